@@ -210,12 +210,12 @@ func cmdClusterCountKeys(s *session, a [][]byte) error {
 	return err
 }
 
-// cmdReadOnly has the client be told where a slot is that is not here, as clients of a cluster expect it.
+// cmdReadOnly has the client be told where a slot is that is not here, as clients of a cluster expect it, and other servers.
 func cmdReadOnly(s *session, a [][]byte) error {
 	if _, err := s.cluster(); err != nil {
 		return err
 	}
-	s.redirect = true
+	s.redirect, s.strict = true, true
 	s.ok()
 	return nil
 }
@@ -225,7 +225,7 @@ func cmdReadWrite(s *session, a [][]byte) error {
 	if _, err := s.cluster(); err != nil {
 		return err
 	}
-	s.redirect = false
+	s.redirect, s.strict = false, false
 	s.ok()
 	return nil
 }

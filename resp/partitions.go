@@ -129,6 +129,7 @@ type away struct {
 	sights   []partedSight // of partitions; each is a use of one
 	watchAt  *Server       // whose keys it watches
 	redirect bool          // the client wants to be told where a partition is, and not have its commands forwarded
+	strict   bool          // also when the partition is on its way here
 }
 
 type partedSight struct {
@@ -243,12 +244,12 @@ func (s *session) mayQueue(cmd *command, args [][]byte) error {
 	if err == nil {
 		slot, err = sameSlot(slot, cmd, args)
 	}
-	if err != nil || slot < 0 || !s.redirect {
+	if err != nil || slot < 0 {
 		return err
 	}
-	m := s.front.cfg.Cluster.Map()
-	owner, known := m.Server(m.Owner[partition.Of(slot, len(s.front.parts))])
-	if known && owner.ID != s.front.cfg.Cluster.ID {
+	m, number := s.front.cfg.Cluster.Map(), partition.Of(slot, len(s.front.parts))
+	owner, known := m.Server(m.Owner[number])
+	if known && owner.ID != s.front.cfg.Cluster.ID && s.told(m, number) {
 		return moved(slot, owner.Addr)
 	}
 	return nil
@@ -371,7 +372,7 @@ func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte) (agai
 	case cmd.name == "exec" && len(s.watching) > 0: // what was watched has gone to another server
 		s.out = proto.AppendNullArray(s.out, s.ver)
 		return s.leave(cmd, nil)
-	case s.redirect || cmd.name == "watch":
+	case s.told(m, number) || cmd.name == "watch" || c.leaves(m):
 		return s.leave(cmd, moved(slot, owner.Addr))
 	}
 	// A partition does not go before the replies may be sent that show what it has.
@@ -394,6 +395,19 @@ func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte) (agai
 	case <-time.After(time.Millisecond):
 		return true
 	}
+}
+
+// told reports whether the client is to be told where a partition is that is not here. If it is on its way here, the client has
+// perhaps just been told so by the server that had it, and would be sent to and fro until this one sees it in the map, too.
+func (s *session) told(m *partition.Map, number int) bool {
+	return s.strict || s.redirect && m.Next[number] != s.front.cfg.Cluster.ID
+}
+
+// leaves reports whether the server leaves the map, or is not in it any more. It will soon not be there to forward anything, and
+// many clients of clusters look at the map again only when they have been told MOVED.
+func (c *Cluster) leaves(m *partition.Map) bool {
+	me, ok := m.Server(c.ID)
+	return !ok || me.Leaving
 }
 
 // leave ends a command that was not carried out here, with an error if that is not nil.

@@ -256,6 +256,40 @@ func TestClientsOfAClusterAreTold(t *testing.T) {
 	}
 }
 
+// TestClientsAreNotSentToAndFro: a server to which a partition is on its way forwards what it is asked, and one that leaves tells all clients.
+func TestClientsAreNotSentToAndFro(t *testing.T) {
+	c := startCluster(t, 2, 2, roomy/8)
+	there := c.keyIn(1, "a")
+	moved := fmt.Sprintf("-MOVED %d %s", partition.Slot([]byte(there)), c.addrs[1])
+	said := func(when, cmd, want string, before ...string) {
+		t.Helper()
+		cl := dial(t, c.addrs[0])
+		for _, b := range before {
+			cl.words(b)
+		}
+		if got := cl.words(cmd); got != want {
+			t.Errorf("%s, after %q: %s: got %s, want %s", when, before, cmd, got, want)
+		}
+	}
+	change := func(f func(m *partition.Map)) {
+		m := *c.now.Load()
+		m.Servers, m.Next = append([]partition.Server(nil), m.Servers...), append([]string(nil), m.Next...)
+		f(&m)
+		c.now.Store(&m)
+	}
+	said("at rest", "GET "+there, moved, "CLUSTER SLOTS")
+	change(func(m *partition.Map) { m.Next[1] = clusterID(0) })
+	said("on its way here", "GET "+there, "nil", "CLUSTER SLOTS")
+	said("on its way here", "INCR "+there, "+QUEUED", "CLUSTER SLOTS", "MULTI")
+	said("on its way here", "GET "+there, moved, "READONLY")
+	change(func(m *partition.Map) { m.Next[1] = "" })
+	said("at rest", "GET "+there, "nil")
+	change(func(m *partition.Map) { m.Servers[0].Leaving = true })
+	said("when this server leaves", "GET "+there, moved)
+	change(func(m *partition.Map) { m.Servers = m.Servers[1:] })
+	said("when this server has left", "GET "+there, moved)
+}
+
 // TestPartitionsMoveUnderLoad: clients of both kinds see every one of their changes, once and in order, while what they are about
 // goes from server to server; with a local budget that has them wait for far memory.
 func TestPartitionsMoveUnderLoad(t *testing.T) {
