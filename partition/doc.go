@@ -33,7 +33,7 @@
 //
 // # Moves
 //
-// A planned move is an entry of Map.Next. The owner hands over one partition at a time: it calls Config.Prepare and Config.Close, and then
+// A planned move is an entry of Map.Next. The owner waits until the next owner has beaten, and so knows of the plan. Then it hands over one partition at a time: it calls Config.Prepare and Config.Close, and then
 // makes the next owner the owner. The next owner looks at the register every 10 ms meanwhile, and calls Config.Open as soon as it owns the partition.
 //
 // # Concurrency
@@ -45,5 +45,5 @@
 // # Files
 //
 // slot (keys, slots and partitions), map (what servers agree on, and its format), step (what must be done to a map), member (reading and changing
-// the map, joining and leaving), serve (opening, closing and handing over partitions).
+// the map, joining and leaving), serve (opening, closing and handing over partitions), remove (removing the map).
 package partition

@@ -29,6 +29,7 @@ type Map struct {
 	Owner      []string // for each partition the ID of the server that has it, or is to take it now; "" if nobody does
 	Next       []string // for each partition the ID of the server to which the owner is to hand it over; "" if it stays
 	Epoch      uint64   // grows with every change of Owner, or of Servers except for beats
+	Removing   bool     // nobody may join: what the partitions have is being removed, and then the map
 }
 
 // Server returns the server with an ID, and whether there is one.
@@ -82,6 +83,7 @@ type encoded struct {
 	Servers    []encodedServer `json:"servers"`
 	Owner      []int           `json:"owner"` // indices into Servers, or nobody
 	Next       []int           `json:"next"`
+	Removing   bool            `json:"removing,omitempty"`
 }
 
 type encodedServer struct {
@@ -96,7 +98,7 @@ func IsMap(b []byte) bool { return bytes.HasPrefix(b, []byte(beginning)) }
 
 // Encode is the map as bytes.
 func (m *Map) Encode() []byte {
-	e := encoded{Magic: magic, Format: format, Epoch: m.Epoch, Partitions: m.Partitions}
+	e := encoded{Magic: magic, Format: format, Epoch: m.Epoch, Partitions: m.Partitions, Removing: m.Removing}
 	for _, s := range m.Servers {
 		e.Servers = append(e.Servers, encodedServer(s))
 	}
@@ -118,13 +120,16 @@ func (m *Map) Encode() []byte {
 	return b
 }
 
+// ErrNoMap says that a value is something else.
+var ErrNoMap = errors.New("it is no map of partitions")
+
 // Decode reads a map from bytes that may be anything.
 func Decode(b []byte) (*Map, error) {
 	switch {
 	case len(b) > holder.MaxValue:
 		return nil, fmt.Errorf("%d bytes are no map of partitions: want at most %d", len(b), holder.MaxValue)
 	case !IsMap(b):
-		return nil, fmt.Errorf("it is no map of partitions: it begins with %.40q, want %q", b, beginning)
+		return nil, fmt.Errorf("%w: it begins with %.8q, want %.8q", ErrNoMap, b, beginning)
 	}
 	var e encoded
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -143,7 +148,7 @@ func Decode(b []byte) (*Map, error) {
 		return nil, fmt.Errorf("the map says who owns %d of %d partitions, and who is next of %d", len(e.Owner), e.Partitions, len(e.Next))
 	}
 	m := newMap(e.Partitions)
-	m.Epoch = e.Epoch
+	m.Epoch, m.Removing = e.Epoch, e.Removing
 	for i, s := range e.Servers {
 		if err := checkServer(s.ID, s.Addr); err != nil {
 			return nil, fmt.Errorf("server %d of the map: %w", i, err)

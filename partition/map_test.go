@@ -23,7 +23,9 @@ func someMap() *Map {
 }
 
 func TestAMapIsReadAsItWasWritten(t *testing.T) {
-	for _, want := range []*Map{someMap(), newMap(1)} {
+	removing := newMap(2)
+	removing.Removing = true
+	for _, want := range []*Map{someMap(), newMap(1), removing} {
 		b := want.Encode()
 		got, err := Decode(b)
 		if err != nil || !reflect.DeepEqual(got, want) || !IsMap(b) {

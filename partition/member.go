@@ -55,6 +55,9 @@ type Config struct {
 	// Close ends the serving of a partition that Open has opened and gives it up, so that the next owner can have it at once. An error
 	// is logged, and the partition counts as closed. ctx ends when that of Member.Close does.
 	Close func(ctx context.Context, p int) error
+	// Vacant, if set, is asked about a value of the register that is not a map when the server joins: whether it may be replaced by one, and above which
+	// epoch.
+	Vacant func(value []byte) (epoch uint64, ok bool)
 	// Changed, if set, is called with each map that is another one than before, except for beats: one call at a time. It must neither wait nor change the map.
 	Changed func(m *Map)
 	// Logger gets what becomes of servers and partitions; by default nothing is logged.
@@ -79,6 +82,9 @@ type Member struct {
 	abort context.CancelFunc
 	wg    sync.WaitGroup
 
+	gone    chan struct{} // closed when the map was removed
+	removed func()        // closes gone, once
+
 	leaving  atomic.Bool
 	once     sync.Once // of Close
 	closeErr error     // set by once
@@ -94,6 +100,7 @@ type Member struct {
 	seen    map[string]beatOf // by the ID of the server; guarded by mu
 	looked  time.Time         // when the register was seen last; guarded by mu
 	parts   map[int]*served   // that are opened, served or closed here; guarded by mu
+	planned map[int]uint64    // by the number of a partition, the beat of the next owner when the move was seen first; guarded by mu
 	handing int               // the partition that is being handed over, or nobody; guarded by mu
 }
 
@@ -124,9 +131,10 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 	}
 	m := &Member{
 		cfg: cfg, changing: make(chan struct{}, 1), doubt: make(chan struct{}, 1), renewed: make(chan struct{}), beat: uint64(rand.Uint32()),
-		seen: map[string]beatOf{}, parts: map[int]*served{}, handing: nobody,
+		gone: make(chan struct{}), seen: map[string]beatOf{}, parts: map[int]*served{}, planned: map[int]uint64{}, handing: nobody,
 	}
 	m.ctx, m.stop = context.WithCancel(context.Background())
+	m.removed = sync.OnceFunc(func() { close(m.gone) })
 	m.life, m.abort = context.WithCancel(context.Background())
 	if err := m.change(ctx, m.live); err != nil {
 		m.halt()
@@ -138,6 +146,9 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 
 // Map is the map as it was last seen. It must not be changed.
 func (m *Member) Map() *Map { return m.m.Load() }
+
+// Removed is closed when there is no map any more. The member then does nothing but to end what it serves, when it is closed.
+func (m *Member) Removed() <-chan struct{} { return m.gone }
 
 // Gone reads the register, and reports whether there is no server with that ID in the map any more. It is false if that cannot be known.
 func (m *Member) Gone(ctx context.Context, id string) bool {
@@ -157,12 +168,15 @@ func (m *Member) Doubt() {
 	}
 }
 
-// run beats, and looks at the register more often while a partition is on its way here or the map is in doubt.
+// run beats, and looks at the register more often while a partition is on its way here or from here, or the map is in doubt.
 func (m *Member) run() {
 	next, answered, lost := time.Now().Add(m.cfg.Beat), time.Now(), false
 	for {
 		pause := max(time.Until(next), 0)
-		if slices.Contains(m.Map().Next, m.cfg.ID) {
+		m.mu.Lock()
+		moving := m.handing != nobody || slices.Contains(m.Map().Next, m.cfg.ID)
+		m.mu.Unlock()
+		if moving {
 			pause = min(pause, pollEvery)
 		}
 		if !sleep(m.ctx, min(pause, pollEvery)) {
@@ -230,16 +244,29 @@ func (m *Member) look(ctx context.Context) (*Map, uint64, error) {
 	if now != nil {
 		want = now.Partitions
 	}
+	epoch, vacant := uint64(0), len(b) == 0
+	if !vacant && now == nil && m.cfg.Vacant != nil && !IsMap(b) {
+		epoch, vacant = m.cfg.Vacant(b)
+	}
 	switch {
 	case same && now != nil: // fast path: it is not decoded again
-	case len(b) > 0:
+	case now != nil && !IsMap(b):
+		m.removed()
+		return nil, 0, ErrRemoved
+	case !vacant:
 		if now, err = Decode(b); err != nil {
 			return nil, 0, err
 		}
 	case want == 0:
 		return nil, 0, errors.New("there is no map of partitions yet, and nobody has said how many there are to be")
 	default:
-		return newMap(want), version, nil
+		now = newMap(want)
+		now.Epoch = epoch
+		return now, version, nil
+	}
+	if now.Removing {
+		m.removed()
+		return nil, 0, ErrRemoved
 	}
 	if want != 0 && want != now.Partitions {
 		return nil, 0, &CountError{Have: now.Partitions, Want: want}
@@ -311,6 +338,11 @@ func (m *Member) install(now *Map, version uint64) {
 		m.mu.Unlock()
 		return
 	}
+	for p, next := range now.Next {
+		if s, ok := now.Server(next); ok && (was == nil || was.Next[p] != next) {
+			m.planned[p] = s.Beat
+		}
+	}
 	m.version = version
 	m.m.Store(now)
 	m.serve()
@@ -343,6 +375,9 @@ func (m *Member) leave(ctx context.Context) error {
 		}
 		select {
 		case <-renewed:
+		case <-m.gone:
+			m.halt()
+			return ErrRemoved
 		case <-ctx.Done():
 		}
 	}

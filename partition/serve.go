@@ -134,6 +134,9 @@ func (m *Member) handOver(p int) {
 		m.serve()
 		m.mu.Unlock()
 	}()
+	if !m.expected(p) {
+		return
+	}
 	m.mu.Lock()
 	s := m.parts[p]
 	open := s != nil && s.open
@@ -162,6 +165,27 @@ func (m *Member) handOver(p int) {
 		cancel()
 		if err == nil || !sleep(m.ctx, m.cfg.Beat) {
 			return
+		}
+	}
+}
+
+// expected waits until the next owner of p has beaten since the move was planned, and so has seen the plan: else it could not know for a beat that it
+// is the owner, and nobody would serve the partition. It reports whether p is still to be handed over.
+func (m *Member) expected(p int) bool {
+	for {
+		m.mu.Lock()
+		renewed, now, planned := m.renewed, m.Map(), m.planned[p]
+		m.mu.Unlock()
+		if !now.toHandOver(p, m.cfg.ID) {
+			return false
+		}
+		if next, _ := now.Server(now.Next[p]); next.Beat != planned {
+			return true
+		}
+		select {
+		case <-renewed:
+		case <-m.ctx.Done():
+			return false
 		}
 	}
 }

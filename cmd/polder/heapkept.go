@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -20,6 +21,7 @@ import (
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
+	"polder/partition"
 )
 
 // keptTool looks after heaps in the memory of nodes, whose manifests witnesses or etcd have.
@@ -54,16 +56,23 @@ type keptRow struct {
 	Moved      int      `json:"moved,omitempty"` // segments with copies that were moved since the last checkpoint
 	Checkpoint uint64   `json:"checkpoint_bytes"`
 	Trouble    string   `json:"trouble,omitempty"`
+	Partitions int      `json:"partitions,omitempty"` // that servers share; the numbers above are sums over them
+	Servers    []string `json:"servers,omitempty"`    // that do, or have died with it
 
-	m    *named.Manifest
-	root *record.Root // nil if there is none
-	size int          // of the manifest
+	shared *partition.Map // nil if it is not shared
+	m      *named.Manifest
+	root   *record.Root // nil if there is none
+	size   int          // of the manifest
 }
 
 func (r *keptRow) state() string {
 	switch {
 	case r.Trouble != "":
 		return r.Trouble
+	case r.shared != nil && r.shared.Removing:
+		return "its removal has begun"
+	case r.shared != nil:
+		return fmt.Sprintf("%d partitions, %s", r.Partitions, cmp.Or(strings.Join(r.Servers, ", "), "closed"))
 	case r.Owner != "":
 		return r.Owner
 	case r.m.Root == nil:
@@ -87,6 +96,9 @@ func keptHeap(ctx context.Context, c daemon.Registers, name string) (*keptRow, e
 		return nil, daemon.NoHeapError(name)
 	}
 	r := &keptRow{Name: name, size: len(b)}
+	if partition.IsMap(b) {
+		return r, r.share(ctx, c, b)
+	}
 	m, err := named.DecodeManifest(b)
 	if err != nil {
 		r.Trouble = err.Error()
@@ -107,6 +119,48 @@ func keptHeap(ctx context.Context, c daemon.Registers, name string) (*keptRow, e
 	return r, nil
 }
 
+// share is keptHeap for a heap of partitions.
+func (r *keptRow) share(ctx context.Context, c daemon.Registers, b []byte) error {
+	m, err := partition.Decode(b)
+	if err != nil {
+		r.Trouble = err.Error()
+		return nil
+	}
+	r.shared, r.Epoch, r.Partitions = m, m.Epoch, m.Partitions
+	for _, s := range m.Servers {
+		r.Servers = append(r.Servers, s.Addr)
+	}
+	for number := range m.Partitions {
+		part, err := keptHeap(ctx, c, daemon.PartitionHeap(r.Name, number))
+		switch {
+		case errors.As(err, new(daemon.NoHeapError)):
+			continue // it was not opened yet
+		case err != nil:
+			return err
+		case part.Trouble != "":
+			r.Trouble = fmt.Sprintf("partition %d: %s", number, part.Trouble)
+		}
+		r.Moved += part.Moved
+		r.Checkpoint += part.Checkpoint
+		r.Nodes = append(r.Nodes, part.Nodes...)
+	}
+	slices.Sort(r.Nodes)
+	r.Nodes = slices.Compact(r.Nodes)
+	return nil
+}
+
+// isPart reports whether a heap is a partition of another one.
+func isPart(name string, rows []*keptRow) bool {
+	return slices.ContainsFunc(rows, func(r *keptRow) bool {
+		for number := range r.Partitions {
+			if name == daemon.PartitionHeap(r.Name, number) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
 // listKept lists heaps.
 func (t *heapTool) listKept(cmd *cobra.Command, _ []string) error {
 	var rows []*keptRow
@@ -115,7 +169,10 @@ func (t *heapTool) listKept(cmd *cobra.Command, _ []string) error {
 		if err != nil {
 			return err
 		}
-		for _, name := range names {
+		for _, name := range names { // in order: a heap comes before its partitions
+			if isPart(name, rows) {
+				continue
+			}
 			r, err := keptHeap(ctx, c, name)
 			var gone daemon.NoHeapError
 			if errors.As(err, &gone) {
@@ -145,6 +202,21 @@ func (t *heapTool) infoKept(cmd *cobra.Command, names []string) error {
 		}
 		w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
 		fmt.Fprintf(w, "heap\t%s\nowner\t%s\nepoch\t%d\nmanifest\t%d bytes\n", r.Name, r.state(), r.Epoch, r.size)
+		if r.shared != nil {
+			for _, s := range r.shared.Servers {
+				has := 0
+				for _, owner := range r.shared.Owner {
+					if owner == s.ID {
+						has++
+					}
+				}
+				fmt.Fprintf(w, "server\t%s, %d of %d partitions\n", s.Addr, has, r.Partitions)
+			}
+			for _, node := range r.Nodes {
+				fmt.Fprintf(w, "node\t%s\n", node)
+			}
+			fmt.Fprintf(w, "checkpoint\t%s in all\n", config.FormatSize(int64(r.Checkpoint)))
+		}
 		if r.m == nil {
 			return w.Flush()
 		}

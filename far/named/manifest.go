@@ -15,6 +15,7 @@ import (
 
 	"polder/far/copies"
 	"polder/far/record"
+	"polder/partition"
 )
 
 // Manifest is what a register keeps of a heap.
@@ -95,8 +96,14 @@ func (m *Manifest) Encode() []byte {
 	return append(out, packed.Bytes()...)
 }
 
-// DecodeManifest reads a manifest, which may be anything.
+// ErrPartitions says that a register has no manifest, but who has which partition of a heap that servers share.
+var ErrPartitions = errors.New("servers share its partitions, each of which is a heap of its own: it is opened by polder serve --partitions alone")
+
+// DecodeManifest reads a manifest, which may be anything. It fails with ErrPartitions if it is a map of partitions.
 func DecodeManifest(b []byte) (*Manifest, error) {
+	if partition.IsMap(b) {
+		return nil, ErrPartitions
+	}
 	if len(b) < 12 {
 		return nil, fmt.Errorf("a manifest of %d bytes, want at least 12", len(b))
 	}

@@ -1,11 +1,13 @@
 package named_test
 
 import (
+	"errors"
 	"reflect"
 	"testing"
 	"time"
 
 	"polder/far/named"
+	"polder/partition"
 )
 
 func someManifest() *named.Manifest {
@@ -30,6 +32,19 @@ func FuzzDecodeManifest(f *testing.F) {
 			t.Fatalf("%+v became %+v, %v", m, again, err)
 		}
 	})
+}
+
+// TestAMapOfPartitionsIsNoManifest, and says so. What a heap leaves that was removed is vacant.
+func TestAMapOfPartitionsIsNoManifest(t *testing.T) {
+	if _, err := named.DecodeManifest((&partition.Map{Partitions: 1, Owner: []string{""}, Next: []string{""}}).Encode()); !errors.Is(err, named.ErrPartitions) {
+		t.Errorf("a map of partitions is read with %v, want ErrPartitions", err)
+	}
+	if _, ok := named.Vacant(someManifest().Encode()); ok {
+		t.Error("a heap is vacant")
+	}
+	if epoch, ok := named.Vacant((&named.Manifest{Epoch: 7}).Encode()); epoch != 7 || !ok {
+		t.Errorf("a heap that was removed: %d, %v, want 7, true", epoch, ok)
+	}
 }
 
 // TestAManifestIsReadAsItWasWritten, and no other bytes are taken for one.

@@ -43,6 +43,15 @@ func IsFree(value []byte) bool {
 // Gone reports whether there is no heap: it was removed, and what is left is the epoch.
 func (m *Manifest) Gone() bool { return m.Owner == "" && m.Root == nil && len(m.Sessions) == 0 }
 
+// Vacant reports whether a value says that there is no heap, and the last epoch of the one that there was.
+func Vacant(value []byte) (epoch uint64, ok bool) {
+	m, err := DecodeManifest(value)
+	if err != nil || !m.Gone() {
+		return 0, false
+	}
+	return m.Epoch, true
+}
+
 // Stats is what an owner knows of its ownership.
 type Stats struct {
 	Epoch    uint64

@@ -14,7 +14,9 @@ import (
 
 	"polder/far"
 	"polder/far/named"
+	"polder/holder"
 	"polder/internal/operator"
+	"polder/partition"
 	"polder/pool"
 	"polder/verbs"
 )
@@ -24,6 +26,8 @@ type Removal struct {
 	BorrowConfig      // Witness and Heap, and how nodes are reached
 	Force        bool // also if another process has it open, and if nodes cannot be reached
 	Control      *operator.Control
+
+	gone func(ctx context.Context, owner string) bool // see named.Config.Gone
 }
 
 const (
@@ -43,6 +47,9 @@ func tool(what string) string {
 // If nodes cannot be reached the manifest keeps what it takes to give back what they have, unless r.Force is set, and
 // done is told of each of them. It fails with a *named.OwnedError if another process has the heap open, unless r.Force is set.
 func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error)) (err error) {
+	if r.gone == nil {
+		r.gone = ownerGone("")
+	}
 	p := newProcess("heap", r.Control)
 	defer p.close(&err)
 	var k kept
@@ -57,6 +64,9 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 	if b == nil {
 		return NoHeapError(r.Heap)
 	}
+	if partition.IsMap(b) {
+		return removePartitions(ctx, r, k.register, done)
+	}
 	m, err := named.DecodeManifest(b)
 	if err != nil {
 		return fmt.Errorf("heap %s: %w", r.Heap, err)
@@ -64,7 +74,7 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 	if m.Gone() {
 		return NoHeapError(r.Heap)
 	}
-	owner, err := r.own(ctx, named.Config{Me: tool("rm"), Gone: ownerGone(""), Sessions: k.sessions.get, Logger: p.Logger}, &k)
+	owner, err := r.own(ctx, named.Config{Me: tool("rm"), Gone: r.gone, Sessions: k.sessions.get, Logger: p.Logger}, &k)
 	if err != nil {
 		return fmt.Errorf("heap %s: %w", r.Heap, err)
 	}
@@ -119,6 +129,46 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 	if unreached > 0 && !r.Force {
 		return fmt.Errorf("heap %s: %d of %d nodes have not given back what it had there, and its manifest knows of them: "+
 			"remove it again when they can be reached, or with --force, and the memory stays lent until they are started again", r.Heap, unreached, len(nodes))
+	}
+	return nil
+}
+
+// removersAtOnce is how many partitions are removed at a time.
+const removersAtOnce = 8
+
+// removePartitions is RemoveHeap for a heap whose partitions servers share: they are removed, and then the map.
+func removePartitions(ctx context.Context, r Removal, reg holder.Register, done func(node string, err error)) error {
+	m, version, err := partition.BeginRemoval(ctx, reg, r.Force)
+	if err != nil {
+		return fmt.Errorf("heap %s: %w", r.Heap, err)
+	}
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	turns, errs := make(chan struct{}, removersAtOnce), make([]error, m.Partitions)
+	for number := range m.Partitions {
+		part := r
+		part.Heap = PartitionHeap(r.Heap, number)
+		part.gone = func(context.Context, string) bool { return true } // no server is in the map
+		wg.Go(func() {
+			turns <- struct{}{}
+			defer func() { <-turns }()
+			err := RemoveHeap(ctx, part, func(node string, err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				done(node, err)
+			})
+			if !errors.As(err, new(NoHeapError)) {
+				errs[number] = err
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	// What is left is the epoch, as of any heap.
+	if _, err := reg.Swap(ctx, version, (&named.Manifest{Epoch: m.Epoch}).Encode()); err != nil {
+		return fmt.Errorf("heap %s: cannot remove the map of its partitions: %w", r.Heap, err)
 	}
 	return nil
 }

@@ -17,12 +17,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"polder/far"
+	"polder/far/named"
 	"polder/far/prom"
 	"polder/holder"
 	"polder/internal/config"
 	"polder/internal/console"
 	"polder/internal/listen"
 	"polder/internal/operator"
+	"polder/internal/scheme"
 	"polder/partition"
 	"polder/pool"
 	"polder/resp"
@@ -33,8 +35,8 @@ import (
 // maxSharedName is the longest name of a heap of partitions, each of which has its number behind it.
 const maxSharedName = 58
 
-// partitionHeap is the name of the heap that has a partition.
-func partitionHeap(heap string, number int) string { return heap + "." + strconv.Itoa(number) }
+// PartitionHeap is the name of the heap that has a partition.
+func PartitionHeap(heap string, number int) string { return heap + "." + strconv.Itoa(number) }
 
 // shared is what a server has of a heap that it shares with others: each partition is a heap of its own, with its own memory at
 // nodes, manifest and log. Which of them this server has is agreed on in a register, see package partition.
@@ -46,6 +48,8 @@ type shared struct {
 	server  *resp.Server
 	made    chan struct{} // closed when server is there
 	member  *partition.Member
+	left    sync.Once
+	ended   chan struct{} // closed when it has left
 
 	mu   sync.Mutex
 	open map[int]*sharedPart
@@ -67,6 +71,8 @@ func (c *ServeConfig) checkPartitions() error {
 		return refuse("partitions", n, "none without --heap and --witness: servers agree through witnesses, or etcd, on who has which partition")
 	case c.Disk != "":
 		return refuse("partitions", n, "none with --disk")
+	case strings.HasPrefix(c.Listen, scheme.Unix):
+		return refuse("listen", c.Listen, "HOST:PORT with --partitions: other servers and clients are told where this one is")
 	case c.Standby:
 		return refuse("standby", "true", "none with --partitions: each server takes over what another one had")
 	case len(c.Heap) > maxSharedName:
@@ -83,7 +89,7 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 	p.onClose(func() error { stopLimit(); return nil })
 	id := make([]byte, 20)
 	rand.Read(id)
-	s := &shared{p: p, cfg: cfg, id: hex.EncodeToString(id), made: make(chan struct{}), open: map[int]*sharedPart{}}
+	s := &shared{p: p, cfg: cfg, id: hex.EncodeToString(id), made: make(chan struct{}), ended: make(chan struct{}), open: map[int]*sharedPart{}}
 	registers, err := p.registers(&cfg.BorrowConfig)
 	if err != nil {
 		return err
@@ -103,10 +109,14 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 	if s.member, err = s.join(ctx, register); err != nil {
 		return err
 	}
-	p.onClose(func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
-		defer cancel()
-		return s.member.Close(ctx)
+	p.onClose(s.leave)
+	p.spawn("the server of partitions has nothing to serve", func() error {
+		select {
+		case <-s.member.Removed():
+			return fmt.Errorf("heap %s: %w", cfg.Heap, partition.ErrRemoved)
+		case <-s.ended:
+			return nil
+		}
 	})
 	links := forward.New(forward.Config{Password: p.Password, Dial: s.dial})
 	p.onClose(func() error { links.Close(); return nil })
@@ -129,22 +139,54 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 	}
 	close(s.made)
 	p.serveRedis(s.server)
+	p.onClose(s.leave) // before the front end ends
 	return p.nowShow(s.usable, s.report, s.server.Collector(), s)
 }
 
-// leaveTime is how long the partitions of a server that ends may take to get to the others.
-const leaveTime = 20 * time.Second
+const (
+	leaveTime  = 20 * time.Second // how long the partitions of a server that ends may take to get to the others
+	lingerTime = time.Second      // for how long it then tells clients where they are
+)
+
+// leave gives the partitions to the others, if there are any, and then tells clients for a while. It is idempotent.
+func (s *shared) leave() (err error) {
+	s.left.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
+		defer cancel()
+		err = s.member.Close(ctx)
+		close(s.ended)
+		switch {
+		case errors.Is(err, partition.ErrRemoved): // which has been said
+			err = nil
+		case s.server != nil && len(s.member.Map().Servers) > 0:
+			time.Sleep(lingerTime)
+		}
+	})
+	return err
+}
 
 func (s *shared) join(ctx context.Context, reg holder.Register) (*partition.Member, error) {
 	defer s.p.Waiting("waiting for the witnesses")()
 	m, err := partition.Join(ctx, partition.Config{
 		Register: reg, ID: s.id, Addr: s.p.me(), Partitions: s.cfg.Partitions,
-		Open: s.openPart, Prepare: s.preparePart, Close: s.closePart, Logger: s.p.Logger,
+		Open: s.openPart, Prepare: s.preparePart, Close: s.closePart, Vacant: named.Vacant, Logger: s.p.Logger,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("heap %s: %w", s.cfg.Heap, err)
+		return nil, fmt.Errorf("heap %s: %w", s.cfg.Heap, explainJoin(err))
 	}
 	return m, nil
+}
+
+// explainJoin adds to the error of a join what is to be done about it.
+func explainJoin(err error) error {
+	var count *partition.CountError
+	switch {
+	case errors.As(err, &count):
+		return fmt.Errorf("%w: expected --partitions %d, which cannot be changed", err, count.Have)
+	case errors.Is(err, partition.ErrNoMap):
+		return fmt.Errorf("%w: it was made without --partitions, and is opened without", err)
+	}
+	return err
 }
 
 // dial connects to another server's clients' address.
@@ -179,7 +221,7 @@ func (s *shared) openPart(ctx context.Context, number int) error {
 		return errors.New("there is no server")
 	}
 	cfg := s.cfg
-	cfg.Heap, cfg.Standby, cfg.Partitions = partitionHeap(cfg.Heap, number), true, 0
+	cfg.Heap, cfg.Standby, cfg.Partitions = PartitionHeap(cfg.Heap, number), true, 0
 	if err := s.divide(ctx, 1); err != nil {
 		return err
 	}
