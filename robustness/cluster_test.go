@@ -355,6 +355,7 @@ func TestAServerOfASharedHeapThatWasStoppedAnswersNothingOld(t *testing.T) {
 	if err := second.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = second.Signal(syscall.SIGCONT) })
 	balanced(t, first, third)
 	load.goesOn()
 	for i := range conns {

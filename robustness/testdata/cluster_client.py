@@ -44,7 +44,8 @@ def try_(what, f):
 
 name, count = sys.argv[1], int(sys.argv[2])
 nodes = [ClusterNode(h, int(p)) for h, p in (a.rsplit(":", 1) for a in sys.argv[3:])]
-c = RedisCluster(startup_nodes=nodes, decode_responses=True, socket_timeout=5)
+# It tries a server that does not answer five times before it asks another one who has the key.
+c = RedisCluster(startup_nodes=nodes, decode_responses=True, socket_timeout=2)
 keys = [[f"{name}:{i}:0", 0, 0] for i in range(count)]  # key, what was acknowledged, what was tried
 left = []
 
