@@ -15,7 +15,6 @@ import (
 
 	"polder/far/copies"
 	"polder/far/record"
-	"polder/partition"
 )
 
 // Manifest is what a register keeps of a heap.
@@ -96,12 +95,15 @@ func (m *Manifest) Encode() []byte {
 	return append(out, packed.Bytes()...)
 }
 
+// partitions is how a map of partitions begins, in the encoding of package partition, of which this one knows no more.
+const partitions = `{"magic":"polder partitions",`
+
 // ErrPartitions says that a register has no manifest, but who has which partition of a heap that servers share.
 var ErrPartitions = errors.New("servers share its partitions, each of which is a heap of its own: it is opened by polder serve --partitions alone")
 
 // DecodeManifest reads a manifest, which may be anything. It fails with ErrPartitions if it is a map of partitions.
 func DecodeManifest(b []byte) (*Manifest, error) {
-	if partition.IsMap(b) {
+	if bytes.HasPrefix(b, []byte(partitions)) {
 		return nil, ErrPartitions
 	}
 	if len(b) < 12 {
