@@ -196,7 +196,7 @@ func (s *session) unwatch() {
 const (
 	errCrossSlot replyError = "CROSSSLOT Keys in request don't hash to the same slot"
 	errNotServed replyError = "CLUSTERDOWN Hash slot not served"
-	errUncertain replyError = "TRYAGAIN the server that has the slot went away: it is not known whether the command was carried out"
+	errUncertain replyError = "ERR the server that has the slot went away: it is not known whether the command was carried out"
 	errNoCluster replyError = "ERR This instance has cluster support disabled"
 	errWholeHeap replyError = "ERR the command is about a whole heap, and this server has some of its partitions"
 )
