@@ -46,10 +46,6 @@ func TestASharedHeapIsNotMistaken(t *testing.T) {
 			t.Errorf("polder %s: got %d, %s%s, want %d and %q", strings.Join(all, " "), code, out, errs, tt.code, tt.want)
 		}
 	}
-	up := append([]string{"up", "--listen", "127.0.0.1:0", "--admin", "off"}, args...)
-	if out, errs, code := proctest.Output(t, nil, up...); code != 2 || !strings.Contains(errs, `--partitions = "2": expected none: polder serve`) {
-		t.Errorf("polder up: %d, %s%s", code, out, errs)
-	}
 	if err := connect(t, server).Set(t.Context(), "k", "v", 0).Err(); err != nil {
 		t.Errorf("after all of that: %v", err)
 	}

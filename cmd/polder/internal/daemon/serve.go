@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -83,8 +82,6 @@ func (c *UpConfig) Check() error {
 	}
 	memory := c.Node.Components.Memory
 	switch {
-	case c.Partitions > 0:
-		return refuse("partitions", strconv.Itoa(c.Partitions), "none: polder serve has servers share a heap")
 	case c.NodeListen != "" && len(c.Far) > 0:
 		return refuse("node-listen", c.NodeListen, "none with --far: there is no node in this process then")
 	case c.NodeListen != "" && c.Manager != "":
