@@ -293,12 +293,15 @@ func (s *session) performAway(cmd *command, args [][]byte) bool {
 func (s *session) performAt(at *Server, cmd *command, args [][]byte) bool {
 	if j := at.journal; j != nil && cmd.flags&(flagRead|flagWrite) != 0 {
 		if err := j.refuses(cmd.flags&flagWrite != 0); err != nil {
-			s.fail(err)
+			s.leave(cmd, err)
 			return true
 		}
 	}
-	if s.watchAt != nil && s.watchAt != at {
-		s.dirty.Store(true) // what was watched has gone to another server, and perhaps come back
+	if s.watchAt != nil && s.watchAt != at { // what was watched has gone to another server, and perhaps come back
+		if cmd.name == "watch" {
+			s.unwatch()
+		}
+		s.dirty.Store(true)
 	}
 	s.srv = at
 	defer func() { s.srv, s.txn = s.front, nil }()
@@ -306,7 +309,9 @@ func (s *session) performAt(at *Server, cmd *command, args [][]byte) bool {
 	switch {
 	case !done:
 		s.at = at
-	case cmd.name == "watch" && len(s.watching) > 0:
+	case len(s.watching) == 0:
+		s.dirty.Store(false) // nobody else sets it then
+	case cmd.name == "watch":
 		s.watchAt = at
 	}
 	return done
@@ -317,17 +322,17 @@ func (s *session) performEach(cmd *command, args [][]byte) bool {
 	if cmd.flags&flagMerge != 0 {
 		return s.perform(cmd, args)
 	}
-	done, replied := true, len(s.out)
+	done := true
 	s.ok() // without any partition there is nothing to be done
 	for _, number := range s.front.partNumbers() {
 		at := s.front.use(number)
 		if at == nil {
 			continue
 		}
-		s.out = s.out[:replied]
+		s.out = s.out[:s.mark]
 		done = s.performAt(at, cmd, args)
 		at.endUse()
-		if !done || s.out[replied] == '-' {
+		if !done || s.out[s.mark] == '-' {
 			break
 		}
 	}

@@ -352,6 +352,53 @@ func TestAMoveBreaksWatches(t *testing.T) {
 		}
 		c.move(0, 0)
 	}
+	// To watch it once more does not mend that.
+	cl.words("WATCH " + key)
+	c.move(0, 1)
+	c.move(0, 0)
+	for _, row := range [][2]string{{"WATCH " + key, "+OK"}, {"MULTI", "+OK"}, {"SET " + key + " mine", "+QUEUED"}, {"EXEC", "*nil"},
+		{"MULTI", "+OK"}, {"SET " + key + " mine", "+QUEUED"}, {"EXEC", "[+OK]"}} {
+		if got := cl.words(row[0]); got != row[1] {
+			t.Errorf("%s: got %s, want %s", row[0], got, row[1])
+		}
+	}
+	if n := c.servers[0].parts[0].Load().watches.keys.Load(); n != 0 {
+		t.Errorf("%d keys are watched by nobody", n)
+	}
+}
+
+// TestFlushWaitsForOthers: a command about all partitions that has to wait, behind replies of others that are yet to be sent, is
+// answered in its place.
+func TestFlushWaitsForOthers(t *testing.T) {
+	c := startCluster(t, 1, 4, roomy/8)
+	var wg, holding sync.WaitGroup
+	var end atomic.Bool
+	held := &c.servers[0].parts[2].Load().stripes[7].mu
+	holding.Go(func() {
+		for !end.Load() {
+			held.Lock()
+			time.Sleep(time.Millisecond)
+			held.Unlock()
+			time.Sleep(time.Millisecond)
+		}
+	})
+	for i := range 8 {
+		cl := dial(t, c.addrs[0])
+		wg.Go(func() {
+			for n := range 60 {
+				cl.send(encode("SET", fmt.Sprint(i), "v") + encode("ECHO", fmt.Sprint(n)) + encode("FLUSHALL") + encode("ECHO", "last"))
+				for _, want := range []string{"+OK", strconv.Quote(fmt.Sprint(n)), "+OK", `"last"`} {
+					if r, err := readReply(cl.r); err != nil || r.String() != want {
+						t.Errorf("got %v, %v, want %s", r, err, want)
+						return
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	end.Store(true)
+	holding.Wait()
 }
 
 // slowEvidence is there when the test says so.
