@@ -31,11 +31,14 @@ func cmdEcho(s *session, a [][]byte) error {
 }
 
 func cmdSelect(s *session, a [][]byte) error {
-	if err := checkDB(a[1]); err != nil {
-		return err
+	err := checkDB(a[1])
+	if err == errDBIndex && s.front.parts != nil {
+		return errSelect
 	}
-	s.ok()
-	return nil
+	if err == nil {
+		s.ok()
+	}
+	return err
 }
 
 // checkDB refuses all databases but 0.

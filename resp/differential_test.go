@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/partition"
 	"polder/soft"
 )
 
@@ -24,7 +25,9 @@ var (
 // generator makes random commands, most of them sensible.
 type generator struct {
 	r     *rand.Rand
-	small bool // no value that makes a hash too large for a cache
+	small bool   // no value that makes a hash too large for a cache
+	tag   string // of all keys, if they are to be in one slot of a cluster
+	away  bool   // commands are forwarded to the server that has it
 	// faults, if set, is what makes far memory fail: what it fails must have
 	// changed nothing.
 	faults *faults
@@ -32,13 +35,15 @@ type generator struct {
 
 func (g *generator) of(list ...string) string { return list[g.r.IntN(len(list))] }
 
-func (g *generator) key() string { return g.of("a", "b", "c", "d", "e", "k{1}", "h1", "h2", "h3", "") }
+func (g *generator) key() string {
+	return g.tag + g.of("a", "b", "c", "d", "e", "k{1}", "h1", "h2", "h3", "")
+}
 
 func (g *generator) hashKey() string {
 	if g.r.IntN(12) == 0 {
 		return g.key()
 	}
-	return g.of("h1", "h2", "h3")
+	return g.tag + g.of("h1", "h2", "h3")
 }
 
 func (g *generator) field() string {
@@ -380,9 +385,13 @@ func playFar(t *testing.T, local int64, cfg Config, version string, seed uint64)
 // compares every reply. Between is called after each command.
 func play(t *testing.T, addr string, g *generator, version string, seed uint64, between func(i int), options ...string) {
 	ours, theirs := dial(t, addr), dial(t, startRedis(t, options...))
+	if g.tag != "" {
+		theirs.words("CLUSTER ADDSLOTSRANGE 0 16383")
+		eventually(t, "a cluster of one", func() bool { return strings.Contains(theirs.words("CLUSTER INFO"), "cluster_state:ok") })
+	}
 	var history []string
 	var queue [][]string // commands of the transaction
-	wrong := 0
+	wrong, multi := 0, false
 	compare := func(args []string, a, b reply) {
 		t.Helper()
 		x, y := normal(args, a), normal(args, b)
@@ -426,9 +435,18 @@ func play(t *testing.T, addr string, g *generator, version string, seed uint64, 
 		theirs.do("HELLO", "3")
 	}
 	for i := range *diffCommands {
-		both(g.command()...)
+		args := g.command()
+		for (g.away || g.tag != "" && multi) && slices.Contains(ofAllKeys, strings.ToLower(args[0])) {
+			args = g.command()
+		}
+		switch r := both(args...); strings.ToLower(args[0]) {
+		case "multi":
+			multi = multi || r.line == "+OK"
+		case "exec", "discard", "reset":
+			multi = false
+		}
 		between(i)
-		if i%500 != 499 {
+		if i%500 != 499 || g.away {
 			continue
 		}
 		// Compare all that is stored.
@@ -534,6 +552,30 @@ func TestRandomCommandsGetRedissReplies(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			playFar(t, c.local, Config{Loops: c.loops}, c.version, *diffSeed)
+		})
+	}
+}
+
+// ofAllKeys are the commands that a server of partitions answers out of its own, and not in a transaction; and WATCH, which is not forwarded.
+var ofAllKeys = []string{"flushall", "flushdb", "dbsize", "keys", "scan", "randomkey", "watch", "wait", "waitaof"}
+
+// TestRandomCommandsGetRedissRepliesFromPartitions: by the server that has them, and by another one.
+func TestRandomCommandsGetRedissRepliesFromPartitions(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		away    bool
+		version string
+	}{{"of the server", false, "2"}, {"of another server", true, "3"}} {
+		t.Run(c.name, func(t *testing.T) {
+			cl := startCluster(t, 2, 4, roomy/8)
+			const tag = "{t}"
+			number := partition.Of(partition.Slot([]byte(tag)), 4)
+			addr := cl.addrs[number%2]
+			if c.away {
+				addr = cl.addrs[1-number%2]
+			}
+			g := &generator{r: rand.New(rand.NewPCG(*diffSeed, 11)), tag: tag, away: c.away}
+			play(t, addr, g, c.version, *diffSeed, func(int) {}, "--cluster-enabled", "yes")
 		})
 	}
 }

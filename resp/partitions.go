@@ -198,6 +198,7 @@ const (
 	errNotServed replyError = "CLUSTERDOWN Hash slot not served"
 	errUncertain replyError = "ERR the server that has the slot went away: it is not known whether the command was carried out"
 	errNoCluster replyError = "ERR This instance has cluster support disabled"
+	errSelect    replyError = "ERR SELECT is not allowed in cluster mode"
 	errWholeHeap replyError = "ERR the command is about a whole heap, and this server has some of its partitions"
 )
 

@@ -48,7 +48,7 @@ func startCluster(t *testing.T, servers, partitions int, local int64) *cluster {
 	t.Cleanup(links.Close)
 	for i := range servers {
 		srv, err := NewLoading(Config{
-			Logger: slog.New(slog.DiscardHandler), OpTimeout: testTimeout, Loops: []int{1, -1}[i%2],
+			Logger: slog.New(slog.DiscardHandler), OpTimeout: testTimeout, Loops: []int{1, -1}[i%2], MaxBulk: 1 << 20, // as startRedis
 			Cluster: &Cluster{ID: clusterID(i), Map: c.now.Load, Doubt: func() {}, Forward: links.Do},
 		})
 		if err != nil {
@@ -219,7 +219,7 @@ func TestClientsOfAClusterAreTold(t *testing.T) {
 		{"CLUSTER MYID", strconv.Quote(clusterID(0))},
 		{"GET " + there, `"1"`},
 		{"WATCH " + there, moved}, // what is watched has to be here
-		{"WAIT 0 0", "-" + string(errWholeHeap)},
+		{"WAIT 0 0", ":0"}, {"WAITAOF 1 0 0", "[:1 :0]"}, {"SYNC", "-" + string(errWholeHeap)},
 		{"MULTI", "+OK"}, {"INCR " + there, "+QUEUED"}, {"INCR " + there, "+QUEUED"}, {"EXEC", "[:2 :3]"},
 		{"MULTI", "+OK"}, {"INCR " + there, "+QUEUED"}, {"INCR " + also, crossed}, {"EXEC", "-" + string(errExecAbort)},
 		{"MULTI", "+OK"}, {"DBSIZE", "-" + string(errWholeHeap)}, {"EXEC", "-" + string(errExecAbort)},

@@ -82,19 +82,35 @@ func cmdWait(s *session, a [][]byte) error {
 	if timeout < 0 {
 		return replyError("ERR timeout is negative")
 	}
-	n := 0
-	if j := s.srv.journal; j != nil {
-		if s.onWait != nil {
-			s.onWait(nil)
-		}
-		has, _, err := j.commitAll()
-		if err != nil {
-			return err
-		}
-		n = max(has-1, 0)
+	n, _, err := s.commitAll()
+	if err == nil {
+		s.int(int64(max(n-1, 0)))
 	}
-	s.int(int64(n))
-	return nil
+	return err
+}
+
+// commitAll is that of the journal, or of those of all partitions that are here: the least of what they have. Without a journal there are no copies.
+func (s *session) commitAll() (copies int, disk bool, err error) {
+	first := true
+	err = s.each(0, func(int) (bool, error) {
+		n, on := 0, false
+		if j := s.srv.journal; j != nil {
+			if s.onWait != nil {
+				s.onWait(nil)
+			}
+			var err error
+			if n, on, err = j.commitAll(); err != nil {
+				return true, err
+			}
+		}
+		if first || n < copies {
+			copies = n
+		}
+		disk = on && (first || disk)
+		first = false
+		return false, nil
+	})
+	return copies, disk, err
 }
 
 // commitAll returns when all that there is is kept as well as it can be, with how many copies of it there are, and whether it survives a loss of power.
@@ -123,25 +139,19 @@ func cmdWaitAOF(s *session, a [][]byte) error {
 	case local < 0 || local > 1:
 		return replyError("ERR value is out of range, must be between 0 and 1")
 	}
-	j := s.srv.journal
-	if j == nil && local > 0 {
+	if s.srv.journal == nil && s.srv.parts == nil && local > 0 {
 		return errNoJournal
 	}
-	has := int64(0)
-	if j != nil {
-		if s.onWait != nil {
-			s.onWait(nil)
-		}
-		_, disk, err := j.commitAll()
-		if err != nil {
-			return err
-		}
-		if disk {
-			has = 1
-		}
+	_, disk, err := s.commitAll()
+	if err != nil {
+		return err
 	}
 	s.array(2)
-	s.int(has)
+	if disk {
+		s.int(1)
+	} else {
+		s.int(0)
+	}
 	s.int(0)
 	return nil
 }

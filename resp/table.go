@@ -226,13 +226,13 @@ var commandTable = sync.OnceValue(func() *table {
 	def("polder|snapshot", -2, flagAdmin|flagNoMulti, noKey, cmdPolderSnapshot)
 	def("polder|part", 2, flagAdmin|flagNoMulti, noKey, cmdPolderPart)
 	def("polder|help", 2, 0, noKey, cmdHelp)
-	for _, name := range []string{"keys", "scan", "dbsize", "randomkey", "lastsave"} {
+	for _, name := range []string{"keys", "scan", "dbsize", "randomkey", "lastsave", "wait", "waitaof"} {
 		t.by[name].flags |= flagEach | flagMerge
 	}
 	for _, name := range []string{"flushall", "flushdb", "save", "bgsave", "bgrewriteaof"} {
 		t.by[name].flags |= flagEach
 	}
-	for _, c := range []*command{t.by["wait"], t.by["waitaof"], t.by["sync"], t.by["replconf"], t.by["polder"].subs["snapshot"], t.by["polder"].subs["part"]} {
+	for _, c := range []*command{t.by["sync"], t.by["replconf"], t.by["polder"].subs["snapshot"], t.by["polder"].subs["part"]} {
 		c.flags |= flagWhole
 	}
 	for _, name := range []string{"subscribe", "psubscribe", "unsubscribe", "punsubscribe", "ping", "quit", "reset"} {
