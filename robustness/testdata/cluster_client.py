@@ -34,18 +34,22 @@ def say(*words):
 
 def try_(what, f):
     """What f returns, and whether it may have happened more than once, or not at all."""
+    global c
     attempts.failed = False
     try:
+        if c is None:
+            # It tries a server that does not answer five times before it asks another one who has the key.
+            c = RedisCluster(startup_nodes=nodes, decode_responses=True, socket_timeout=2)
         return f(), attempts.failed
     except Exception as e:
         say("error", what, repr(e))
+        c = None  # redis-py 4.3 has been seen to ask a dead server for ever after that, and never who has the key
         return None, True
 
 
 name, count = sys.argv[1], int(sys.argv[2])
 nodes = [ClusterNode(h, int(p)) for h, p in (a.rsplit(":", 1) for a in sys.argv[3:])]
-# It tries a server that does not answer five times before it asks another one who has the key.
-c = RedisCluster(startup_nodes=nodes, decode_responses=True, socket_timeout=2)
+c = None
 keys = [[f"{name}:{i}:0", 0, 0] for i in range(count)]  # key, what was acknowledged, what was tried
 left = []
 
