@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -153,15 +154,14 @@ func (c *shared) until(ctx context.Context, what string, is func(owned map[strin
 
 // owned is how many slots each server has, if a key in each partition is answered.
 func (c *shared) owned(ctx context.Context) (map[string]int, error) {
-	first := redis.NewClient(&redis.Options{Addr: c.servers[0].Addr("redis"), MaxRetries: -1})
-	defer first.Close()
-	slots, err := first.ClusterSlots(ctx).Result()
+	owners, err := c.owners(ctx)
 	if err != nil {
 		return nil, err
 	}
 	owned := map[string]int{}
-	for _, s := range slots {
-		owned[s.Nodes[0].Addr] += s.End - s.Start + 1
+	for p, owner := range owners {
+		first, last := partition.Range(p, c.scale.partitions)
+		owned[owner] += last - first + 1
 	}
 	plain := redis.NewClient(&redis.Options{Addr: c.servers[0].Addr("redis"), MaxRetries: -1}) // which has not asked where slots are
 	defer plain.Close()
@@ -340,11 +340,13 @@ func (c *shared) moves(ctx context.Context) error {
 func (c *shared) owners(ctx context.Context) ([]string, error) {
 	first := redis.NewClient(&redis.Options{Addr: c.servers[0].Addr("redis"), MaxRetries: -1})
 	defer first.Close()
-	slots, err := first.ClusterSlots(ctx).Result()
+	shards, err := first.ClusterShards(ctx).Result()
 	owners := make([]string, c.scale.partitions)
-	for _, s := range slots {
-		for slot := s.Start; slot <= s.End; slot++ {
-			owners[partition.Of(slot, c.scale.partitions)] = s.Nodes[0].Addr
+	for _, s := range shards {
+		for _, r := range s.Slots {
+			for p := partition.Of(int(r.Start), c.scale.partitions); p <= partition.Of(int(r.End), c.scale.partitions); p++ {
+				owners[p] = net.JoinHostPort(s.Nodes[0].IP, strconv.FormatInt(s.Nodes[0].Port, 10))
+			}
 		}
 	}
 	return owners, err

@@ -123,11 +123,10 @@ func (s *scripted) serve(c net.Conn, answer func(string) (string, bool)) {
 			return
 		}
 		if n == 0 {
-			b, err := r.Peek(1)
-			if err != nil {
+			if _, err := r.Peek(1); err != nil {
 				return
 			}
-			b, _ = r.Peek(r.Buffered())
+			b, _ := r.Peek(r.Buffered())
 			buf = append(buf, b...)
 			_, _ = r.Discard(len(b))
 			continue

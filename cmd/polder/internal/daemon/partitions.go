@@ -57,9 +57,8 @@ type shared struct {
 
 // sharedPart is a partition that is here.
 type sharedPart struct {
-	of      *process // of its own, which has it as its only part
-	m       memory
-	removed bool // guarded by shared.mu
+	of *process // of its own, which has it as its only part
+	m  memory
 }
 
 func (c *ServeConfig) checkPartitions() error {
