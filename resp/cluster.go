@@ -18,12 +18,20 @@ func (srv *Server) mode() string {
 	return "standalone"
 }
 
-// cluster returns the map of the partitions. A client that asks for it knows what to do with MOVED.
-func (s *session) cluster() (*partition.Map, error) {
-	if s.srv.parts == nil {
-		return nil, errNoCluster
+// clustered is a handler for servers of partitions alone.
+func clustered(run handler) handler {
+	return func(s *session, a [][]byte) error {
+		if s.srv.parts == nil {
+			return errNoCluster
+		}
+		return run(s, a)
 	}
-	return s.srv.cfg.Cluster.Map(), nil
+}
+
+// whereabouts returns the map of the partitions to a client, which then knows what to do with MOVED.
+func (s *session) whereabouts() *partition.Map {
+	s.redirect = true
+	return s.srv.cfg.Cluster.Map()
 }
 
 // slotRange are slots, from first to last, that one server has.
@@ -46,11 +54,7 @@ func ranges(m *partition.Map, id string) (list []slotRange) {
 }
 
 func cmdClusterSlots(s *session, a [][]byte) error {
-	m, err := s.cluster()
-	if err != nil {
-		return err
-	}
-	s.redirect = true
+	m := s.whereabouts()
 	n := 0
 	for _, srv := range m.Servers {
 		n += len(ranges(m, srv.ID))
@@ -78,11 +82,7 @@ func (s *session) portOf(port string) {
 }
 
 func cmdClusterShards(s *session, a [][]byte) error {
-	m, err := s.cluster()
-	if err != nil {
-		return err
-	}
-	s.redirect = true
+	m := s.whereabouts()
 	s.array(len(m.Servers))
 	for _, srv := range m.Servers {
 		host, port := splitAddr(srv.Addr)
@@ -113,11 +113,7 @@ func cmdClusterShards(s *session, a [][]byte) error {
 }
 
 func cmdClusterNodes(s *session, a [][]byte) error {
-	m, err := s.cluster()
-	if err != nil {
-		return err
-	}
-	s.redirect = true
+	m := s.whereabouts()
 	var b strings.Builder
 	for _, srv := range m.Servers {
 		flags := "master"
@@ -135,10 +131,7 @@ func cmdClusterNodes(s *session, a [][]byte) error {
 }
 
 func cmdClusterInfo(s *session, a [][]byte) error {
-	m, err := s.cluster()
-	if err != nil {
-		return err
-	}
+	m := s.srv.cfg.Cluster.Map()
 	served, with := 0, 0
 	for _, srv := range m.Servers {
 		list := ranges(m, srv.ID)
@@ -157,26 +150,17 @@ func cmdClusterInfo(s *session, a [][]byte) error {
 }
 
 func cmdClusterMyID(s *session, a [][]byte) error {
-	if _, err := s.cluster(); err != nil {
-		return err
-	}
 	s.str(s.srv.cfg.Cluster.ID)
 	return nil
 }
 
 func cmdClusterKeySlot(s *session, a [][]byte) error {
-	if _, err := s.cluster(); err != nil {
-		return err
-	}
 	s.int(int64(partition.Slot(a[2])))
 	return nil
 }
 
 // cmdClusterCountKeys looks at every key of the partition. As in Redis, a server has no keys in the slots of others.
 func cmdClusterCountKeys(s *session, a [][]byte) error {
-	if _, err := s.cluster(); err != nil {
-		return err
-	}
 	slot, ok := proto.ParseInt(a[2])
 	if !ok {
 		return errNotInt
@@ -212,9 +196,6 @@ func cmdClusterCountKeys(s *session, a [][]byte) error {
 
 // cmdReadOnly has the client be told where a slot is that is not here, as clients of a cluster expect it, and other servers.
 func cmdReadOnly(s *session, a [][]byte) error {
-	if _, err := s.cluster(); err != nil {
-		return err
-	}
 	s.redirect, s.strict = true, true
 	s.ok()
 	return nil
@@ -222,9 +203,6 @@ func cmdReadOnly(s *session, a [][]byte) error {
 
 // cmdReadWrite has the client's commands be forwarded.
 func cmdReadWrite(s *session, a [][]byte) error {
-	if _, err := s.cluster(); err != nil {
-		return err
-	}
 	s.redirect, s.strict = false, false
 	s.ok()
 	return nil
@@ -232,9 +210,6 @@ func cmdReadWrite(s *session, a [][]byte) error {
 
 // cmdAsking is for a slot that is on its way: a server waits until it is there.
 func cmdAsking(s *session, a [][]byte) error {
-	if _, err := s.cluster(); err != nil {
-		return err
-	}
 	s.ok()
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 // far.ErrWouldBlock without having changed anything.
 type handler func(s *session, a [][]byte) error
 
-type flags uint32
+type flags uint16
 
 const (
 	flagWrite      flags = 1 << iota // changes keys: locks them for writing

@@ -84,16 +84,6 @@ func (srv *Server) RemovePartition(ctx context.Context, number int) error {
 	return at.Shutdown(ctx)
 }
 
-// partNumbers returns the numbers of the partitions that are served, ascending.
-func (srv *Server) partNumbers() (list []int) {
-	for p := range srv.parts {
-		if srv.parts[p].Load() != nil {
-			list = append(list, p)
-		}
-	}
-	return list
-}
-
 // stores are the servers whose data this one's clients see: itself, or its partitions.
 func (srv *Server) stores() (list []*Server) {
 	for p := range srv.parts {
@@ -325,7 +315,7 @@ func (s *session) performEach(cmd *command, args [][]byte) bool {
 	}
 	done := true
 	s.ok() // without any partition there is nothing to be done
-	for _, number := range s.front.partNumbers() {
+	for number := range s.front.parts {
 		at := s.front.use(number)
 		if at == nil {
 			continue

@@ -158,17 +158,17 @@ var commandTable = sync.OnceValue(func() *table {
 
 	group = "cluster"
 	def("cluster", -2, 0, noKey, cmdHelp)
-	def("cluster|countkeysinslot", 3, 0, noKey, cmdClusterCountKeys)
-	def("cluster|info", 2, 0, noKey, cmdClusterInfo)
-	def("cluster|keyslot", 3, 0, noKey, cmdClusterKeySlot)
-	def("cluster|myid", 2, 0, noKey, cmdClusterMyID)
-	def("cluster|nodes", 2, 0, noKey, cmdClusterNodes)
-	def("cluster|shards", 2, 0, noKey, cmdClusterShards)
-	def("cluster|slots", 2, 0, noKey, cmdClusterSlots)
+	def("cluster|countkeysinslot", 3, 0, noKey, clustered(cmdClusterCountKeys))
+	def("cluster|info", 2, 0, noKey, clustered(cmdClusterInfo))
+	def("cluster|keyslot", 3, 0, noKey, clustered(cmdClusterKeySlot))
+	def("cluster|myid", 2, 0, noKey, clustered(cmdClusterMyID))
+	def("cluster|nodes", 2, 0, noKey, clustered(cmdClusterNodes))
+	def("cluster|shards", 2, 0, noKey, clustered(cmdClusterShards))
+	def("cluster|slots", 2, 0, noKey, clustered(cmdClusterSlots))
 	def("cluster|help", 2, 0, noKey, cmdHelp)
-	def("asking", 1, fast, noKey, cmdAsking)
-	def("readonly", 1, fast, noKey, cmdReadOnly)
-	def("readwrite", 1, fast, noKey, cmdReadWrite)
+	def("asking", 1, fast, noKey, clustered(cmdAsking))
+	def("readonly", 1, fast, noKey, clustered(cmdReadOnly))
+	def("readwrite", 1, fast, noKey, clustered(cmdReadWrite))
 
 	group = "server"
 	def("dbsize", 1, r|fast, noKey, cmdDBSize)
