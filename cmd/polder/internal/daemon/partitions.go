@@ -44,15 +44,19 @@ type shared struct {
 	p       *process
 	cfg     ServeConfig
 	id      string
-	largest int
+	least   int64 // the budget of a partition at a server that has all of them
+	largest int   // bytes of a value
 	server  *resp.Server
 	made    chan struct{} // closed when server is there
 	member  *partition.Member
 	left    sync.Once
 	ended   chan struct{} // closed when it has left
 
-	mu   sync.Mutex
-	open map[int]*sharedPart
+	dividing sync.Mutex // held while the budget is divided; locked before mu
+
+	mu      sync.Mutex
+	open    map[int]*sharedPart // guarded by mu
+	opening int                 // partitions that are being opened; guarded by mu
 }
 
 // sharedPart is a partition that is here.
@@ -119,7 +123,8 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 	})
 	links := forward.New(forward.Config{Password: p.Password, Dial: s.dial})
 	p.onClose(func() error { links.Close(); return nil })
-	s.largest = int(cfg.largest(s.least()))
+	s.least = cfg.Local / int64(s.member.Map().Partitions)
+	s.largest = int(cfg.largest(s.least))
 	s.server, err = resp.NewLoading(resp.Config{
 		Password:     p.Password(),
 		MaxBulk:      s.largest,
@@ -195,7 +200,7 @@ func (s *shared) dial(ctx context.Context, addr string) (net.Conn, error) {
 		c := certs.Dial()
 		if c == nil {
 			_ = nc.Close()
-			return nil, errors.New("there is no authority by which to know other servers: see --node-ca")
+			return nil, errors.New("there is no authority by which to know other servers: see --tls-ca")
 		}
 		c = c.Clone()
 		c.ServerName, _, _ = net.SplitHostPort(addr)
@@ -221,21 +226,20 @@ func (s *shared) openPart(ctx context.Context, number int) error {
 	}
 	cfg := s.cfg
 	cfg.Heap, cfg.Standby, cfg.Partitions = PartitionHeap(cfg.Heap, number), true, 0
-	if err := s.divide(ctx, 1); err != nil {
+	s.mu.Lock()
+	s.opening++
+	s.mu.Unlock()
+	part, err := s.openAs(ctx, number, cfg)
+	s.mu.Lock()
+	s.opening--
+	if err == nil {
+		s.open[number] = part
+	}
+	s.mu.Unlock()
+	if err != nil {
 		return err
 	}
-	// How a heap is laid out follows from the budget with which it is opened, so that is the least which it may have.
-	cfg.Local, cfg.MaxLocal = s.least(), cfg.Local
-	part := &sharedPart{of: newProcess("serve", &operator.Control{Out: io.Discard, Logger: s.p.Logger.With("partition", number), Security: s.p.Security})}
-	part.of.reached, part.of.owner, part.of.gone = s.p.me(), s.owner(), s.gone
-	err := s.openHeap(ctx, number, part, cfg)
-	if err != nil {
-		return errors.Join(err, part.close())
-	}
-	s.mu.Lock()
-	s.open[number] = part
-	s.mu.Unlock()
-	if err := s.divide(ctx, 0); err != nil {
+	if err := s.divide(ctx); err != nil {
 		s.p.Logger.Warn("a partition has less memory than it could have", "partition", number, "error", err)
 	}
 	s.p.wg.Go(func() {
@@ -248,6 +252,21 @@ func (s *shared) openPart(ctx context.Context, number int) error {
 		}
 	})
 	return nil
+}
+
+// openAs makes room in the budget, and opens a partition there.
+func (s *shared) openAs(ctx context.Context, number int, cfg ServeConfig) (*sharedPart, error) {
+	if err := s.divide(ctx); err != nil {
+		return nil, err
+	}
+	// How a heap is laid out follows from the budget with which it is opened, so that is the least which it may have.
+	cfg.Local, cfg.MaxLocal = s.least, cfg.Local
+	part := &sharedPart{of: newProcess("serve", &operator.Control{Out: io.Discard, Logger: s.p.Logger.With("partition", number), Security: s.p.Security})}
+	part.of.reached, part.of.owner, part.of.gone = s.p.me(), s.owner(), s.gone
+	if err := s.openHeap(ctx, number, part, cfg); err != nil {
+		return nil, errors.Join(err, part.close())
+	}
+	return part, nil
 }
 
 func (s *shared) openHeap(ctx context.Context, number int, part *sharedPart, cfg ServeConfig) error {
@@ -298,22 +317,21 @@ func (s *shared) closePart(ctx context.Context, number int) error {
 	s.p.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 		defer cancel()
-		_ = s.divide(ctx, 0) // what it had is for the others, now or when the next one comes or goes
+		_ = s.divide(ctx) // what it had is for the others, now or when the next one comes or goes
 	})
 	return err
 }
 
-// least is the budget of a partition at a server that has all of them.
-func (s *shared) least() int64 { return s.cfg.Local / int64(s.member.Map().Partitions) }
-
-// divide gives each partition its part of the budget, with so many more than there are.
-func (s *shared) divide(ctx context.Context, more int) error {
+// divide gives each partition its part of the budget, of which those that are being opened get theirs, too.
+func (s *shared) divide(ctx context.Context) error {
+	s.dividing.Lock() // so that the last one goes by what there is then
+	defer s.dividing.Unlock()
 	s.mu.Lock()
 	parts := make([]*sharedPart, 0, len(s.open))
 	for _, part := range s.open {
 		parts = append(parts, part)
 	}
-	n := max(s.least(), s.cfg.Local/int64(max(1, len(parts)+more)))
+	n := max(s.least, s.cfg.Local/int64(max(1, len(parts)+s.opening)))
 	s.mu.Unlock()
 	for _, part := range parts {
 		h := part.m.heap
