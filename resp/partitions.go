@@ -61,6 +61,7 @@ func (srv *Server) AddPartition(ctx context.Context, number int, heap *far.Heap,
 		at.Close()
 		return fmt.Errorf("partition %d is served already", number)
 	}
+	srv.news.tell()
 	return nil
 }
 
@@ -269,16 +270,50 @@ func (s *session) performAway(cmd *command, args [][]byte) bool {
 		return true
 	}
 	number := partition.Of(slot, len(s.front.parts))
-	for {
+	for pause := firstLook; ; pause = min(2*pause, lastLook) {
+		news := s.front.news.next()
 		if at := s.front.use(number); at != nil {
 			defer at.endUse()
 			return s.performAt(at, cmd, args)
 		}
-		if !s.elsewhere(slot, number, cmd, args) {
+		if !s.elsewhere(slot, number, cmd, args, news, pause) {
 			return true
 		}
 	}
 }
+
+// For how long a command waits at first, and at most, until it looks again where its partition is, if there is no news: another server
+// may have it before this one knows.
+const (
+	firstLook = time.Millisecond
+	lastLook  = 100 * time.Millisecond
+)
+
+// bulletin tells any number of goroutines that something has changed.
+type bulletin struct {
+	told atomic.Pointer[chan struct{}] // nil before somebody has asked
+}
+
+// next is closed at the next news.
+func (b *bulletin) next() <-chan struct{} {
+	for {
+		if c := b.told.Load(); c != nil {
+			return *c
+		}
+		c := make(chan struct{})
+		b.told.CompareAndSwap(nil, &c)
+	}
+}
+
+// tell has whoever waits know.
+func (b *bulletin) tell() {
+	if c := b.told.Swap(nil); c != nil {
+		close(*c)
+	}
+}
+
+// MapChanged says that Cluster.Map returns another map than before. Without it, commands that wait find that out later.
+func (srv *Server) MapChanged() { srv.news.tell() }
 
 // performAt is perform at a partition that the session uses.
 func (s *session) performAt(at *Server, cmd *command, args [][]byte) bool {
@@ -355,8 +390,8 @@ func (s *session) each(from int, f func(number int) (done bool, err error)) erro
 }
 
 // elsewhere is what becomes of a command about a partition that is not here: it is forwarded, or the client is told where the
-// partition is; or, as far as that is not known, it waits. It reports true when the command is to be tried again.
-func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte) (again bool) {
+// partition is; or, as far as that is not known, it waits for news, but for no longer than a pause. It reports true when the command is to be tried again.
+func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte, news <-chan struct{}, pause time.Duration) (again bool) {
 	c := s.front.cfg.Cluster
 	m := c.Map()
 	owner, known := m.Server(m.Owner[number])
@@ -388,9 +423,10 @@ func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte) (agai
 	select {
 	case <-s.ctx.Done():
 		return s.leave(cmd, err)
-	case <-time.After(time.Millisecond):
-		return true
+	case <-news:
+	case <-time.After(pause):
 	}
+	return true
 }
 
 // told reports whether the client is to be told where a partition is that is not here. If it is on its way here, the client has

@@ -33,6 +33,7 @@ type Server struct {
 	front *Server                  // whose clients it serves: itself, or the server of which it is a partition
 	parts []atomic.Pointer[Server] // by number, those partitions of a heap that are served here; see partitions.go
 	part  part                     // what a partition is beside
+	news  bulletin                 // of partitions that have come, and maps
 
 	master atomic.Pointer[Master] // that has the heap Config.Heap; nil if it was not said yet
 
