@@ -49,6 +49,8 @@ type shared struct {
 	server  *resp.Server
 	made    chan struct{} // closed when server is there
 	member  *partition.Member
+	links   *forward.Links     // to the other servers
+	others  []partition.Server // that were in the map before; changed's
 	left    sync.Once
 	ended   chan struct{} // closed when it has left
 
@@ -109,6 +111,8 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 	if err := p.serveAdmin(); err != nil {
 		return err
 	}
+	s.links = forward.New(forward.Config{Password: p.Password, Dial: s.dial})
+	p.onClose(func() error { s.links.Close(); return nil })
 	if s.member, err = s.join(ctx, register); err != nil {
 		return err
 	}
@@ -121,8 +125,6 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 			return nil
 		}
 	})
-	links := forward.New(forward.Config{Password: p.Password, Dial: s.dial})
-	p.onClose(func() error { links.Close(); return nil })
 	s.least = cfg.Local / int64(s.member.Map().Partitions)
 	s.largest = int(cfg.largest(s.least))
 	s.server, err = resp.NewLoading(resp.Config{
@@ -133,7 +135,7 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 		ClientMemory: clientmem.New(cfg.ClientMemory),
 		OpTimeout:    cfg.OpTimeout,
 		IdleTimeout:  cfg.IdleTimeout,
-		Cluster:      &resp.Cluster{ID: s.id, Map: s.member.Map, Doubt: s.member.Doubt, Forward: links.Do},
+		Cluster:      &resp.Cluster{ID: s.id, Map: s.member.Map, Doubt: s.member.Doubt, Forward: s.links.Do},
 		Logger:       p.Logger,
 		ExtraStats:   s.stats,
 	})
@@ -173,12 +175,29 @@ func (s *shared) join(ctx context.Context, reg holder.Register) (*partition.Memb
 	defer s.p.Waiting("waiting for the witnesses")()
 	m, err := partition.Join(ctx, partition.Config{
 		Register: reg, ID: s.id, Addr: s.p.me(), Partitions: s.cfg.Partitions,
-		Open: s.openPart, Prepare: s.preparePart, Close: s.closePart, Vacant: named.Vacant, Logger: s.p.Logger,
+		Open: s.openPart, Prepare: s.preparePart, Close: s.closePart, Vacant: named.Vacant, Changed: s.changed, Logger: s.p.Logger,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("heap %s: %w", s.cfg.Heap, explainJoin(err))
 	}
 	return m, nil
+}
+
+// changed acts on a map that is another one: commands that wait are told, and links to servers that have left are of no more use.
+func (s *shared) changed(m *partition.Map) {
+	for _, was := range s.others {
+		if _, ok := m.Server(was.ID); !ok {
+			s.links.Forget(was.Addr)
+		}
+	}
+	s.others = m.Servers
+	select {
+	case <-s.made:
+		if s.server != nil {
+			s.server.MapChanged()
+		}
+	default:
+	}
 }
 
 // explainJoin adds to the error of a join what is to be done about it.

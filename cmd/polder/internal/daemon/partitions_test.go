@@ -1,9 +1,13 @@
 package daemon
 
 import (
+	"net"
+	"strings"
 	"testing"
 
 	"polder/far"
+	"polder/partition"
+	"polder/resp/forward"
 )
 
 // TestPartitionsStayWithinTheBudget: those that are open leave room for those that are being opened, and get it when they have gone.
@@ -32,5 +36,51 @@ func TestPartitionsStayWithinTheBudget(t *testing.T) {
 				t.Errorf("while %d are being opened: partition %d has %d bytes, want %d", c.opening, number, got, c.want)
 			}
 		}
+	}
+}
+
+// TestLinksToServersThatHaveLeftAreClosed, and those to others are kept.
+func TestLinksToServersThatHaveLeftAreClosed(t *testing.T) {
+	s := &shared{links: forward.New(forward.Config{}), made: make(chan struct{})}
+	t.Cleanup(s.links.Close)
+	m := &partition.Map{}
+	var closed [2]chan struct{}
+	for i := range closed {
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = lis.Close() })
+		ended := make(chan struct{})
+		closed[i] = ended
+		go func() {
+			defer close(ended)
+			c, err := lis.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			for b := make([]byte, 1<<10); ; { // every command comes at once
+				n, err := c.Read(b)
+				if err != nil {
+					return
+				}
+				for range strings.Count(string(b[:n]), "*") {
+					_, _ = c.Write([]byte("+OK\r\n"))
+				}
+			}
+		}()
+		m.Servers = append(m.Servers, partition.Server{ID: strings.Repeat(string(rune('a'+i)), 40), Addr: lis.Addr().String()})
+		if got, err := s.links.Do(t.Context(), lis.Addr().String(), 2, nil, [][]byte{[]byte("PING")}); err != nil || string(got) != "+OK\r\n" {
+			t.Fatalf("got %q, %v", got, err)
+		}
+	}
+	s.changed(m)
+	s.changed(&partition.Map{Servers: m.Servers[1:]})
+	<-closed[0]
+	select {
+	case <-closed[1]:
+		t.Error("the link to a server that stays was closed")
+	default:
 	}
 }
