@@ -128,7 +128,8 @@
 // Where data lie: store is the seam, access what handlers use of it, cache the store in
 // soft memory; lock (stripes) and txn (changes that count together or not at all).
 //
-// Partitions: partitions (what is here, and what becomes of what is not), cluster (CLUSTER, READONLY and the like).
+// Partitions: partitions (what is here, and what becomes of what is not), cluster (CLUSTER, READONLY and the like); sight
+// (what replies show, and when they may).
 //
 // Commands: command and table (what there is), keys, strings, setoptions, numbers,
 // expire, scan, glob, connection, multi and watch, introspect; pubsub; sentinel; monitor, slowlog and
@@ -136,5 +137,5 @@
 //
 // Hashes: hash (commands), fields (a list of them), hashwrite, hashscan, large (blocks),
 // struck (deletions without room), sweep (what is done later). What outlives the server: keep
-// (in the heap's checkpoints), journal (since the last one), save (commands), dump (SYNC), snapshot (for polder heap save).
+// (in the heap's checkpoints), journal (since the last one) and replay, save (commands), dump (SYNC), snapshot (for polder heap save).
 package resp

@@ -123,32 +123,6 @@ type away struct {
 	strict   bool          // also when the partition is on its way here
 }
 
-type partedSight struct {
-	of *Server
-	sight
-}
-
-// sightOf is what the replies to be sent show of a partition that the session uses.
-func (s *session) sightOf(at *Server) *sight {
-	for i := range s.sights {
-		if s.sights[i].of == at {
-			return &s.sights[i].sight
-		}
-	}
-	at.part.uses.Add(1)
-	s.sights = append(s.sights, partedSight{of: at})
-	return &s.sights[len(s.sights)-1].sight
-}
-
-// forgetSights ends what the session shows of partitions.
-func (s *session) forgetSights() {
-	for i := range s.sights {
-		s.sights[i].of.endUse()
-		s.sights[i].of = nil
-	}
-	s.sights = s.sights[:0]
-}
-
 // fetchAt is the server that has what the session wants to be fetched.
 func (s *session) fetchAt() *Server {
 	if s.at != nil {

@@ -1,0 +1,273 @@
+package resp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"time"
+
+	"polder/far"
+	"polder/far/record"
+)
+
+// replay opens the journal and makes the changes again that the heap's checkpoint has not. It reports whether there were any.
+func (srv *Server) replay(ctx context.Context) (changed bool, err error) {
+	cfg := srv.cfg.Journal
+	if cfg.Tail == 0 {
+		cfg.Tail = min(max(srv.heap.Local()/4, leastTail), mostTail)
+	}
+	j := &journal{cfg: cfg, name: srv.keptJournal, batch: srv.keptBatch, due: make(chan struct{}, 1)}
+	j.warn = func(err error) { srv.cfg.Logger.Error("the journal is in trouble", "err", err) }
+	if j.name == 0 {
+		j.name = mathrand.Uint64() | 1
+	}
+	srv.journal = j
+	srv.heap.KeepState(srv.keepState)
+	r := replayer{j: j, s: srv.newSession(), read: j.batch}
+	r.s.ctx, r.s.replays = ctx, true
+	defer r.s.close()
+	records := 0
+	record := func(rec []byte) error { records++; return r.record(rec) }
+	var log RecordLog
+	if cfg.Log != nil {
+		log, err = cfg.Log(ctx, record)
+	} else {
+		log, err = openFiles(cfg.Dir, func(err error) { j.warn(err); j.wantCheckpoint() }, record)
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := r.flush(); err != nil {
+		return false, errors.Join(err, log.Close())
+	}
+	st := &srv.stripes[0]
+	st.mu.Lock()
+	j.log = log
+	st.mu.Unlock()
+	j.last.Store(log.Last())
+	if records > 0 {
+		srv.cfg.Logger.Info("the journal was replayed", "records", records)
+	}
+	return r.read != srv.keptBatch, nil
+}
+
+// replayer makes changes again.
+type replayer struct {
+	j      *journal
+	s      *session
+	read   uint64  // number of the last batch that was read
+	part   []byte  // of the next one
+	partOf uint64  // its number
+	ahead  []batch // that were read, and not yet made
+	size   int
+}
+
+// batch is the changes of a command.
+type batch struct {
+	number  uint64
+	changes []change
+}
+
+// change is one of a batch.
+type change struct {
+	op   uint8
+	e    far.Entry // without its value
+	args [][]byte
+}
+
+// record takes a record of the log.
+func (r *replayer) record(rec []byte) error {
+	d := &record.Decoder{B: rec}
+	n := d.U64()
+	if len(rec) == 8 {
+		if n != r.j.name {
+			return fmt.Errorf("it is the journal %#x, and the heap had the journal %#x", n, r.j.name)
+		}
+		return nil
+	}
+	more := d.Bytes(1)
+	switch {
+	case d.Err != nil:
+		return d.Err
+	case n <= r.read:
+		return nil // the checkpoint has it
+	case n != r.read+1:
+		return fmt.Errorf("it is of batch %d, want %d: some are missing", n, r.read+1)
+	}
+	if r.partOf != n {
+		r.part, r.partOf = nil, n
+	}
+	r.part = append(r.part, d.B...)
+	if more[0] != 0 {
+		return nil
+	}
+	changes, err := decodeBatch(r.part)
+	if err != nil {
+		return fmt.Errorf("batch %d: %w", n, err)
+	}
+	r.ahead = append(r.ahead, batch{n, changes})
+	r.j.tail += max(int64(len(r.part)), leastCost)
+	r.read, r.size, r.part = n, r.size+len(r.part), nil
+	if len(r.ahead) < replayAhead && r.size < longestRecord {
+		return nil
+	}
+	return r.flush()
+}
+
+// decodeBatch returns the changes of a batch, which refer to b.
+func decodeBatch(b []byte) (changes []change, err error) {
+	d := &record.Decoder{B: b}
+	for d.Err == nil && len(d.B) > 0 {
+		changes = append(changes, decodeChange(d))
+	}
+	return changes, d.Err
+}
+
+// decodeChange takes a change from d.
+func decodeChange(d *record.Decoder) (c change) {
+	if b := d.Bytes(2); b != nil {
+		c.op, c.e.Tag = b[0], b[1]
+	}
+	if ms := d.U64(); ms != 0 {
+		c.e.Expire = time.UnixMilli(int64(ms))
+	}
+	n := int(d.U32())
+	if d.Err == nil && n > len(d.B)/4 {
+		d.Err = fmt.Errorf("%d arguments in %d bytes", n, len(d.B))
+	}
+	if d.Err != nil {
+		return c
+	}
+	c.args = make([][]byte, n)
+	for i := range c.args {
+		c.args[i] = d.Bytes(int(d.U32()))
+	}
+	least, most := 1, 1
+	switch c.op {
+	case opPut, opMove, opCopy:
+		least, most = 2, 2
+	case opDel, opFlush:
+	case opTable, opFields:
+		least, most = 3, n|1 // they come in pairs
+	case opRemove:
+		least, most = 2, n
+	default:
+		least = 0
+	}
+	if d.Err == nil && (least == 0 || n < least || n > most || c.op == opTable && n%2 == 0 || c.op == opFields && n%2 == 0) {
+		d.Err = fmt.Errorf("a change of kind %d with %d arguments", c.op, n)
+	}
+	return c
+}
+
+// flush makes the changes that have been read.
+func (r *replayer) flush() error {
+	s := r.s
+	var keys, blocks [][]byte
+	for _, b := range r.ahead {
+		for _, c := range b.changes {
+			keys, blocks = append(keys, c.args[0]), s.blocksFor(c, blocks)
+		}
+	}
+	// What is not there then is read one by one.
+	_ = s.srv.keys.FetchHeads(s.ctx, keys)
+	_ = s.srv.blocks.Prefetch(s.ctx, blocks...)
+	if err := s.ctx.Err(); err != nil {
+		return err
+	}
+	for _, b := range r.ahead {
+		err := r.redo(b)
+		for tries := 0; errors.Is(err, far.ErrFull) && tries < 3; tries++ {
+			// A checkpoint gives back what the last one needs and nobody else.
+			if err = s.srv.heap.Checkpoint(s.ctx); err == nil {
+				err = r.redo(b)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", b.number, err)
+		}
+	}
+	clear(r.ahead)
+	r.ahead, r.size = r.ahead[:0], 0
+	return nil
+}
+
+// blocksFor appends the keys of the blocks that c will change.
+func (s *session) blocksFor(c change, keys [][]byte) [][]byte {
+	step := 1
+	switch c.op {
+	case opFields:
+		step = 2
+	case opRemove:
+	default:
+		return keys
+	}
+	if h := s.largeOf(c.args[0]); h != nil {
+		for i := 1; i < len(c.args); i += step {
+			keys = append(keys, h.key(h.bucket(s.srv.fieldHash(c.args[i]))))
+		}
+	}
+	return keys
+}
+
+// redo makes the changes of a batch again, all or none. A checkpoint has it, or has not.
+func (r *replayer) redo(b batch) (err error) {
+	st := &r.s.srv.stripes[0]
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if len(b.changes) > 1 {
+		r.s.begin()
+	}
+	for _, c := range b.changes {
+		if err = r.s.redo(c); err != nil {
+			err = fmt.Errorf("a change of kind %d of the key %q: %w", c.op, clip(c.args[0], 64), err)
+			break
+		}
+	}
+	r.s.end(err)
+	if err == nil {
+		r.j.batch = b.number
+	}
+	return err
+}
+
+// redo makes a change again.
+func (s *session) redo(c change) error {
+	key := c.args[0]
+	h := hash{key: key, found: true, e: c.e}
+	if c.op >= opFields && c.op <= opCopy {
+		if h.large = s.largeOf(key); h.large == nil {
+			return errors.New("there is no large hash")
+		}
+	}
+	if c.op >= opTable {
+		s.begin()
+	}
+	switch c.op {
+	case opPut:
+		c.e.Value = c.args[1]
+		return s.put(key, c.e)
+	case opDel:
+		_, err := s.del(key)
+		return err
+	case opTable:
+		p := pairs(c.args[1:])
+		t := s.srv.newHashTable(p.size())
+		t.addPairs(p)
+		return s.storeTable(&h, t)
+	case opFields:
+		_, err := s.setLarge(&h, c.args[1:])
+		return err
+	case opRemove:
+		_, err := s.removeFields(&h, c.args[1:])
+		return err
+	case opMove:
+		return s.move(key, c.args[1], h.large, c.e)
+	case opCopy:
+		return s.copyLarge(h.large, key, c.args[1], c.e)
+	}
+	err := cmdFlush(s, [][]byte{nil})
+	s.out = s.out[:0]
+	return err
+}
