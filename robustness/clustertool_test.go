@@ -57,18 +57,7 @@ func TestASharedHeapIsListedAndRemoved(t *testing.T) {
 	ctx := t.Context()
 	witnesses := startWitnesses(t)
 	nodes, far := startNodes(t, 2)
-	heap := func(tool string, args ...string) (out, errs string, code int) {
-		t.Helper()
-		return proctest.Output(t, nil, append([]string{"heap", tool, "--witness", witnesses}, args...)...)
-	}
-	must := func(tool string, args ...string) string {
-		t.Helper()
-		out, errs, code := heap(tool, args...)
-		if code != 0 {
-			t.Fatalf("polder heap %s %s: %d, %s%s", tool, strings.Join(args, " "), code, out, errs)
-		}
-		return out
-	}
+	heap, must := heapTools(t, witnesses)
 	free := func(when string) {
 		t.Helper()
 		for i, node := range nodes {

@@ -9,18 +9,13 @@ import (
 	"polder/internal/proctest"
 )
 
-// TestAHeapInTheMemoryOfNodesIsRemoved when nobody has it open, or by force, and then its nodes have their memory back
-// and its name is free. A node that cannot be reached meanwhile is told later.
-func TestAHeapInTheMemoryOfNodesIsRemoved(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	witnesses := startWitnesses(t)
-	nodes, far := startNodes(t, 3)
-	heap := func(tool string, args ...string) (out, errs string, code int) {
+// heapTools run polder heap: heap returns what it says, and must fails the test if it fails.
+func heapTools(t *testing.T, witnesses string) (heap func(tool string, args ...string) (out, errs string, code int), must func(tool string, args ...string) string) {
+	heap = func(tool string, args ...string) (out, errs string, code int) {
 		t.Helper()
 		return proctest.Output(t, nil, append([]string{"heap", tool, "--witness", witnesses}, args...)...)
 	}
-	must := func(tool string, args ...string) string {
+	must = func(tool string, args ...string) string {
 		t.Helper()
 		out, errs, code := heap(tool, args...)
 		if code != 0 {
@@ -28,6 +23,17 @@ func TestAHeapInTheMemoryOfNodesIsRemoved(t *testing.T) {
 		}
 		return out
 	}
+	return heap, must
+}
+
+// TestAHeapInTheMemoryOfNodesIsRemoved when nobody has it open, or by force, and then its nodes have their memory back
+// and its name is free. A node that cannot be reached meanwhile is told later.
+func TestAHeapInTheMemoryOfNodesIsRemoved(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	witnesses := startWitnesses(t)
+	nodes, far := startNodes(t, 3)
+	heap, must := heapTools(t, witnesses)
 	type row struct {
 		Name  string
 		Epoch uint64
