@@ -53,6 +53,9 @@ type RecordLog interface {
 	Snapshot(name []byte) (save func() error, discard func())
 	// Starved is why there is no room for more, nil if there is.
 	Starved() error
+	// Abandon has all fail that wait for room, now and later: the server ends, and waits no longer for what may never come.
+	Abandon()
+	// Close keeps what was appended, and fails if that cannot be done soon.
 	Close() error
 }
 
@@ -62,6 +65,7 @@ type files struct{ *wal.Log }
 func (f files) Begin(context.Context) error { return nil }
 func (f files) MaxRecord() int              { return longestRecord + 9 }
 func (f files) Copies() (int, bool)         { return 1, true }
+func (f files) Abandon()                    {} // nobody waits for room on a disk
 
 func (f files) Snapshot(name []byte) (save func() error, discard func()) {
 	s := f.Log.Snapshot()
@@ -388,6 +392,14 @@ func (j *journal) checkpoints(srv *Server) {
 			case <-time.After(time.Second):
 			}
 		}
+	}
+}
+
+// giveUp has the commands fail that wait for far memory, and the replies that wait for the journal not be sent.
+func (srv *Server) giveUp() {
+	srv.cancel()
+	if j := srv.journal; j != nil && j.log != nil {
+		j.log.Abandon()
 	}
 }
 

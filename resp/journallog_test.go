@@ -2,9 +2,20 @@ package resp
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"polder/far"
+	"polder/far/disk"
 )
 
 // memLog is a RecordLog as nodes keep it: what the next owner replays is dropped when it begins.
@@ -12,6 +23,10 @@ type memLog struct {
 	mu   sync.Mutex
 	recs [][]byte
 	n    uint64
+
+	stuck   chan struct{} // if it is set there is no room, and those who wait fail when it is closed
+	waiting atomic.Int32  // those who have waited for that
+	once    sync.Once
 }
 
 func (l *memLog) Begin(context.Context) error {
@@ -47,11 +62,25 @@ func (l *memLog) Snapshot([]byte) (save func() error, discard func()) {
 	}, func() {}
 }
 
-func (l *memLog) MaxRecord() int            { return 1 << 20 }
-func (l *memLog) Commit(uint64, bool) error { return nil }
-func (l *memLog) Copies() (int, bool)       { return 2, false }
-func (l *memLog) Starved() error            { return nil }
-func (l *memLog) Close() error              { return nil }
+func (l *memLog) Commit(uint64, bool) error {
+	if l.stuck != nil {
+		l.waiting.Add(1)
+		<-l.stuck
+		return errors.New("there is no room")
+	}
+	return nil
+}
+
+func (l *memLog) Abandon() {
+	if l.stuck != nil {
+		l.once.Do(func() { close(l.stuck) })
+	}
+}
+
+func (l *memLog) MaxRecord() int      { return 1 << 20 }
+func (l *memLog) Copies() (int, bool) { return 2, false }
+func (l *memLog) Starved() error      { return nil }
+func (l *memLog) Close() error        { return nil }
 
 // TestALogIsDroppedWhenACheckpointHasIt: what was replayed survives a second crash at once, and after an end in good order there is
 // nothing to be kept, so that no checkpoint is taken.
@@ -90,4 +119,82 @@ func TestALogIsDroppedWhenACheckpointHasIt(t *testing.T) {
 	if got := k.do("GET", "b"); got != "$1\r\n2\r\n" {
 		t.Errorf("after an end in good order, and a crash: %q", got)
 	}
+}
+
+// TestAServerEndsThoughItsLogHasNoRoom: replies that wait for room in the log, which never comes, hold up nobody who ends the server, or
+// takes a partition from it.
+func TestAServerEndsThoughItsLogHasNoRoom(t *testing.T) {
+	full := func() (*memLog, Journal) {
+		log := &memLog{stuck: make(chan struct{})}
+		return log, Journal{Durable: true, Log: func(context.Context, func([]byte) error) (RecordLog, error) { return log, nil }}
+	}
+	// ends has a client wait for the log of the server at addr, and then end run without patience.
+	ends := func(t *testing.T, log *memLog, addr, key string, run func(ctx context.Context) error) {
+		t.Helper()
+		nc, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		if _, err := nc.Write([]byte(encode("SET", key, "1"))); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(testTimeout); log.waiting.Load() == 0; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("nobody waits for the log")
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = run(ctx) // which says that its time was over
+		}()
+		select {
+		case <-ended:
+		case <-time.After(testTimeout):
+			log.Abandon() // for the end of the test
+			t.Fatalf("it has not ended within %v", testTimeout)
+		}
+		_ = nc.SetReadDeadline(time.Now().Add(testTimeout))
+		if b, err := io.ReadAll(nc); len(b) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("the client was told %q, %v: want the end of the connection, and nothing before it", b, err)
+		}
+	}
+	for _, loops := range []int{1, -1} {
+		t.Run(fmt.Sprintf("%d loops", loops), func(t *testing.T) {
+			log, journal := full()
+			store, err := disk.Open(disk.Config{Dir: t.TempDir(), SegmentSize: 128 << 10, Size: 64 << 20})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer store.Close()
+			heap, err := far.Open(t.Context(), store, far.Config{Local: 8 << 20})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer heap.Close()
+			srv, err := NewLoading(Config{Loops: loops, Journal: journal, Logger: slog.New(slog.DiscardHandler)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			addr := serve(t, srv, func() error { return nil })
+			if err := srv.Open(t.Context(), heap); err != nil {
+				t.Fatal(err)
+			}
+			ends(t, log, addr, "a", srv.Shutdown)
+		})
+	}
+	t.Run("a partition", func(t *testing.T) {
+		c := startCluster(t, 2, 2, roomy/2)
+		for server := range 2 { // one has an event loop, the other none
+			c.close(server, server)
+			log, journal := full()
+			c.openAs(server, server, Partition{Journal: journal})
+			ends(t, log, c.addrs[server], c.keyIn(server, "a"), func(ctx context.Context) error {
+				return c.servers[server].RemovePartition(ctx, server)
+			})
+		}
+	})
 }

@@ -66,7 +66,7 @@ func (srv *Server) AddPartition(ctx context.Context, number int, heap *far.Heap,
 }
 
 // RemovePartition ends the use of a partition's heap, when the replies have been sent that show what it has, or when ctx ends: then
-// commands that wait for far memory fail.
+// commands that wait for far memory fail, and replies that wait for the journal are not sent.
 func (srv *Server) RemovePartition(ctx context.Context, number int) error {
 	at := srv.parts[number].Swap(nil)
 	if at == nil {
@@ -78,7 +78,7 @@ func (srv *Server) RemovePartition(ctx context.Context, number int) error {
 		case <-time.After(100 * time.Microsecond):
 			continue
 		case <-ctx.Done():
-			at.cancel()
+			at.giveUp()
 			<-time.After(time.Millisecond)
 		}
 	}

@@ -84,7 +84,9 @@ func (c *cluster) openAs(server, p int, how Partition) {
 	if c.heaps[p], err = far.Open(context.Background(), c.stores[p], far.Config{Local: c.local}); err != nil {
 		c.t.Fatal(err)
 	}
-	how.Journal = Journal{Dir: filepath.Join(c.dirs[p], "journal"), Durable: true}
+	if how.Journal.Log == nil {
+		how.Journal = Journal{Dir: filepath.Join(c.dirs[p], "journal"), Durable: true}
+	}
 	if err = c.servers[server].AddPartition(context.Background(), p, c.heaps[p], how); err != nil {
 		c.t.Fatal(err)
 	}

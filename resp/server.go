@@ -310,7 +310,7 @@ func (srv *Server) Shutdown(ctx context.Context) error {
 	case <-srv.stopped:
 		return nil
 	case <-ctx.Done():
-		srv.cancel()
+		srv.giveUp()
 		<-srv.stopped
 		return ctx.Err()
 	}

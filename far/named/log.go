@@ -555,6 +555,9 @@ func (l *Log) Drop(upTo uint64) {
 	}
 }
 
+// Abandon has all fail that wait until something is kept, now and later. Some of what they have appended may be kept.
+func (l *Log) Abandon() { l.fail(ErrLogClosed) }
+
 // Close ends the log when what was appended is kept, or cannot be. What it has stays for the next owner.
 func (l *Log) Close() error {
 	last := l.Last()
