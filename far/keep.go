@@ -56,6 +56,7 @@ func open(ctx context.Context, store store.Keeper, cfg Config, lay layout) (*Hea
 	h.checkpointed.Store(time.Now().UnixNano())
 	h.start()
 	h.core.Wg.Go(h.checkpoints)
+	h.core.Wg.Go(func() { _ = h.core.Reserve(h.core.Ctx) }) // as far as there is room; the first checkpoint does the rest
 	return h, nil
 }
 
@@ -96,10 +97,7 @@ func (h *Heap) load(ctx context.Context, store store.Keeper, lay layout) error {
 			return fmt.Errorf("its checkpoint: %d bytes follow it", len(d.B))
 		}
 	}
-	if err := h.core.Far.Reopened(ctx); err != nil {
-		return err
-	}
-	return h.core.Reserve(ctx)
+	return h.core.Far.Reopened(ctx)
 }
 
 // decode takes a checkpoint from d.

@@ -79,6 +79,7 @@ type Log struct {
 	frames  []frame    // that are not; guarded by mu
 	shown   uint64     // number of the last write that all copies have; guarded by mu
 	writing bool       // guarded by mu
+	dropped uint64     // up to which records a checkpoint has them; guarded by mu
 	used    []used     // segments that were written to, the last one still is; guarded by mu
 	spares  []used     // the manifest lists them, too; guarded by mu
 	since   time.Time  // when there was none left, or zero; guarded by mu
@@ -114,6 +115,7 @@ func (s *Store) OpenLog(ctx context.Context, replay func(rec []byte) error) (*Lo
 	l := &Log{s: s, o: s.o, proc: s.o.proc, next: 1, short: make(chan struct{}, 1)}
 	l.changed.L = &l.mu
 	l.ctx, l.stop = context.WithCancel(context.Background())
+	s.o.log.Store(l)
 	next := uint64(0)
 	for _, seg := range s.tail {
 		var err error
@@ -224,20 +226,20 @@ func appendFrame(b []byte, f frame, segment uint64, off int) []byte {
 
 // Begin drops what was replayed, which a checkpoint of the heap has by now, and has the log take records.
 func (l *Log) Begin(ctx context.Context) error {
-	err := l.refill(ctx)
+	err := l.refill(ctx, 1)
 	full := errors.Is(err, store.ErrStoreFull) && len(l.s.tail) > 0
-	if full { // but for what was replayed
-		err = l.publish(ctx)
-	}
-	if err == nil {
-		// The manifest does not list them any more.
+	if full || err == nil {
+		l.mu.Lock()
 		for _, seg := range l.s.tail {
-			l.free(seg)
+			l.gone = append(l.gone, used{Tail: tailOf(seg), seg: seg})
 		}
+		l.mu.Unlock()
 		l.s.tail = nil
 	}
-	if full && err == nil {
-		err = l.refill(ctx)
+	if full { // but for what was replayed
+		if err = l.publish(ctx); err == nil {
+			err = l.refill(ctx, 1)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("cannot begin a log: %w", err)
@@ -245,6 +247,7 @@ func (l *Log) Begin(ctx context.Context) error {
 	l.mu.Lock()
 	l.began = true
 	l.mu.Unlock()
+	l.wantSpares() // the other spares, and what was replayed, are keep's: nobody waits for that
 	l.wg.Go(l.proc, l.keep)
 	return nil
 }
@@ -256,17 +259,17 @@ func (l *Log) free(seg store.Segment) {
 	}
 }
 
-// refill borrows spares, and has the manifest list the log as it is now. One goroutine calls it at a time, and nobody else
+// refill borrows spares until there are so many, and has the manifest list the log as it is now. One goroutine calls it at a time, and nobody else
 // changes what the manifest lists.
-func (l *Log) refill(ctx context.Context) error {
+func (l *Log) refill(ctx context.Context, spares int) error {
 	l.mu.Lock()
 	have, gone := len(l.spares), len(l.gone) // spares may be used up meanwhile, but are not added by anybody else
 	l.mu.Unlock()
-	if have >= someSpares && gone == 0 {
+	if have >= spares && gone == 0 {
 		return nil
 	}
 	var err error
-	for have+len(l.fresh) < someSpares {
+	for have+len(l.fresh) < spares {
 		var seg store.Segment
 		if seg, err = l.s.Alloc(ctx); err != nil {
 			break // fewer will do
@@ -325,7 +328,7 @@ func (l *Log) keep() {
 		if l.ended(nil, l.short) {
 			return
 		}
-		for l.refill(l.ctx) != nil {
+		for l.refill(l.ctx, someSpares) != nil {
 			if l.ended(l.proc.NewTimer(logPause), nil) {
 				return
 			}
@@ -494,12 +497,17 @@ func (l *Log) fits(u *used) bool {
 	return max(u.off, logHeader)+size <= l.s.SegmentSize()
 }
 
-// advance takes the next spare, or waits until something has changed and reports false. l.mu must be held.
-func (l *Log) advance() bool {
+// wantSpares has keep look for spares, and give back what is gone.
+func (l *Log) wantSpares() {
 	select {
 	case l.short <- struct{}{}:
 	default:
 	}
+}
+
+// advance takes the next spare, or waits until something has changed and reports false. l.mu must be held.
+func (l *Log) advance() bool {
+	l.wantSpares()
 	if len(l.spares) == 0 {
 		if l.since.IsZero() {
 			l.since = l.proc.Now()
@@ -542,6 +550,7 @@ func (l *Log) Starved() error {
 // Drop has what has only records up to that of the number, which a checkpoint of the heap has, be given back soon.
 func (l *Log) Drop(upTo uint64) {
 	l.mu.Lock()
+	l.dropped = max(l.dropped, upTo)
 	n := 0
 	for n < len(l.used)-1 && l.used[n].last <= upTo { // the last one is written to
 		n++
@@ -549,16 +558,20 @@ func (l *Log) Drop(upTo uint64) {
 	l.gone = append(l.gone, l.used[:n]...)
 	l.used = slices.Delete(l.used, 0, n)
 	l.mu.Unlock()
-	select {
-	case l.short <- struct{}{}:
-	default:
-	}
+	l.wantSpares()
 }
 
 // Abandon has all fail that wait until something is kept, now and later. Some of what they have appended may be kept.
 func (l *Log) Abandon() { l.fail(ErrLogClosed) }
 
-// Close ends the log when what was appended is kept, or cannot be. What it has stays for the next owner.
+// spent reports whether the log has ended, and the next owner needs nothing of it: a checkpoint has all that was appended.
+func (l *Log) spent() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.began && l.closed && l.failed == nil && l.dropped >= l.next-1
+}
+
+// Close ends the log when what was appended is kept, or cannot be. What it has stays for the next owner, but for what a checkpoint has.
 func (l *Log) Close() error {
 	last := l.Last()
 	timer := l.proc.AfterFunc(closeTimeout, func() { l.fail(fmt.Errorf("the last records are not kept: %w", context.DeadlineExceeded)) })

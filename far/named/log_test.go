@@ -197,6 +197,77 @@ func lastOf(s []int) int {
 	return s[len(s)-1]
 }
 
+// TestNothingIsLeftOfALogThatACheckpointHas: who has closed a log of which a checkpoint has everything leaves none to be read by the next owner; and
+// all of it otherwise.
+func TestNothingIsLeftOfALogThatACheckpointHas(t *testing.T) {
+	const records = 3
+	for _, c := range []struct {
+		name    string
+		dropped int // records that a checkpoint has
+		close   func(l *named.Log) error
+		left    string
+	}{
+		{"all", records, (*named.Log).Close, "[]"},
+		{"all but one", records - 1, (*named.Log).Close, "[1 2 3]"},
+		{"all, but the log has failed", records, func(l *named.Log) error { l.Abandon(); return nil }, "[1 2 3]"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) {
+				w := newWorld(2)
+				p, _ := w.start(t, named.Config{}).openLog(t)
+				var numbers []uint64
+				for n := range records {
+					number, err := p.log.Append(binary.LittleEndian.AppendUint64(nil, uint64(n+1)))
+					if err != nil {
+						t.Fatal(err)
+					}
+					numbers = append(numbers, number)
+				}
+				if err := p.log.Commit(numbers[records-1]); err != nil {
+					t.Fatal(err)
+				}
+				p.log.Drop(numbers[c.dropped-1])
+				if err := c.close(p.log); err != nil {
+					t.Fatal(err)
+				}
+				_ = p.log.Close()
+				p.close(t)
+
+				b, _, err := w.reg.Read(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				m, err := named.DecodeManifest(b)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if none := c.left == "[]"; none != (len(m.Tail) == 0) {
+					t.Errorf("the manifest lists %d segments of the log", len(m.Tail))
+				}
+				// An owner that has replayed the log, but has not begun another one, leaves it as it was.
+				between := w.start(t, named.Config{})
+				log, err := between.store.OpenLog(t.Context(), func([]byte) error { return nil })
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := log.Close(); err != nil {
+					t.Fatal(err)
+				}
+				between.close(t)
+				next, found := w.start(t, named.Config{}).openLog(t)
+				if fmt.Sprint(found) != c.left {
+					t.Errorf("the next owner has found the records %v, want %s", found, c.left)
+				}
+				if err := next.log.Close(); err != nil {
+					t.Error(err)
+				}
+				next.close(t)
+				w.check(t)
+			})
+		})
+	}
+}
+
 // TestALogThatIsSupersededKeepsNothing: who waits for a record is told.
 func TestALogThatIsSupersededKeepsNothing(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T) {

@@ -120,7 +120,8 @@ type Owner struct {
 	wg         turns.Group
 
 	moves  moves
-	copies atomic.Int64 // of each segment, 0 before Store
+	copies atomic.Int64        // of each segment, 0 before Store
+	log    atomic.Pointer[Log] // nil before Store.OpenLog
 }
 
 // Own makes this process the owner of the heap whose manifest reg has, which stays the caller's. It fails with an *OwnedError if
@@ -538,7 +539,14 @@ func (o *Owner) Close(ctx context.Context) error {
 	if o.m.Owner == "" && !o.unsure {
 		return nil
 	}
-	if err := o.change(ctx, holder.MaxValue, func(m *Manifest) error { m.Owner, m.Process = "", ""; return nil }); err != nil {
+	err := o.change(ctx, holder.MaxValue, func(m *Manifest) error {
+		m.Owner, m.Process = "", ""
+		if l := o.log.Load(); l != nil && l.spent() {
+			m.Tail = nil // the next owner gives it back, with all else that nothing refers to
+		}
+		return nil
+	})
+	if err != nil {
 		return fmt.Errorf("cannot give the heap up: %w", err)
 	}
 	return nil

@@ -50,6 +50,7 @@ type shared struct {
 	made    chan struct{} // closed when server is there
 	member  *partition.Member
 	links   *forward.Links     // to the other servers
+	kept    Registers          // of the map, and of the manifests of all partitions
 	others  []partition.Server // that were in the map before; changed's
 	left    sync.Once
 	ended   chan struct{} // closed when it has left
@@ -95,18 +96,18 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 	id := make([]byte, 20)
 	rand.Read(id)
 	s := &shared{p: p, cfg: cfg, id: hex.EncodeToString(id), made: make(chan struct{}), ended: make(chan struct{}), open: map[int]*sharedPart{}}
-	registers, err := p.registers(&cfg.BorrowConfig)
-	if err != nil {
+	var err error
+	if s.kept, err = p.registers(&cfg.BorrowConfig); err != nil {
 		return err
 	}
-	p.onClose(registers.Close)
-	register, err := registers.Register(cfg.Heap)
+	p.onClose(s.kept.Close)
+	register, err := s.kept.Register(cfg.Heap)
 	if err != nil {
 		return err
 	}
 	p.onClose(register.Close)
 	p.health = func() error {
-		return fmt.Errorf("%s: it is not known yet who has which partition of heap %s", registers, cfg.Heap)
+		return fmt.Errorf("%s: it is not known yet who has which partition of heap %s", s.kept, cfg.Heap)
 	}
 	if err := p.serveAdmin(); err != nil {
 		return err
@@ -281,7 +282,7 @@ func (s *shared) openAs(ctx context.Context, number int, cfg ServeConfig) (*shar
 	// How a heap is laid out follows from the budget with which it is opened, so that is the least which it may have.
 	cfg.Local, cfg.MaxLocal = s.least, cfg.Local
 	part := &sharedPart{of: newProcess("serve", &operator.Control{Out: io.Discard, Logger: s.p.Logger.With("partition", number), Security: s.p.Security})}
-	part.of.reached, part.of.owner, part.of.gone = s.p.me(), s.owner(), s.gone
+	part.of.reached, part.of.owner, part.of.gone, part.of.manifests = s.p.me(), s.owner(), s.gone, s.kept
 	if err := s.openHeap(ctx, number, part, cfg); err != nil {
 		return nil, errors.Join(err, part.close())
 	}

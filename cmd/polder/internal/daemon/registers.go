@@ -28,6 +28,12 @@ type Registers interface {
 	Close() error
 }
 
+// stayOpen are registers that somebody else closes.
+type stayOpen struct{ Registers }
+
+// Close implements Registers.
+func (stayOpen) Close() error { return nil }
+
 // WithRegisters has f use the registers that cfg names.
 func WithRegisters(ctx context.Context, c *operator.Control, cfg BorrowConfig, f func(Registers) error) (err error) {
 	p := newProcess("heap", c)
@@ -67,6 +73,9 @@ func (k *kept) reach(ctx context.Context) error {
 
 // registers are those that --witness names, or that are at two nodes.
 func (p *process) registers(cfg *BorrowConfig) (Registers, error) {
+	if p.manifests != nil {
+		return stayOpen{p.manifests}, nil
+	}
 	if cfg.TwoNodes != "" {
 		return &pairRegisters{cfg.Far, p.pair(cfg)}, nil
 	}
