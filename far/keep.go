@@ -56,7 +56,6 @@ func open(ctx context.Context, store store.Keeper, cfg Config, lay layout) (*Hea
 	h.checkpointed.Store(time.Now().UnixNano())
 	h.start()
 	h.core.Wg.Go(h.checkpoints)
-	h.core.Wg.Go(func() { _ = h.core.Reserve(h.core.Ctx) }) // as far as there is room; the first checkpoint does the rest
 	return h, nil
 }
 
@@ -97,7 +96,10 @@ func (h *Heap) load(ctx context.Context, store store.Keeper, lay layout) error {
 			return fmt.Errorf("its checkpoint: %d bytes follow it", len(d.B))
 		}
 	}
-	return h.core.Far.Reopened(ctx)
+	if err := h.core.Far.Reopened(ctx); err != nil {
+		return err
+	}
+	return h.core.Reserve(ctx)
 }
 
 // decode takes a checkpoint from d.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"polder/far/record"
 	"polder/far/store"
@@ -136,25 +137,44 @@ const (
 
 // Reserve sees to it that n segments are kept for the next checkpoint in a store that gets full, as far as that has room.
 func (f *Log) Reserve(ctx context.Context, n int) error {
-	for {
+	for atOnce := reserveAtOnce; ; {
 		f.mu.Lock()
-		enough := len(f.keeping.spares) >= n || f.keeping.needs()
+		lacking := n - len(f.keeping.spares)
+		if f.keeping.needs() {
+			lacking = 0
+		}
 		f.mu.Unlock()
-		if enough {
+		if lacking <= 0 {
 			return nil
 		}
-		s, err := f.Store.Alloc(ctx)
-		if f.full(err) {
-			return nil
+		got := make([]store.Segment, min(lacking, atOnce))
+		errs := make([]error, len(got))
+		var wg sync.WaitGroup
+		for i := range got {
+			wg.Go(func() { got[i], errs[i] = f.Store.Alloc(ctx) })
 		}
-		if err != nil {
+		wg.Wait()
+		f.mu.Lock()
+		for i, err := range errs {
+			if err == nil {
+				f.keeping.spares = append(f.keeping.spares, got[i])
+			}
+		}
+		f.mu.Unlock()
+		switch err := errors.Join(errs...); {
+		case err == nil:
+		case f.full(err) && atOnce > 1:
+			atOnce = 1 // they may have taken each other's last room
+		case f.full(err):
+			return nil
+		default:
 			return fmt.Errorf("cannot reserve far memory for a checkpoint: %w", err)
 		}
-		f.mu.Lock()
-		f.keeping.spares = append(f.keeping.spares, s)
-		f.mu.Unlock()
 	}
 }
+
+// reserveAtOnce is how many segments are borrowed at a time for a reserve: a heap that is opened waits for them.
+const reserveAtOnce = 4
 
 // TakeReserved returns a segment of the reserve, nil if there are no more than are to be left.
 func (f *Log) TakeReserved(leave int) store.Segment {
