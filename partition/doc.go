@@ -17,7 +17,8 @@
 // be reached:
 //
 //   - Each partition gets an owner that lives. When a server dies, the others take its partitions over, all at once.
-//   - The numbers of partitions of servers differ by at most one, and the least number of partitions moves to get there.
+//   - The numbers of partitions of servers differ by at most one, and the least number of partitions moves to get there. Partitions that have moved because
+//     of load change that: then a server has at least one, if there are enough, and at most twice its share.
 //   - A balanced map is left as it is.
 //
 // While the register cannot be reached, a server goes on serving what it has.
@@ -36,6 +37,17 @@
 // A planned move is an entry of Map.Next. The owner waits until the next owner has beaten, and so knows of the plan. Then it hands over one partition at a time: it calls Config.Prepare and Config.Close, and then
 // makes the next owner the owner. The next owner looks at the register every 10 ms meanwhile, and calls Config.Open as soon as it owns the partition.
 //
+// # Load
+//
+// Each server says in the map how much of a second each of its partitions takes (Config.Spent), smoothed over 30 beats, and in levels that change only
+// when the time is clearly another one. What it says stays in the map until the next owner has had the partition for 30 beats. When the numbers are as they should be, and a server
+// has had too much for 30 beats, one partition moves from it to the server that has least to do (ease). Too much is when by such a move, or by a row of them, the
+// greater one of what the two servers have to do gets less by an eighth. The next move waits for 30 beats again, and a partition that has
+// moved stays for 60, so that nothing moves to and fro. A partition that alone has most of the load stays where it is. Server.Extra notes what has moved in this way,
+// so that the numbers are not balanced again, also when there is nothing to do any more.
+//
+// While a server does not say how much there is to do, as one of an older version, nothing moves because of load.
+//
 // # Concurrency
 //
 // Each Member has one goroutine that reads and beats, one for each partition that it serves, and one while it hands a partition over.
@@ -44,6 +56,6 @@
 //
 // # Files
 //
-// slot (keys, slots and partitions), map (what servers agree on, and its format), step (what must be done to a map), member (reading and changing
+// slot (keys, slots and partitions), map (what servers agree on, and its format), step (what must be done to a map), load (how much partitions give to do), ease (moves because of load), member (reading and changing
 // the map, joining and leaving), serve (opening, closing and handing over partitions), remove (removing the map).
 package partition

@@ -20,6 +20,7 @@ type Server struct {
 	Addr    string // HOST:PORT for clients
 	Beat    uint64 // changes while the server lives
 	Leaving bool   // it gives its partitions away, and gets none
+	Extra   int    // how many partitions more than an equal share it is to have, because of their load; less if negative
 }
 
 // Map is what the servers agree on.
@@ -28,7 +29,8 @@ type Map struct {
 	Servers    []Server // ascending by ID
 	Owner      []string // for each partition the ID of the server that has it, or is to take it now; "" if nobody does
 	Next       []string // for each partition the ID of the server to which the owner is to hand it over; "" if it stays
-	Epoch      uint64   // grows with every change of Owner, or of Servers except for beats
+	Load       []Level  // for each partition how much there was to do when an owner last said it
+	Epoch      uint64   // grows with every change of Owner, or of Servers except for Beat and Extra
 	Removing   bool     // nobody may join: what the partitions have is being removed, and then the map
 }
 
@@ -48,25 +50,26 @@ func (m *Map) find(id string) (int, bool) {
 
 // newMap is a map with no servers.
 func newMap(partitions int) *Map {
-	return &Map{Partitions: partitions, Owner: make([]string, partitions), Next: make([]string, partitions)}
+	return &Map{Partitions: partitions, Owner: make([]string, partitions), Next: make([]string, partitions), Load: make([]Level, partitions)}
 }
 
 // clone is a copy that may be changed.
 func (m *Map) clone() *Map {
 	c := *m
-	c.Servers, c.Owner, c.Next = slices.Clone(m.Servers), slices.Clone(m.Owner), slices.Clone(m.Next)
+	c.Servers, c.Owner, c.Next, c.Load = slices.Clone(m.Servers), slices.Clone(m.Owner), slices.Clone(m.Next), slices.Clone(m.Load)
 	return &c
 }
 
-// sameOwners reports whether the maps have the same owners, and the same servers except for beats: whether they are of one Epoch.
+// sameOwners reports whether the maps have the same owners, and the same servers except for Beat and Extra: whether they are of one Epoch.
 func (m *Map) sameOwners(other *Map) bool {
 	return slices.Equal(m.Owner, other.Owner) && slices.EqualFunc(m.Servers, other.Servers, func(a, b Server) bool {
-		a.Beat = b.Beat
+		a.Beat, a.Extra = b.Beat, b.Extra
 		return a == b
 	})
 }
 
-// The encoding is JSON, and begins with the same bytes in every format.
+// The encoding is JSON, and begins with the same bytes in every format. Load and Extra came later, in the same format: a server that does not know
+// them drops them when it beats, and nothing moves because of load while there is such a server.
 const (
 	magic     = "polder partitions"
 	format    = 1
@@ -83,6 +86,7 @@ type encoded struct {
 	Servers    []encodedServer `json:"servers"`
 	Owner      []int           `json:"owner"` // indices into Servers, or nobody
 	Next       []int           `json:"next"`
+	Load       []Level         `json:"load,omitempty"` // in base 64; none if all are unknown
 	Removing   bool            `json:"removing,omitempty"`
 }
 
@@ -91,6 +95,7 @@ type encodedServer struct {
 	Addr    string `json:"addr"`
 	Beat    uint64 `json:"beat,omitempty"`
 	Leaving bool   `json:"leaving,omitempty"`
+	Extra   int    `json:"extra,omitempty"`
 }
 
 // IsMap reports whether b begins as a map in any format does. It may be damaged otherwise.
@@ -113,6 +118,9 @@ func (m *Map) Encode() []byte {
 		return out
 	}
 	e.Owner, e.Next = index(m.Owner), index(m.Next)
+	if slices.ContainsFunc(m.Load, func(l Level) bool { return l != unknown }) {
+		e.Load = m.Load
+	}
 	b, err := json.Marshal(e)
 	if err != nil {
 		panic("BUG: " + err.Error()) // there are only numbers and strings
@@ -144,17 +152,23 @@ func Decode(b []byte) (*Map, error) {
 		return nil, fmt.Errorf("the map of partitions is a %q of format %d, want format %d: it is of another version of polder", e.Magic, e.Format, format)
 	case e.Partitions < 1 || e.Partitions > MaxPartitions:
 		return nil, fmt.Errorf("the map has %d partitions, want 1 to %d", e.Partitions, MaxPartitions)
+	case len(e.Load) != 0 && len(e.Load) != e.Partitions:
+		return nil, fmt.Errorf("the map says how much there is to do for %d of %d partitions", len(e.Load), e.Partitions)
 	case len(e.Owner) != e.Partitions || len(e.Next) != e.Partitions:
 		return nil, fmt.Errorf("the map says who owns %d of %d partitions, and who is next of %d", len(e.Owner), e.Partitions, len(e.Next))
 	}
 	m := newMap(e.Partitions)
 	m.Epoch, m.Removing = e.Epoch, e.Removing
+	copy(m.Load, e.Load)
 	for i, s := range e.Servers {
 		if err := checkServer(s.ID, s.Addr); err != nil {
 			return nil, fmt.Errorf("server %d of the map: %w", i, err)
 		}
 		if i > 0 && s.ID <= e.Servers[i-1].ID {
 			return nil, fmt.Errorf("server %d of the map is %s, which does not follow %s", i, s.ID, e.Servers[i-1].ID)
+		}
+		if max(s.Extra, -s.Extra) > e.Partitions {
+			return nil, fmt.Errorf("server %d of the map is to have %d partitions more than its share, and there are %d", i, s.Extra, e.Partitions)
 		}
 		m.Servers = append(m.Servers, Server(s))
 	}

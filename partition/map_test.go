@@ -16,9 +16,10 @@ func id(n int) string { return fmt.Sprintf("%040x", n) }
 func someMap() *Map {
 	m := newMap(4)
 	m.Epoch = math.MaxUint64
-	m.Servers = []Server{{id(1), "10.0.0.1:6379", 7, false}, {id(2), "[fe80::1%eth0]:6379", 0, true}}
+	m.Servers = []Server{{id(1), "10.0.0.1:6379", 7, false, -1}, {id(2), "[fe80::1%eth0]:6379", 0, true, 2}}
 	m.Owner = []string{id(1), "", id(2), id(2)}
 	m.Next = []string{"", "", id(1), ""}
+	m.Load = []Level{idle, unknown, 100, math.MaxUint8}
 	return m
 }
 
@@ -46,14 +47,30 @@ func TestAMapIsReadAsItWasWritten(t *testing.T) {
 	}
 }
 
+// TestAMapWithoutLoadsIsRead, as a server wrote it that knew of none.
+func TestAMapWithoutLoadsIsRead(t *testing.T) {
+	want := someMap()
+	want.Load = make([]Level, 4)
+	want.Servers[0].Extra, want.Servers[1].Extra = 0, 0
+	got, err := Decode([]byte(`{"magic":"polder partitions","format":1,"epoch":18446744073709551615,"partitions":4,"servers":[` +
+		`{"id":"` + id(1) + `","addr":"10.0.0.1:6379","beat":7},{"id":"` + id(2) + `","addr":"[fe80::1%eth0]:6379","leaving":true}],` +
+		`"owner":[0,-1,1,1],"next":[-1,-1,0,-1]}`))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v, want %+v", got, err, want)
+	}
+	if b := string(want.Encode()); strings.Contains(b, "load") || strings.Contains(b, "extra") {
+		t.Errorf("it is written as %s, want nothing of loads", b)
+	}
+}
+
 func TestTheLargestMapFitsIntoARegister(t *testing.T) {
 	m := newMap(MaxPartitions)
 	m.Epoch = math.MaxUint64
 	for i := range 64 {
-		m.Servers = append(m.Servers, Server{id(i), strings.Repeat("h", maxAddr-6) + ":65535", math.MaxUint64, true})
+		m.Servers = append(m.Servers, Server{id(i), strings.Repeat("h", maxAddr-6) + ":65535", math.MaxUint64, true, -MaxPartitions})
 	}
 	for p := range m.Owner {
-		m.Owner[p], m.Next[p] = id(63), id(62)
+		m.Owner[p], m.Next[p], m.Load[p] = id(63), id(62), math.MaxUint8
 	}
 	b := m.Encode()
 	if got, err := Decode(b); len(b) > holder.MaxValue || err != nil || !reflect.DeepEqual(got, m) {
@@ -70,6 +87,9 @@ func TestWhatIsNoMapIsRefused(t *testing.T) {
 		"a negative count":           func(e *encoded) { e.Partitions = -1 },
 		"too few owners":             func(e *encoded) { e.Owner = e.Owner[:3] },
 		"too many next owners":       func(e *encoded) { e.Next = append(e.Next, nobody) },
+		"too few loads":              func(e *encoded) { e.Load = e.Load[:3] },
+		"too much of a share":        func(e *encoded) { server(e, 0, func(s *encodedServer) { s.Extra = 5 }) },
+		"too little of a share":      func(e *encoded) { server(e, 0, func(s *encodedServer) { s.Extra = -5 }) },
 		"an unknown owner":           func(e *encoded) { e.Owner[0] = 2 },
 		"a very unknown owner":       func(e *encoded) { e.Owner[0] = -2 },
 		"an unknown next owner":      func(e *encoded) { e.Next[0] = 2 },

@@ -55,6 +55,9 @@ type Config struct {
 	// Close ends the serving of a partition that Open has opened and gives it up, so that the next owner can have it at once. An error
 	// is logged, and the partition counts as closed. ctx ends when that of Member.Close does.
 	Close func(ctx context.Context, p int) error
+	// Spent, if set, is how much time has been spent on what clients ask of partition p since Open has opened it. Partitions move because of it. If
+	// a server does not have it, no partition moves because of load.
+	Spent func(p int) time.Duration
 	// Vacant, if set, is asked about a value of the register that is not a map when the server joins: whether it may be replaced by one, and above which
 	// epoch.
 	Vacant func(value []byte) (epoch uint64, ok bool)
@@ -102,6 +105,10 @@ type Member struct {
 	parts   map[int]*served   // that are opened, served or closed here; guarded by mu
 	planned map[int]uint64    // by the number of a partition, the beat of the next owner when the move was seen first; guarded by mu
 	handing int               // the partition that is being handed over, or nobody; guarded by mu
+
+	meters  map[int]*meter       // of the partitions that are open here; guarded by changing
+	pressed map[string]time.Time // by ID, since when servers have had too much to do; guarded by mu
+	moved   map[int]time.Time    // when partitions were seen to have got their owners; guarded by mu
 }
 
 // beatOf is a beat of another server, and since when it has not changed as far as is known here.
@@ -132,6 +139,7 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 	m := &Member{
 		cfg: cfg, changing: make(chan struct{}, 1), doubt: make(chan struct{}, 1), renewed: make(chan struct{}), beat: uint64(rand.Uint32()),
 		gone: make(chan struct{}), seen: map[string]beatOf{}, parts: map[int]*served{}, planned: map[int]uint64{}, handing: nobody,
+		moved: map[int]time.Time{},
 	}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	m.removed = sync.OnceFunc(func() { close(m.gone) })
@@ -215,11 +223,14 @@ func (m *Member) live(to *Map) bool {
 	m.beat++
 	me := Server{ID: m.cfg.ID, Addr: m.cfg.Addr, Beat: m.beat, Leaving: m.leaving.Load()}
 	if i, ok := to.find(me.ID); ok {
+		me.Extra = to.Servers[i].Extra
 		to.Servers[i] = me
 	} else {
 		to.Servers = slices.Insert(to.Servers, i, me)
 	}
+	m.measure(to)
 	step(to, m.dead)
+	m.ease(to)
 	return true
 }
 
@@ -323,6 +334,7 @@ func (m *Member) install(now *Map, version uint64) {
 	t := time.Now()
 	if t.Sub(m.looked) > m.cfg.Patience/2 {
 		clear(m.seen)
+		clear(m.pressed)
 	}
 	m.looked = t
 	seen := map[string]beatOf{}
@@ -343,6 +355,7 @@ func (m *Member) install(now *Map, version uint64) {
 			m.planned[p] = s.Beat
 		}
 	}
+	m.watch(was, now, t)
 	m.version = version
 	m.m.Store(now)
 	m.serve()

@@ -3,56 +3,60 @@ package partition
 import (
 	"cmp"
 	"slices"
+	"sort"
 	"strings"
 )
 
-// load is how many partitions a server has.
-type load struct {
-	id   string
-	has  int // that it owns; once moves are planned, that it will own after them
-	then int // that it would own after the moves that the map has
-	want int // that it is to own
+// share is how many partitions a server has.
+type share struct {
+	id    string
+	extra int // as Server.Extra
+	has   int // that it owns; once moves are planned, that it will own after them
+	then  int // that it would own after the moves that the map has
+	want  int // that it is to own
 }
 
 // step does what must be done to a map, and reports whether there was something. It uses no clock and no chance. The Epoch stays.
 //
-// It takes out the servers that are dead. Each partition without an owner goes to the server that owns fewest. Then it plans moves: as
-// few as it takes to balance the servers that do not leave, to which those of leaving servers go, too. Of the moves that the map has it keeps all
+// It takes out the servers that are dead. Each partition without an owner goes to the server that has most to come. Then it plans moves: as
+// few as it takes to balance the numbers of the servers that do not leave, to which those of leaving servers go, too. Of the moves that the map has it keeps all
 // that are part of such a plan, so that a plan does not change while it is carried out.
 func step(m *Map, dead func(id string) bool) bool {
 	was := m.clone()
 	m.remove(dead)
-	loads := map[string]*load{}
-	var takers []*load // by ID
+	shares := map[string]*share{}
+	var takers []*share // by ID
 	for _, s := range m.Servers {
-		l := &load{id: s.ID}
-		if loads[s.ID] = l; !s.Leaving {
+		l := &share{id: s.ID, extra: s.Extra}
+		if shares[s.ID] = l; !s.Leaving {
 			takers = append(takers, l)
 		}
 	}
 	for p, id := range m.Owner {
 		if id != "" {
-			loads[id].has++
-			loads[cmp.Or(m.Next[p], id)].then++
+			shares[id].has++
+			shares[cmp.Or(m.Next[p], id)].then++
 		}
 	}
 	if len(takers) == 0 {
 		clear(m.Next)
 		return !slices.Equal(m.Next, was.Next) || !m.sameOwners(was)
 	}
+	divide(m.Partitions, takers)
+	neediest := func() *share {
+		return slices.MaxFunc(takers, func(a, b *share) int { return cmp.Compare(a.want-a.has, b.want-b.has) })
+	}
 	for p, id := range m.Owner {
 		if id == "" {
-			l := slices.MinFunc(takers, func(a, b *load) int { return cmp.Compare(a.has, b.has) })
+			l := neediest()
 			m.Owner[p] = l.id
 			l.has++
-			l.then++
 		}
 	}
-	divide(m.Partitions, takers)
 
-	move := func(p int, to *load) {
+	move := func(p int, to *share) {
 		m.Next[p] = to.id
-		loads[m.Owner[p]].has--
+		shares[m.Owner[p]].has--
 		to.has++
 	}
 	for p, id := range m.Next {
@@ -60,13 +64,13 @@ func step(m *Map, dead func(id string) bool) bool {
 			continue
 		}
 		m.Next[p] = ""
-		if from, to := loads[m.Owner[p]], loads[id]; from.has > from.want && to.has < to.want {
+		if from, to := shares[m.Owner[p]], shares[id]; from.has > from.want && to.has < to.want {
 			move(p, to)
 		}
 	}
 	for p, id := range m.Owner {
-		if from := loads[id]; m.Next[p] == "" && from.has > from.want {
-			move(p, slices.MaxFunc(takers, func(a, b *load) int { return cmp.Compare(a.want-a.has, b.want-b.has) }))
+		if from := shares[id]; m.Next[p] == "" && from.has > from.want {
+			move(p, neediest())
 		}
 	}
 	return !slices.Equal(m.Next, was.Next) || !m.sameOwners(was)
@@ -85,22 +89,41 @@ func (m *Map) remove(gone func(id string) bool) {
 	}
 }
 
-// divide says how many of the partitions each taker is to own. All are to own n or n+1, whereby fewest partitions move if those that own more than n now
-// are to own n+1. Among these the plan that the map has decides.
-func divide(partitions int, takers []*load) {
-	n := partitions / len(takers)
-	above := func(l *load) int {
-		if l.has > n {
+// bounds are how many partitions a server has at least and at most, if there are so many takers.
+func bounds(partitions, takers int) (least, most int) {
+	n := partitions / takers
+	return min(n, 1), max(2*n, 1)
+}
+
+// divide says how many of the partitions each taker is to own: n or n+1 and its extra, within bounds, whereby fewest partitions move if those that own more
+// than n now are to own n+1. Among these the plan that the map has decides.
+func divide(partitions int, takers []*share) {
+	least, most := bounds(partitions, len(takers))
+	with := func(l *share, n int) int { return min(max(n+l.extra, least), most) }
+	left := func(n int) int {
+		rest := partitions
+		for _, l := range takers {
+			rest -= with(l, n)
+		}
+		return rest
+	}
+	n := sort.Search(3*partitions, func(i int) bool { return left(i-partitions+1) < 0 }) - partitions // extras are no more than partitions
+	rest := left(n)
+	is := func(yes bool) int {
+		if yes {
 			return 1
 		}
 		return 0
 	}
+	grows := func(l *share) int { return is(with(l, n+1) > with(l, n)) }
+	over := func(l *share, has int) int { return has - with(l, n) }
+	above := func(l *share) int { return is(over(l, l.has) > 0) }
 	byNeed := slices.Clone(takers)
-	slices.SortFunc(byNeed, func(a, b *load) int {
-		return cmp.Or(above(b)-above(a), b.then-a.then, b.has-a.has, strings.Compare(a.id, b.id))
+	slices.SortFunc(byNeed, func(a, b *share) int {
+		return cmp.Or(grows(b)-grows(a), above(b)-above(a), over(b, b.then)-over(a, a.then), over(b, b.has)-over(a, a.has), strings.Compare(a.id, b.id))
 	})
 	for i, l := range byNeed {
-		if l.want = n; i < partitions%len(takers) {
+		if l.want = with(l, n); i < rest {
 			l.want++
 		}
 	}
