@@ -298,3 +298,160 @@ func TestLevelsAreCloseToTheTime(t *testing.T) {
 		t.Errorf("the greatest level is %d, and no time is %d", last, unknown.at(0))
 	}
 }
+
+// TestServersMoveWhatIsBusy, and a server that dies or comes afterwards is no reason to move all of it back.
+func TestServersMoveWhatIsBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.load = func(p int) float64 { return 0.2 * float64(1-p/4) }
+		a := w.start(1, 8)
+		w.until("the first server has all", a.serves(0, 1, 2, 3, 4, 5, 6, 7))
+		b := w.start(2, 8)
+		w.until("each server has half", func() bool { least, most := extremes(w.now()); return least == 4 && most == 4 && moves(w.now()) == 0 })
+		busy := func() (n int) {
+			for p := range 4 {
+				if w.now().Owner[p] == a.id {
+					n++
+				}
+			}
+			return n
+		}
+		w.put(func(m *Map) { // the worst case
+			for p := range m.Owner {
+				m.Owner[p], m.Next[p] = m.Servers[p/4].ID, ""
+			}
+		})
+		w.until("the busy partitions are shared", func() bool { return busy() == 2 && moves(w.now()) == 0 })
+		settled := w.now()
+		time.Sleep(10 * time.Minute)
+		if now := w.now(); now.Epoch != settled.Epoch || owned(now, true)[a.id] != 2 {
+			t.Errorf("the owners %v become %v", settled.Owner, now.Owner)
+		}
+		b.kill()
+		w.until("the first server has all again", a.serves(0, 1, 2, 3, 4, 5, 6, 7))
+		c := w.start(3, 8)
+		w.until("the busy partitions are shared again", func() bool { return busy() == 2 && moves(w.now()) == 0 })
+		for _, h := range []*host{c, a} {
+			h.leave()
+		}
+	})
+}
+
+// TestBesideAnOldServerNumbersAreBalanced: it drops loads whenever it beats, and what load has shifted.
+func TestBesideAnOldServerNumbersAreBalanced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.load = func(p int) float64 { return 0.2 * float64(1-p/4) }
+		a, b := w.start(1, 8), w.start(2, 8)
+		w.until("load is known", func() bool { return w.now().burdens() != nil })
+		old := w.host(3)
+		old.old = true
+		if err := old.join(8); err != nil {
+			t.Fatal(err)
+		}
+		even := func() bool { least, most := extremes(w.now()); return least == 2 && most == 3 && moves(w.now()) == 0 }
+		w.until("the numbers are balanced", even)
+		settled := w.now()
+		time.Sleep(10 * time.Minute)
+		if now := w.now(); now.Epoch != settled.Epoch || !even() {
+			t.Errorf("beside an old server the owners %v become %v", settled.Owner, now.Owner)
+		}
+		old.leave()
+		w.until("all moves because of load again", func() bool { return slices.ContainsFunc(w.now().Servers, func(s Server) bool { return s.Extra != 0 }) })
+		for _, h := range []*host{a, b} {
+			h.leave()
+		}
+	})
+}
+
+// TestAfterAMoveLoadIsWatchedAnew, also by a server that has not seen the plan but only that the partition has another owner.
+func TestAfterAMoveLoadIsWatchedAnew(t *testing.T) {
+	busy := idle.at(100 * time.Millisecond)
+	was := newMap(8)
+	was.Servers = []Server{{ID: id(0)}, {ID: id(1)}}
+	for p := range was.Owner {
+		was.Owner[p], was.Load[p] = id(0), busy
+	}
+	was.Owner[7] = id(1)
+	now := was.clone()
+	now.Owner[6] = id(1)
+	m := &Member{moved: map[int]time.Time{}}
+	at := time.Now()
+	m.watch(nil, was, at)
+	m.watch(was, was, at.Add(time.Second))
+	if since := m.pressed[id(0)]; since != at || len(m.pressed) != 1 {
+		t.Errorf("servers have too much since %v, want the first since %v", m.pressed, at)
+	}
+	m.watch(was, now, at.Add(2*time.Second))
+	if since, want := m.pressed[id(0)], at.Add(2*time.Second); since != want {
+		t.Errorf("after a move the first server has too much since %v, want %v", since, want)
+	}
+	if m.moved[5] != at || m.moved[6] != at.Add(2*time.Second) {
+		t.Errorf("partitions have their owners since %v", m.moved)
+	}
+}
+
+// TestLoadIsSaidWhenItIsKnown, which takes 30 beats, also after a move: until then what the owner before has said holds.
+func TestLoadIsSaidWhenItIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		often := 1.0
+		w.load = func(int) float64 { return 0.1 * often }
+		a := w.start(1, 2)
+		w.until("all is open", a.serves(0, 1))
+		time.Sleep(25 * time.Second)
+		if got := w.now().Load; got[0] != unknown {
+			t.Errorf("after 25 beats the loads are %v, want none", got)
+		}
+		time.Sleep(10 * time.Second)
+		want := idle.at(100 * time.Millisecond)
+		if got := w.now().Load; got[0] != want || got[1] != want {
+			t.Errorf("after 35 beats the loads are %v, want %d", got, want)
+		}
+		b := w.start(2, 2)
+		w.until("each server has one", b.serves(0))
+		w.mu.Lock()
+		often = 4
+		w.mu.Unlock()
+		time.Sleep(25 * time.Second)
+		if got := w.now().Load; got[0] != want || got[1] <= want {
+			t.Errorf("25 beats after a move the loads are %v, want %d and more", got, want)
+		}
+		time.Sleep(10 * time.Second)
+		if got, more := w.now().Load, idle.at(400*time.Millisecond); got[0] != more {
+			t.Errorf("35 beats after a move the loads are %v, want %d at first", got, more)
+		}
+		b.leave()
+		a.leave()
+	})
+}
+
+func TestAMeterSmoothsAndBeginsAnew(t *testing.T) {
+	var r meter
+	now, spent := time.Now(), time.Duration(0)
+	read := func(beats int, each time.Duration) {
+		for range beats {
+			now, spent = now.Add(time.Second), spent+each
+			r.read(now, spent, 30*time.Second)
+			r.read(now, spent, 30*time.Second) // a beat that had to be repeated
+		}
+	}
+	near := func(want float64) {
+		t.Helper()
+		if math.Abs(r.rate-want) > 0.02 {
+			t.Errorf("the rate is %.3f, want %.3f", r.rate, want)
+		}
+	}
+	read(5, 500*time.Millisecond)
+	near(0.5)
+	read(25, 500*time.Millisecond)
+	near(0.5)
+	read(1, 2*time.Second)
+	near(0.55)
+	read(60, 0)
+	near(0.08)
+	spent = 0
+	read(1, 10*time.Second)
+	read(1, 300*time.Millisecond)
+	near(0.3)
+}

@@ -19,9 +19,10 @@ type world struct {
 	rng *rand.Rand // guarded by mu
 
 	mu      sync.Mutex
-	value   []byte        // guarded by mu
-	version uint64        // guarded by mu
-	open    map[int]*host // who has a partition open, as package far/named sees it; guarded by mu
+	value   []byte              // guarded by mu
+	version uint64              // guarded by mu
+	open    map[int]*host       // who has a partition open, as package far/named sees it; guarded by mu
+	load    func(p int) float64 // how much of a second partition p takes, set before anybody joins; nil if nobody says it
 }
 
 func newWorld(t *testing.T) *world { return &world{t: t, open: map[int]*host{}} }
@@ -97,9 +98,11 @@ type host struct {
 	cut   bool // the register cannot be reached
 	deaf  bool // the register can be read only
 	dead  bool
+	old   bool // it is of a version that knows nothing of loads; set before it joins
 	parts map[int]having
-	log   []string // what was called
-	told  []*Map   // to Changed
+	since map[int]time.Time // when partitions were opened
+	log   []string          // what was called
+	told  []*Map            // to Changed
 
 	// Called, if they are set, by the functions of the same name.
 	onOpen    func(ctx context.Context, p int) error
@@ -110,14 +113,14 @@ type host struct {
 var errDown = errors.New("down")
 
 func (w *world) host(n int) *host {
-	return &host{w: w, id: id(n), parts: map[int]having{}, ready: make(chan struct{})}
+	return &host{w: w, id: id(n), parts: map[int]having{}, since: map[int]time.Time{}, ready: make(chan struct{})}
 }
 
 // join has a process join, with a beat of a second and a patience of four.
 func (h *host) join(partitions int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	m, err := Join(ctx, Config{
+	cfg := Config{
 		Register: h, ID: h.id, Addr: "10.0.0.1:6379", Partitions: partitions,
 		Open: h.open, Prepare: h.prepare, Close: h.close,
 		Changed: func(m *Map) {
@@ -131,7 +134,11 @@ func (h *host) join(partitions int) error {
 			}
 			h.told = append(h.told, m)
 		},
-	})
+	}
+	if h.w.load != nil && !h.old {
+		cfg.Spent = h.spent
+	}
+	m, err := Join(ctx, cfg)
 	h.m = m
 	close(h.ready)
 	return err
@@ -212,6 +219,18 @@ func (h *host) Swap(ctx context.Context, version uint64, value []byte) (uint64, 
 	if err := h.reach(ctx); err != nil {
 		return 0, err
 	}
+	if h.old {
+		m, err := Decode(value)
+		if err != nil {
+			h.w.t.Errorf("%s writes what is no map: %v", h.id, err)
+			return 0, err
+		}
+		clear(m.Load)
+		for i := range m.Servers {
+			m.Servers[i].Extra = 0
+		}
+		value = m.Encode()
+	}
 	h.w.mu.Lock()
 	deaf := h.deaf
 	h.w.mu.Unlock()
@@ -245,6 +264,13 @@ func (h *host) calls() []string {
 	h.w.mu.Lock()
 	defer h.w.mu.Unlock()
 	return slices.Clone(h.log)
+}
+
+// spent is how much time went into a partition since it was opened.
+func (h *host) spent(p int) time.Duration {
+	h.w.mu.Lock()
+	defer h.w.mu.Unlock()
+	return time.Duration(h.w.load(p) * float64(time.Since(h.since[p])))
 }
 
 // has is what the process has of a partition.
@@ -281,7 +307,7 @@ func (h *host) open(ctx context.Context, p int) error {
 		other.parts[p] = fenced
 		go other.superseded(p)
 	}
-	h.parts[p], h.w.open[p] = serving, h
+	h.parts[p], h.w.open[p], h.since[p] = serving, h, time.Now()
 	return nil
 }
 
