@@ -40,6 +40,7 @@ type part struct {
 	number  int
 	uses    atomic.Int64 // commands that run, and replies that are to be sent
 	leaving atomic.Bool  // no more of them begin
+	spent   atomic.Int64 // nanoseconds on commands: see Server.Spent
 }
 
 // AddPartition gives a server with a Cluster the heap of a partition. Clients are told what is there from then on. The caller
@@ -305,7 +306,9 @@ func (s *session) performAt(at *Server, cmd *command, args [][]byte) bool {
 	}
 	s.srv = at
 	defer func() { s.srv, s.txn = s.front, nil }()
+	began, waits := s.clock, s.tries > maxTries || s.cancel != nil
 	done := s.perform(cmd, args)
+	at.part.spend(s.clock-began, waits)
 	switch {
 	case !done:
 		s.at = at
