@@ -204,13 +204,7 @@ func (t *heapTool) infoKept(cmd *cobra.Command, names []string) error {
 		fmt.Fprintf(w, "heap\t%s\nowner\t%s\nepoch\t%d\nmanifest\t%d bytes\n", r.Name, r.state(), r.Epoch, r.size)
 		if r.shared != nil {
 			for _, s := range r.shared.Servers {
-				has := 0
-				for _, owner := range r.shared.Owner {
-					if owner == s.ID {
-						has++
-					}
-				}
-				fmt.Fprintf(w, "server\t%s, %d of %d partitions\n", s.Addr, has, r.Partitions)
+				fmt.Fprintf(w, "server\t%s, %s\n", s.Addr, daemon.PartitionsOf(r.shared, s.ID))
 			}
 			for _, node := range r.Nodes {
 				fmt.Fprintf(w, "node\t%s\n", node)

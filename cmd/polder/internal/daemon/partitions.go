@@ -176,7 +176,7 @@ func (s *shared) join(ctx context.Context, reg holder.Register) (*partition.Memb
 	defer s.p.Waiting("waiting for the witnesses")()
 	m, err := partition.Join(ctx, partition.Config{
 		Register: reg, ID: s.id, Addr: s.p.me(), Partitions: s.cfg.Partitions,
-		Open: s.openPart, Prepare: s.preparePart, Close: s.closePart, Vacant: named.Vacant, Changed: s.changed, Logger: s.p.Logger,
+		Open: s.openPart, Prepare: s.preparePart, Close: s.closePart, Spent: s.spent, Vacant: named.Vacant, Changed: s.changed, Logger: s.p.Logger,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("heap %s: %w", s.cfg.Heap, explainJoin(err))
@@ -393,14 +393,23 @@ func (s *shared) usable() error {
 
 func (s *shared) report(st *console.State) {
 	m := s.member.Map()
-	counts := map[string]int{}
-	for _, owner := range m.Owner {
-		counts[owner]++
-	}
 	for _, srv := range m.Servers {
-		st.Advice = append(st.Advice, fmt.Sprintf("%s has %d of %d partitions of heap %s", srv.Addr, counts[srv.ID], m.Partitions, s.cfg.Heap))
+		st.Advice = append(st.Advice, fmt.Sprintf("%s has %s, of heap %s", srv.Addr, PartitionsOf(m, srv.ID), s.cfg.Heap))
 	}
 }
+
+// PartitionsOf says how many partitions a server has, and how much of a processor's time they take there.
+func PartitionsOf(m *partition.Map, id string) string {
+	n, t, known := m.Burden(id)
+	load := "not known yet"
+	if known {
+		load = strconv.FormatFloat(t.Seconds()*100, 'f', 1, 64) + "%"
+	}
+	return fmt.Sprintf("%d of %d partitions, load %s", n, m.Partitions, load)
+}
+
+// spent is how much time has been spent on a partition that is open here.
+func (s *shared) spent(number int) time.Duration { return s.server.Spent(number) }
 
 func (s *shared) stats() []resp.Stat {
 	sum := extraStats(far.Stats{}, pool.Stats{})

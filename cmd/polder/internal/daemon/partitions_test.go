@@ -84,3 +84,18 @@ func TestLinksToServersThatHaveLeftAreClosed(t *testing.T) {
 	default:
 	}
 }
+
+// TestTheLoadOfAServerIsShown: the sum over its partitions, when it is known of all of them.
+func TestTheLoadOfAServerIsShown(t *testing.T) {
+	a, b := strings.Repeat("a", 40), strings.Repeat("b", 40)
+	m, err := partition.Decode([]byte(`{"magic":"polder partitions","format":1,"partitions":4,"servers":[{"id":"` + a + `","addr":"a:1"},{"id":"` + b + `","addr":"b:1"}],` +
+		`"owner":[0,0,0,1],"next":[-1,-1,-1,-1],"load":"egF6AA=="}`)) // 100 ms in a second, idle, 100 ms, unknown
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]string{a: "3 of 4 partitions, load 20.5%", b: "1 of 4 partitions, load not known yet"} {
+		if got := PartitionsOf(m, id); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
