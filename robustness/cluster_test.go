@@ -264,7 +264,7 @@ func (c *crowd) finish() {
 	}
 }
 
-// balanced waits until each of the servers has the same number of partitions.
+// balanced waits until each of the servers has about the same number of partitions.
 func balanced(t *testing.T, servers ...*child.Process) {
 	t.Helper()
 	c := connect(t, servers[0])
@@ -278,7 +278,7 @@ func balanced(t *testing.T, servers ...*child.Process) {
 			for _, r := range s.Slots {
 				slots += int(r.End - r.Start + 1)
 			}
-			if most := 16384/len(servers) + 2; slots > most {
+			if most := 16384/len(servers) + 16384/6 + 2; slots == 0 || slots > most { // because of load, one of the six more than its share
 				return false
 			}
 		}
