@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -437,8 +438,16 @@ func moved(slot int, addr string) error {
 	return replyError("MOVED " + strconv.Itoa(slot) + " " + addr)
 }
 
+// onlyReads reports whether a command may be carried out twice, because it only reads.
+func (s *session) onlyReads(cmd *command) bool {
+	if cmd.name == "exec" {
+		return !slices.ContainsFunc(s.queue, func(q queued) bool { return q.cmd.flags&flagRead == 0 })
+	}
+	return cmd.flags&flagRead != 0
+}
+
 // forward has another server carry out a command, and appends its reply. A server that has not got the partition, which the map may
-// tell too early or too late, has carried out nothing.
+// tell too early or too late, has carried out nothing. ErrUnsent says that the command may be tried again.
 func (s *session) forward(addr string, cmd *command, args [][]byte) error {
 	cmds := [][][]byte{args}
 	if cmd.name == "exec" {
@@ -454,8 +463,12 @@ func (s *session) forward(addr string, cmd *command, args [][]byte) error {
 	switch {
 	case errors.As(err, &refused):
 		err = replyError(refused.Text)
-	case errors.Is(err, forward.ErrUncertain):
+	case errors.Is(err, forward.ErrUncertain) && !s.onlyReads(cmd):
 		return errUncertain
+	case errors.Is(err, forward.ErrTooLong):
+		return errOutput
+	case errors.Is(err, forward.ErrUncertain):
+		return forward.ErrUnsent
 	case err == nil && bytes.HasPrefix(out[len(s.out):], []byte("-MOVED ")):
 		return forward.ErrUnsent
 	case err == nil:

@@ -29,6 +29,7 @@ type cluster struct {
 	dirs    []string      // of disks, by partition
 	stores  []*disk.Store // that are open
 	heaps   []*far.Heap
+	links   *forward.Links
 }
 
 // startCluster starts servers, among which the partitions are dealt out in turn.
@@ -44,12 +45,12 @@ func startCluster(t *testing.T, servers, partitions int, local int64) *cluster {
 		m.Servers = append(m.Servers, partition.Server{ID: clusterID(i)})
 	}
 	c.now.Store(m)
-	links := forward.New(forward.Config{})
-	t.Cleanup(links.Close)
+	c.links = forward.New(forward.Config{})
+	t.Cleanup(c.links.Close)
 	for i := range servers {
 		srv, err := NewLoading(Config{
 			Logger: slog.New(slog.DiscardHandler), OpTimeout: testTimeout, Loops: []int{1, -1}[i%2], MaxBulk: 1 << 20, // as startRedis
-			Cluster: &Cluster{ID: clusterID(i), Map: c.now.Load, Doubt: func() {}, Forward: links.Do},
+			Cluster: &Cluster{ID: clusterID(i), Map: c.now.Load, Doubt: func() {}, Forward: c.links.Do},
 		})
 		if err != nil {
 			t.Fatal(err)

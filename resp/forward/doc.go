@@ -14,7 +14,8 @@
 // Links are kept when a call has ended, at most Config.Conns to one server, those in use
 // included. One that the other side has closed meanwhile is found out before it is used:
 // the socket is looked at without waiting. A link on which anything went wrong, or whose
-// call was given up, is closed.
+// call was given up, is closed. [Links.Forget] says that a server has left: it may never
+// answer what it has got.
 //
 // # What may have happened
 //

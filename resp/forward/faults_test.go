@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -298,6 +299,51 @@ func TestForgetClosesWhatIsIdleNowOrLater(t *testing.T) {
 	close(release)
 	all.Wait()
 	until(t, "the other is closed", func() bool { open, _, _ := s.counts(); return open == 0 })
+}
+
+// TestForgetEndsCalls: those that have sent nothing at once, others if they are not answered soon. Close ends all at once.
+func TestForgetEndsCalls(t *testing.T) {
+	forget := func(l *Links) { l.Forget("it") }
+	for _, c := range []struct {
+		end         func(*Links)
+		hangs, want string
+		why         error
+		after       time.Duration
+	}{
+		{forget, "HELLO 3", "unsent", errLeft, 0},
+		{forget, "SET k v", "uncertain", errLeft, answerTime},
+		{(*Links).Close, "SET k v", "uncertain", errClosed, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			release := make(chan struct{})
+			var s scripted
+			l := newLinks(t, Config{Conns: 1, Dial: func(context.Context, string) (net.Conn, error) {
+				near, away := net.Pipe()
+				go s.serve(away, func(cmd string) (string, bool) {
+					if cmd == c.hangs {
+						<-release
+					}
+					return "", true
+				})
+				return near, nil
+			}})
+			defer close(release)
+			began := time.Now()
+			set := func(want string, after time.Duration) {
+				_, err := l.Do(timeout(t), "it", 3, nil, words("SET k v"))
+				if took := time.Since(began); kinds(err) != want || !errors.Is(err, c.why) || took != after {
+					t.Errorf("%s hangs: got %v after %v, want %s and %v after %v", c.hangs, err, took, want, c.why, after)
+				}
+			}
+			var all sync.WaitGroup
+			all.Go(func() { set(c.want, c.after) })
+			synctest.Wait()
+			all.Go(func() { set("unsent", 0) }) // it waits for its turn
+			synctest.Wait()
+			c.end(l)
+			all.Wait()
+		})
+	}
 }
 
 func TestCloseEndsCalls(t *testing.T) {

@@ -7,6 +7,8 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // The kinds of failure, for errors.Is. See also [ReplyError].
@@ -15,10 +17,19 @@ var (
 	ErrUnsent = errors.New("the command was not sent")
 	// ErrUncertain: the commands, or some of them, may have been carried out.
 	ErrUncertain = errors.New("the command may have been carried out")
+	// ErrTooLong: a reply exceeds Config.MaxReply. It is ErrUncertain, too.
+	ErrTooLong = errors.New("the reply is too long")
 )
 
-// errClosed is why a call ends when Close is called.
-var errClosed = errors.New("the links are closed")
+// Why calls end when Close or Forget is called.
+var (
+	errClosed = errors.New("the links are closed")
+	errLeft   = errors.New("the server has left")
+)
+
+// answerTime is for how long a call that has sent something goes on waiting for replies
+// when its server has left: one that ends in good order answers what it has got.
+const answerTime = 500 * time.Millisecond
 
 // ReplyError is an error that a server answered to a command before the last one. All
 // commands of the call have been answered.
@@ -48,7 +59,7 @@ type Config struct {
 type Links struct {
 	cfg   Config
 	ctx   context.Context // done when l is closed
-	close context.CancelFunc
+	close context.CancelCauseFunc
 	calls sync.WaitGroup // Add only with mu held, and before l is closed
 
 	mu      sync.Mutex
@@ -60,6 +71,9 @@ type server struct {
 	addr  string
 	turns chan struct{} // has an element for each call that may use a link
 	idle  []*link       // those used last are at the end; guarded by Links.mu
+
+	ctx   context.Context // done when it has been forgotten, or Links.ctx is
+	leave context.CancelCauseFunc
 }
 
 // New makes links according to cfg. Nothing is connected before it is needed.
@@ -79,7 +93,7 @@ func New(cfg Config) *Links {
 		cfg.Conns = 16
 	}
 	l := &Links{cfg: cfg, servers: map[string]*server{}}
-	l.ctx, l.close = context.WithCancel(context.Background())
+	l.ctx, l.close = context.WithCancelCause(context.Background())
 	return l
 }
 
@@ -99,12 +113,22 @@ func New(cfg Config) *Links {
 func (l *Links) Do(ctx context.Context, addr string, ver int, dst []byte, cmds ...[][]byte) ([]byte, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(l.ctx, func() { cancel(errClosed) })()
 	s := l.enter(addr)
 	if s == nil {
 		return dst, failure(ctx, addr, ErrUnsent, errClosed)
 	}
 	defer l.calls.Done()
+	var begun atomic.Bool // the commands are being sent, or never will be
+	defer context.AfterFunc(s.ctx, func() {
+		if begun.Swap(true) {
+			select {
+			case <-time.After(answerTime):
+			case <-ctx.Done():
+			case <-l.ctx.Done():
+			}
+		}
+		cancel(context.Cause(s.ctx))
+	})()
 	select {
 	case s.turns <- struct{}{}:
 	case <-ctx.Done():
@@ -122,6 +146,10 @@ func (l *Links) Do(ctx context.Context, addr string, ver int, dst []byte, cmds .
 		if k, err = l.connect(ctx, addr, ver, w); err != nil {
 			return dst, failure(ctx, addr, ErrUnsent, err)
 		}
+	}
+	if begun.Swap(true) {
+		k.hangUp()
+		return dst, failure(ctx, addr, ErrUnsent, context.Cause(s.ctx))
 	}
 	stop := context.AfterFunc(ctx, k.hangUp)
 	reply, kind, err := k.exchange(w, dst, cmds, l.cfg.MaxReply)
@@ -159,6 +187,7 @@ func (l *Links) enter(addr string) *server {
 	s := l.servers[addr]
 	if s == nil {
 		s = &server{addr: addr, turns: make(chan struct{}, l.cfg.Conns)}
+		s.ctx, s.leave = context.WithCancelCause(l.ctx)
 		l.servers[addr] = s
 	}
 	return s
@@ -199,8 +228,9 @@ func (l *Links) keep(s *server, k *link) {
 	s.idle = append(s.idle, k)
 }
 
-// Forget closes the idle links to the server at addr, which has left. Calls under way go
-// on, and their links are closed when they end.
+// Forget closes the idle links to the server at addr, which has left, and ends the calls
+// under way: at once with ErrUnsent those that have sent nothing yet. Others have half a
+// second to be answered, then they end with ErrUncertain.
 func (l *Links) Forget(addr string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -217,6 +247,7 @@ func (l *Links) forget(addr string) {
 			k.hangUp()
 		}
 		s.idle = nil
+		s.leave(errLeft)
 	}
 }
 
@@ -224,7 +255,7 @@ func (l *Links) forget(addr string) {
 // calls fail with ErrUnsent. Close is idempotent.
 func (l *Links) Close() {
 	l.mu.Lock()
-	l.close()
+	l.close(errClosed)
 	for addr := range l.servers {
 		l.forget(addr)
 	}

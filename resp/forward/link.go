@@ -3,7 +3,6 @@ package forward
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -13,9 +12,6 @@ import (
 
 	"polder/resp/proto"
 )
-
-// errLong is for a reply that exceeds Config.MaxReply.
-var errLong = errors.New("the reply is too long")
 
 // link is a connection that has been greeted. Who has taken it off its server's idle
 // ones uses it alone.
@@ -145,7 +141,7 @@ func (k *link) reply(w *work, dst []byte, limit int) ([]byte, error) {
 			return nil, err
 		}
 		if len(dst)-start+n > limit {
-			return nil, errLong
+			return nil, ErrTooLong
 		}
 		dst = append(dst, w.in[w.from:w.from+n]...)
 		w.from += n
