@@ -556,8 +556,8 @@ func TestRandomCommandsGetRedissReplies(t *testing.T) {
 	}
 }
 
-// ofAllKeys are the commands that a server of partitions answers out of its own, and not in a transaction; and WATCH, which is not forwarded.
-var ofAllKeys = []string{"flushall", "flushdb", "dbsize", "keys", "scan", "randomkey", "watch", "wait", "waitaof"}
+// ofAllKeys are the commands that a server of partitions answers out of its own, and not in a transaction.
+var ofAllKeys = []string{"flushall", "flushdb", "dbsize", "keys", "scan", "randomkey", "wait", "waitaof"}
 
 // TestRandomCommandsGetRedissRepliesFromPartitions: by the server that has them, and by another one.
 func TestRandomCommandsGetRedissRepliesFromPartitions(t *testing.T) {

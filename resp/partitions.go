@@ -24,9 +24,8 @@ type Cluster struct {
 	Map func() *partition.Map
 	// Doubt is told that the map may be old: a server has not got what it says. It must not wait.
 	Doubt func()
-	// Forward has another server carry out commands, in a version of the protocol, and appends its reply to the last of them to
-	// dst: see package forward.
-	Forward func(ctx context.Context, addr string, ver int, dst []byte, cmds ...[][]byte) ([]byte, error)
+	// Links are to the other servers. They stay the caller's, who closes them after the server.
+	Links *forward.Links
 }
 
 // Partition is one partition of a heap, which is a heap by itself: what a Config is without it. See Config.
@@ -121,6 +120,7 @@ type away struct {
 	at       *Server       // that the command which blocked was for
 	sights   []partedSight // of partitions; each is a use of one
 	watchAt  *Server       // whose keys it watches
+	tie      *tie          // to another server, whose keys it watches; nil if there is none, and then only watchAt may be set
 	redirect bool          // the client wants to be told where a partition is, and not have its commands forwarded
 	strict   bool          // also when the partition is on its way here
 }
@@ -153,6 +153,7 @@ func (s *session) partOf(key []byte) int {
 
 // unwatch makes the session watch nothing.
 func (s *session) unwatch() {
+	s.untie()
 	at := s.srv
 	if s.watchAt != nil {
 		at, s.watchAt = s.watchAt, nil
@@ -193,14 +194,25 @@ func (s *session) slotOf(cmd *command, args [][]byte) (slot int, err error) {
 			return slot, err
 		}
 	}
-	for _, w := range s.watching {
-		n := partition.Slot([]byte(w.key))
-		if slot >= 0 && slot != n {
-			return slot, errCrossSlot
-		}
-		slot = n
+	watched := s.watchedSlot()
+	switch {
+	case slot < 0:
+		slot = watched
+	case watched >= 0 && slot != watched:
+		err = errCrossSlot
 	}
-	return slot, nil
+	return slot, err
+}
+
+// watchedSlot is the slot of the keys that the session watches, -1 if it watches none.
+func (s *session) watchedSlot() int {
+	switch {
+	case s.tie != nil:
+		return s.tie.slot
+	case len(s.watching) > 0:
+		return partition.Slot([]byte(s.watching[0].key))
+	}
+	return -1
 }
 
 // mayQueue refuses what a transaction of a server of partitions cannot have.
@@ -230,8 +242,13 @@ func (s *session) performAway(cmd *command, args [][]byte) bool {
 		s.began = s.clock
 	}
 	slot, err := s.slotOf(cmd, args)
-	if err == nil && slot >= 0 && len(s.watching) > 0 && cmd.name == "watch" && slot != partition.Slot([]byte(s.watching[0].key)) {
-		err = errCrossSlot
+	if watched := s.watchedSlot(); err == nil && cmd.name == "watch" {
+		switch {
+		case s.multi:
+			err = errWatchInMulti
+		case watched >= 0 && slot != watched:
+			err = errCrossSlot
+		}
 	}
 	switch {
 	case err == nil && cmd.flags&flagWhole != 0:
@@ -243,6 +260,10 @@ func (s *session) performAway(cmd *command, args [][]byte) bool {
 	}
 	if err != nil {
 		s.leave(cmd, err)
+		return true
+	}
+	if s.tie != nil && (cmd.name == "watch" || cmd.name == "exec") {
+		s.performTied(cmd, args)
 		return true
 	}
 	number := partition.Of(slot, len(s.front.parts))
@@ -381,17 +402,20 @@ func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte, news 
 	case cmd.name == "exec" && len(s.watching) > 0: // what was watched has gone to another server
 		s.out = proto.AppendNullArray(s.out, s.ver)
 		return s.leave(cmd, nil)
-	case s.told(m, number) || cmd.name == "watch" || c.leaves(m):
+	case s.told(m, number) || c.leaves(m):
 		return s.leave(cmd, moved(slot, owner.Addr))
 	}
-	// A partition does not go before the replies may be sent that show what it has.
-	if !s.shown() {
-		s.out, s.mark, s.ending = s.out[:s.base], s.base, true
-		return s.leave(cmd, errUncertain)
+	if !s.showsFirst(cmd) {
+		return false
 	}
 	if known && owner.ID != c.ID {
 		s.wait(args)
-		if err = s.forward(owner.Addr, cmd, args); !errors.Is(err, forward.ErrUnsent) {
+		if cmd.name == "watch" {
+			err = s.watchAway(owner.Addr, slot, cmd, args)
+		} else {
+			err = s.forward(nil, owner.Addr, cmd, args)
+		}
+		if !errors.Is(err, forward.ErrUnsent) {
 			return s.leave(cmd, err)
 		}
 		err = errNotServed
@@ -405,6 +429,16 @@ func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte, news 
 	case <-time.After(pause):
 	}
 	return true
+}
+
+// showsFirst is called before a command waits for another server: a partition does not go before the replies may be sent that show what it
+// has. It reports whether they may be.
+func (s *session) showsFirst(cmd *command) bool {
+	if s.shown() {
+		return true
+	}
+	s.out, s.mark, s.ending = s.out[:s.base], s.base, true
+	return s.leave(cmd, errUncertain)
 }
 
 // told reports whether the client is to be told where a partition is that is not here. If it is on its way here, the client has
@@ -447,8 +481,9 @@ func (s *session) onlyReads(cmd *command) bool {
 }
 
 // forward has another server carry out a command, and appends its reply. A server that has not got the partition, which the map may
-// tell too early or too late, has carried out nothing. ErrUnsent says that the command may be tried again.
-func (s *session) forward(addr string, cmd *command, args [][]byte) error {
+// tell too early or too late, has carried out nothing. ErrUnsent says that the command may be tried again. It goes by a held link,
+// unless that is nil.
+func (s *session) forward(h *forward.Held, addr string, cmd *command, args [][]byte) error {
 	cmds := [][][]byte{args}
 	if cmd.name == "exec" {
 		cmds = [][][]byte{{[]byte("multi")}}
@@ -458,7 +493,13 @@ func (s *session) forward(addr string, cmd *command, args [][]byte) error {
 		cmds = append(cmds, args)
 	}
 	s.front.stats.forwarded.Add(1)
-	out, err := s.front.cfg.Cluster.Forward(s.ctx, addr, s.ver, s.out, cmds...)
+	var out []byte
+	var err error
+	if h != nil {
+		out, err = h.Do(s.ctx, s.ver, s.out, cmds...)
+	} else {
+		out, err = s.front.cfg.Cluster.Links.Do(s.ctx, addr, s.ver, s.out, cmds...)
+	}
 	var refused *forward.ReplyError
 	switch {
 	case errors.As(err, &refused):

@@ -50,7 +50,7 @@ func startCluster(t *testing.T, servers, partitions int, local int64) *cluster {
 	for i := range servers {
 		srv, err := NewLoading(Config{
 			Logger: slog.New(slog.DiscardHandler), OpTimeout: testTimeout, Loops: []int{1, -1}[i%2], MaxBulk: 1 << 20, // as startRedis
-			Cluster: &Cluster{ID: clusterID(i), Map: c.now.Load, Doubt: func() {}, Forward: c.links.Do},
+			Cluster: &Cluster{ID: clusterID(i), Map: c.now.Load, Doubt: func() {}, Links: c.links},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -221,14 +221,14 @@ func TestClientsOfAClusterAreTold(t *testing.T) {
 		{"CLUSTER COUNTKEYSINSLOT " + fmt.Sprint(slot), ":0"}, // the other server has them
 		{"CLUSTER MYID", strconv.Quote(clusterID(0))},
 		{"GET " + there, `"1"`},
-		{"WATCH " + there, moved}, // what is watched has to be here
+		{"WATCH " + there, "+OK"}, {"UNWATCH", "+OK"},
 		{"WAIT 0 0", ":0"}, {"WAITAOF 1 0 0", "[:1 :0]"}, {"SYNC", "-" + string(errWholeHeap)},
 		{"MULTI", "+OK"}, {"INCR " + there, "+QUEUED"}, {"INCR " + there, "+QUEUED"}, {"EXEC", "[:2 :3]"},
 		{"MULTI", "+OK"}, {"INCR " + there, "+QUEUED"}, {"INCR " + also, crossed}, {"EXEC", "-" + string(errExecAbort)},
 		{"MULTI", "+OK"}, {"DBSIZE", "-" + string(errWholeHeap)}, {"EXEC", "-" + string(errExecAbort)},
 		{"MULTI", "+OK"}, {"PING", "+QUEUED"}, {"EXEC", "[+PONG]"},
 		{"READONLY", "+OK"},
-		{"GET " + there, moved}, {"GET " + here, "nil"},
+		{"GET " + there, moved}, {"WATCH " + there, moved}, {"GET " + here, "nil"},
 		{"MULTI", "+OK"}, {"INCR " + there, moved}, {"EXEC", "-" + string(errExecAbort)},
 		{"WATCH " + here, "+OK"}, {"MULTI", "+OK"}, {"INCR " + here, "+QUEUED"}, {"EXEC", "[:1]"},
 		{"WATCH " + here, "+OK"}, {"INCR " + here, ":2"}, {"MULTI", "+OK"}, {"INCR " + here, "+QUEUED"}, {"EXEC", "*nil"},

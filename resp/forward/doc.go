@@ -17,6 +17,9 @@
 // call was given up, is closed. [Links.Forget] says that a server has left: it may never
 // answer what it has got.
 //
+// What a server remembers with a connection, such as the keys that it watches, takes a link
+// that is held: see [Links.Hold].
+//
 // # What may have happened
 //
 // An error of [Links.Do] is of one of three kinds. [ErrUnsent]: no command has been
@@ -31,5 +34,6 @@
 // # Files
 //
 //   - forward.go: Links, what is kept, and who waits
+//   - held.go: links that are one client's for a while
 //   - link.go: one connection: greeting, commands, replies
 package forward

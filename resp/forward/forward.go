@@ -53,6 +53,8 @@ type Config struct {
 	MaxReply int
 	// Conns is the most connections to one server, 16 by default. Calls beyond wait.
 	Conns int
+	// Held is the most links that are held, 256 by default. They do not count as Conns.
+	Held int
 }
 
 // Links are the connections to other servers. Use New.
@@ -64,6 +66,7 @@ type Links struct {
 
 	mu      sync.Mutex
 	servers map[string]*server // by address; guarded by mu
+	held    int                // links; guarded by mu
 }
 
 // server is what is kept for one address.
@@ -92,6 +95,9 @@ func New(cfg Config) *Links {
 	if cfg.Conns == 0 {
 		cfg.Conns = 16
 	}
+	if cfg.Held == 0 {
+		cfg.Held = 256
+	}
 	l := &Links{cfg: cfg, servers: map[string]*server{}}
 	l.ctx, l.close = context.WithCancelCause(context.Background())
 	return l
@@ -111,13 +117,22 @@ func New(cfg Config) *Links {
 // the last leaves the connection as it was before the first: no SUBSCRIBE, no SELECT, no
 // MULTI without EXEC.
 func (l *Links) Do(ctx context.Context, addr string, ver int, dst []byte, cmds ...[][]byte) ([]byte, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	s := l.enter(addr)
-	if s == nil {
+	if !l.enter() {
 		return dst, failure(ctx, addr, ErrUnsent, errClosed)
 	}
 	defer l.calls.Done()
+	l.mu.Lock()
+	s := l.server(addr)
+	l.mu.Unlock()
+	return l.do(ctx, s, nil, ver, dst, cmds)
+}
+
+// do is Do, by the link of h if there is an h, which is given the link that the call was the first to need.
+//
+// Preconditions: the call has entered l.
+func (l *Links) do(ctx context.Context, s *server, h *Held, ver int, dst []byte, cmds [][][]byte) ([]byte, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	var begun atomic.Bool // the commands are being sent, or never will be
 	defer context.AfterFunc(s.ctx, func() {
 		if begun.Swap(true) {
@@ -129,37 +144,45 @@ func (l *Links) Do(ctx context.Context, addr string, ver int, dst []byte, cmds .
 		}
 		cancel(context.Cause(s.ctx))
 	})()
-	select {
-	case s.turns <- struct{}{}:
-	case <-ctx.Done():
-		return dst, failure(ctx, addr, ErrUnsent, nil)
-	}
-	defer func() { <-s.turns }()
-	if ctx.Err() != nil { // select may have preferred the turn
-		return dst, failure(ctx, addr, ErrUnsent, nil)
-	}
 	w := works.Get().(*work)
 	defer w.free()
-	k := l.idle(s, ver)
+	var k *link
+	if h != nil {
+		k, h.k = h.k, nil
+	}
 	if k == nil {
-		var err error
-		if k, err = l.connect(ctx, addr, ver, w); err != nil {
-			return dst, failure(ctx, addr, ErrUnsent, err)
+		select {
+		case s.turns <- struct{}{}:
+		case <-ctx.Done():
+			return dst, failure(ctx, s.addr, ErrUnsent, nil)
+		}
+		defer func() { <-s.turns }()
+		if ctx.Err() != nil { // select may have preferred the turn
+			return dst, failure(ctx, s.addr, ErrUnsent, nil)
+		}
+		if k = l.idle(s, ver); k == nil {
+			var err error
+			if k, err = l.connect(ctx, s.addr, ver, w); err != nil {
+				return dst, failure(ctx, s.addr, ErrUnsent, err)
+			}
 		}
 	}
 	if begun.Swap(true) {
 		k.hangUp()
-		return dst, failure(ctx, addr, ErrUnsent, context.Cause(s.ctx))
+		return dst, failure(ctx, s.addr, ErrUnsent, context.Cause(s.ctx))
 	}
 	stop := context.AfterFunc(ctx, k.hangUp)
 	reply, kind, err := k.exchange(w, dst, cmds, l.cfg.MaxReply)
-	if !stop() || kind != nil || w.from != w.to { // what is behind the reply answers nothing
+	switch {
+	case !stop() || kind != nil || w.from != w.to: // what is behind the reply answers nothing
 		k.hangUp()
-	} else {
+	case h != nil:
+		h.k = k
+	default:
 		l.keep(s, k)
 	}
 	if kind != nil {
-		return dst, failure(ctx, addr, kind, err)
+		return dst, failure(ctx, s.addr, kind, err)
 	}
 	if err != nil {
 		return dst, err
@@ -176,14 +199,21 @@ func failure(ctx context.Context, addr string, kind, err error) error {
 	return fmt.Errorf("cannot forward to %s: %w: %w", addr, kind, err)
 }
 
-// enter begins a call to the server at addr. It returns nil if l is closed.
-func (l *Links) enter(addr string) *server {
+// enter begins a call. It returns false if l is closed.
+func (l *Links) enter() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ctx.Err() != nil {
-		return nil
+		return false
 	}
 	l.calls.Add(1)
+	return true
+}
+
+// server is what is kept for an address.
+//
+// Preconditions: l.mu is held.
+func (l *Links) server(addr string) *server {
 	s := l.servers[addr]
 	if s == nil {
 		s = &server{addr: addr, turns: make(chan struct{}, l.cfg.Conns)}
@@ -217,11 +247,11 @@ func (l *Links) idle(s *server, ver int) *link {
 	return nil
 }
 
-// keep makes k an idle link to s, or closes it if s has been forgotten meanwhile.
+// keep makes k an idle link to s, or closes it if s has been forgotten meanwhile, or l closed.
 func (l *Links) keep(s *server, k *link) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.servers[s.addr] != s {
+	if s.ctx.Err() != nil {
 		k.hangUp()
 		return
 	}

@@ -136,7 +136,7 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 		ClientMemory: clientmem.New(cfg.ClientMemory),
 		OpTimeout:    cfg.OpTimeout,
 		IdleTimeout:  cfg.IdleTimeout,
-		Cluster:      &resp.Cluster{ID: s.id, Map: s.member.Map, Doubt: s.member.Doubt, Forward: s.links.Do},
+		Cluster:      &resp.Cluster{ID: s.id, Map: s.member.Map, Doubt: s.member.Doubt, Links: s.links},
 		Logger:       p.Logger,
 		ExtraStats:   s.stats,
 	})

@@ -1,0 +1,79 @@
+package resp
+
+import (
+	"errors"
+
+	"polder/resp/forward"
+	"polder/resp/proto"
+)
+
+// tie is what a session watches at another server: keys of one slot, with a connection of its own, until EXEC, DISCARD, UNWATCH, RESET or
+// the end. Only WATCH and EXEC go by it: all else may as well go by any connection, since what has been answered has happened.
+type tie struct {
+	slot int
+	link *forward.Held // nil if EXEC is to fail, because the partition has gone elsewhere, or nobody knows
+}
+
+// untie ends the session's tie, if it has one.
+func (s *session) untie() {
+	if s.tie != nil {
+		s.tie.cut()
+		s.tie = nil
+	}
+}
+
+// cut makes EXEC fail.
+func (t *tie) cut() {
+	if t.link != nil {
+		t.link.Close()
+		t.link = nil
+	}
+}
+
+// watchAway has the server at addr watch keys of a slot that it has, for a session that has no tie. ErrUnsent says that it may be tried again.
+func (s *session) watchAway(addr string, slot int, cmd *command, args [][]byte) error {
+	if len(s.watching) > 0 { // what was watched here has gone there
+		s.unwatch()
+		s.tie = &tie{slot: slot}
+		s.ok()
+		return nil
+	}
+	link, err := s.front.cfg.Cluster.Links.Hold(addr)
+	if err != nil {
+		return replyError("TRYAGAIN cannot watch keys of another server: " + err.Error() + "; connect to " + addr + ", which has them")
+	}
+	err = s.forward(link, addr, cmd, args)
+	if err != nil || s.out[s.mark] == '-' {
+		link.Close()
+		return err
+	}
+	s.tie = &tie{slot, link}
+	return nil
+}
+
+// performTied is performAway of WATCH and EXEC when the session has a tie.
+func (s *session) performTied(cmd *command, args [][]byte) {
+	t := s.tie
+	if t.link != nil {
+		if !s.showsFirst(cmd) {
+			return
+		}
+		s.wait(args)
+		err := s.forward(t.link, "", cmd, args)
+		if !errors.Is(err, forward.ErrUnsent) {
+			if cmd.name == "exec" && err == nil {
+				t.link.Release() // it watches nothing any more
+				t.link = nil
+			}
+			s.leave(cmd, err)
+			return
+		}
+		t.cut()
+	}
+	if cmd.name == "exec" {
+		s.out = proto.AppendNullArray(s.out, s.ver)
+	} else {
+		s.ok()
+	}
+	s.leave(cmd, nil)
+}
