@@ -87,7 +87,7 @@ func TestServersShareTheLoad(t *testing.T) {
 	for i := range members {
 		srv, err := NewLoading(Config{
 			Logger: slog.New(slog.DiscardHandler), OpTimeout: testTimeout, Loops: 1, MaxBulk: 1 << 20,
-			Cluster: &Cluster{ID: clusterID(i), Doubt: func() {}, Forward: links.Do, Map: func() *partition.Map {
+			Cluster: &Cluster{ID: clusterID(i), Doubt: func() {}, Links: links, Map: func() *partition.Map {
 				if m := members[i].Load(); m != nil {
 					return m.Map()
 				}

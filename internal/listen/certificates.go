@@ -55,6 +55,7 @@ type material struct {
 	files Files
 	cert  *tls.Certificate
 	ca    [roles]*x509.CertPool // nil where there is none
+	peers *x509.CertPool        // the authorities of clients and of nodes
 	sum   [roles + 1][sha256.Size]byte
 }
 
@@ -90,6 +91,7 @@ func (f Files) load(now time.Time) (*material, error) {
 			leaf.NotBefore.Format(time.RFC3339), leaf.NotAfter.Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	m.cert, m.sum[roles] = &cert, sha256.Sum256(cert.Leaf.Raw)
+	m.peers = x509.NewCertPool()
 	owner := map[string]Role{}
 	for r, path := range f.CA {
 		if path == "" {
@@ -105,6 +107,9 @@ func (f Files) load(now time.Time) (*material, error) {
 		}
 		if err := distinct(owner, text, Role(r), path); err != nil {
 			return nil, err
+		}
+		if r := Role(r); r == Node || r == Client {
+			m.peers.AppendCertsFromPEM(text)
 		}
 	}
 	return m, nil
@@ -174,6 +179,18 @@ func (c *Certificates) Server(r Role) *tls.Config {
 	}
 	return c.server(func(m *material, t *tls.Config) {
 		t.ClientAuth, t.ClientCAs = tls.RequireAndVerifyClientCert, m.ca[r]
+	})
+}
+
+// PeerServer is Server for a door that other daemons use like clients, with their own
+// certificates, which are of the nodes' authority: whoever has one may do more at a node.
+// It is nil if clients have no authority.
+func (c *Certificates) PeerServer() *tls.Config {
+	if !c.Has(Client) {
+		return nil
+	}
+	return c.server(func(m *material, t *tls.Config) {
+		t.ClientAuth, t.ClientCAs = tls.RequireAndVerifyClientCert, m.peers
 	})
 }
 

@@ -142,6 +142,16 @@ func (s Security) Listen(r Role, flag, addr string) (net.Listener, error) {
 	return lis, err
 }
 
+// ListenPeers is Listen for a door that other daemons use like clients: see
+// Certificates.PeerServer.
+func (s Security) ListenPeers(flag, addr string) (net.Listener, error) {
+	lis, config, err := s.ListenPlain(Client, flag, addr)
+	if config != nil {
+		lis = accept.ListenTLS(lis, s.PeerServer())
+	}
+	return lis, err
+}
+
 // ListenPlain is Listen for protocols that turn to TLS by themselves. They have to, with
 // the configuration that it returns, unless that is nil.
 func (s Security) ListenPlain(r Role, flag, addr string) (net.Listener, *tls.Config, error) {

@@ -155,6 +155,48 @@ func TestEachRoleHasAnAuthorityOfItsOwn(t *testing.T) {
 	}
 }
 
+// TestOtherDaemonsComeToADoorLikeClients: with certificates of the nodes' authority,
+// which lets in nobody else, and opens no other door.
+func TestOtherDaemonsComeToADoorLikeClients(t *testing.T) {
+	nodes, clients, admins := testcert.NewAuthority(t, "nodes"), testcert.NewAuthority(t, "clients"), testcert.NewAuthority(t, "admins")
+	s := Security{Certificates: load(t, files(t, nodes, map[Role]*testcert.Authority{Node: nodes, Client: clients, Admin: admins}))}
+	lis, err := s.ListenPeers("listen", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := echoes(t, lis)
+	lets := func(a *testcert.Authority, want bool) {
+		t.Helper()
+		if err := echo(addr, a.Client(t, "somebody", nodes)); (err == nil) != want {
+			t.Errorf("a certificate of %s: got %v, want it let in: %v", a.File, err, want)
+		}
+	}
+	lets(nodes, true)
+	lets(clients, true)
+	lets(admins, false)
+	lets(testcert.NewAuthority(t, "strangers"), false)
+	if err := echo(addr, s.Dial()); err != nil {
+		t.Errorf("another server: %v", err)
+	}
+	nobody := clients.Client(t, "nobody", nodes)
+	nobody.Certificates = nil
+	if echo(addr, nobody) == nil {
+		t.Error("who shows no certificate is let in")
+	}
+	new := testcert.NewAuthority(t, "new")
+	if _, err := s.Reload(files(t, nodes, map[Role]*testcert.Authority{Node: nodes, Client: new, Admin: admins})); err != nil {
+		t.Fatal(err)
+	}
+	lets(new, true)
+	lets(clients, false)
+	// Without an authority of clients, the rule is that of any door.
+	s = Security{Certificates: load(t, files(t, nodes, map[Role]*testcert.Authority{Node: nodes}))}
+	if lis, err := s.ListenPeers("listen", "0.0.0.0:0"); err == nil {
+		_ = lis.Close()
+		t.Error("the authority of nodes alone opens a door to other machines")
+	}
+}
+
 // TestCertificatesAreReplacedWhileTheyAreUsed: who comes later is shown the new
 // certificate and held to the new authority; who is there stays.
 func TestCertificatesAreReplacedWhileTheyAreUsed(t *testing.T) {
@@ -200,6 +242,11 @@ func serveEcho(t *testing.T, s Security, r Role) (addr string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return echoes(t, lis)
+}
+
+// echoes sends everybody who connects what they send until the test ends.
+func echoes(t *testing.T, lis net.Listener) (addr string) {
 	var conns sync.WaitGroup
 	conns.Go(func() {
 		for {

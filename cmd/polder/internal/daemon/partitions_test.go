@@ -1,11 +1,15 @@
 package daemon
 
 import (
+	"bufio"
 	"net"
 	"strings"
 	"testing"
 
 	"polder/far"
+	"polder/internal/listen"
+	"polder/internal/operator"
+	"polder/internal/testcert"
 	"polder/partition"
 	"polder/resp/forward"
 )
@@ -97,5 +101,51 @@ func TestTheLoadOfAServerIsShown(t *testing.T) {
 		if got := PartitionsOf(m, id); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
+	}
+}
+
+// TestServersOfASharedHeapForwardToADoorWithCertificates: a server is let in with its own, which is of the nodes' authority. A server of
+// another kind lets in clients alone.
+func TestServersOfASharedHeapForwardToADoorWithCertificates(t *testing.T) {
+	nodes, clients := testcert.NewAuthority(t, "nodes"), testcert.NewAuthority(t, "clients")
+	cert, key := nodes.Issue(t, "server")
+	certs, err := listen.Load(listen.Files{Cert: cert, Key: key, CA: [3]string{listen.Node: nodes.File, listen.Client: clients.File}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for partitions, want := range map[int]string{2: "+OK\r\n", 0: ""} {
+		c := &operator.Control{Security: listen.Security{Certificates: certs}}
+		p := newProcess("serve", c)
+		if err := p.listen(ServeConfig{Control: c, Listen: "127.0.0.1:0", Partitions: partitions}); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			c, err := p.redis.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			r := bufio.NewReader(c)
+			for {
+				line, err := r.ReadString('\n')
+				if err != nil {
+					return
+				}
+				if strings.HasPrefix(line, "*") {
+					_, _ = c.Write([]byte("+OK\r\n"))
+				}
+			}
+		}()
+		s := &shared{p: p}
+		links := forward.New(forward.Config{Dial: s.dial})
+		got, err := links.Do(t.Context(), p.addrs[ServiceRedis], 2, nil, [][]byte{[]byte("PING")})
+		if string(got) != want || (err == nil) != (want != "") {
+			t.Errorf("with %d partitions: got %q, %v, want %q", partitions, got, err, want)
+		}
+		links.Close()
+		_ = p.redis.Close()
+		<-ended
 	}
 }

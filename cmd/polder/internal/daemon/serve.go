@@ -187,7 +187,11 @@ func (c *ServeConfig) largest(data int64) int64 {
 // listen opens the addresses. It comes first: an address in use is the
 // likeliest mistake.
 func (p *process) listen(cfg ServeConfig) error {
-	lis, err := cfg.Security.Listen(listen.Client, "listen", cfg.Listen)
+	open := func() (net.Listener, error) { return cfg.Security.Listen(listen.Client, "listen", cfg.Listen) }
+	if cfg.Partitions > 0 { // the other servers forward what their clients say
+		open = func() (net.Listener, error) { return cfg.Security.ListenPeers("listen", cfg.Listen) }
+	}
+	lis, err := open()
 	if err != nil {
 		return err
 	}
