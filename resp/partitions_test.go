@@ -35,6 +35,12 @@ type cluster struct {
 // startCluster starts servers, among which the partitions are dealt out in turn.
 func startCluster(t *testing.T, servers, partitions int, local int64) *cluster {
 	t.Helper()
+	return startClusterOver(t, servers, partitions, local, forward.Config{})
+}
+
+// startClusterOver is startCluster with links of a kind between the servers.
+func startClusterOver(t *testing.T, servers, partitions int, local int64, links forward.Config) *cluster {
+	t.Helper()
 	c := &cluster{t: t, local: local, stores: make([]*disk.Store, partitions), heaps: make([]*far.Heap, partitions)}
 	m := &partition.Map{Partitions: partitions, Owner: make([]string, partitions), Next: make([]string, partitions), Epoch: 1}
 	for p := range partitions {
@@ -45,7 +51,7 @@ func startCluster(t *testing.T, servers, partitions int, local int64) *cluster {
 		m.Servers = append(m.Servers, partition.Server{ID: clusterID(i)})
 	}
 	c.now.Store(m)
-	c.links = forward.New(forward.Config{})
+	c.links = forward.New(links)
 	t.Cleanup(c.links.Close)
 	for i := range servers {
 		srv, err := NewLoading(Config{

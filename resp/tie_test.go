@@ -156,10 +156,7 @@ func TestALostServerBreaksWatches(t *testing.T) {
 
 // TestWatchesAtOtherServersAreBounded: who comes too late is told where the keys are.
 func TestWatchesAtOtherServersAreBounded(t *testing.T) {
-	c := startCluster(t, 2, 2, roomy/8)
-	links := forward.New(forward.Config{Held: 2})
-	t.Cleanup(links.Close)
-	c.servers[0].cfg.Cluster.Links = links
+	c := startClusterOver(t, 2, 2, roomy/8, forward.Config{Held: 2})
 	key := c.keyIn(1, "k")
 	want := fmt.Sprintf("-TRYAGAIN cannot watch keys of another server: 2 connections are held already, which is the most; connect to %s, which has them", c.addrs[1])
 	at := c.now.Load()
