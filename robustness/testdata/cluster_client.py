@@ -1,7 +1,7 @@
 """A client of a heap that servers share, redis-py's RedisCluster, which checks what it reads.
 
-It writes to keys of its own, again and again, and reads each at once. After each round it prints "round". What is wrong it
-prints, too. A key at which an attempt failed has either value from then on, perhaps late, and is not written to again. When
+It writes to keys of its own, again and again, and reads each at once. After each round it prints "round" and how many commands
+have succeeded in it. What is wrong it prints, too: "lost", "stale" or "wrong", and what. A key at which an attempt failed has either value from then on, perhaps late, and is not written to again. When
 the standard input ends it reads all keys that it ever had, and prints "end".
 
 arguments: name, keys, HOST:PORT...
@@ -54,34 +54,37 @@ keys = [[f"{name}:{i}:0", 0, 0] for i in range(count)]  # key, what was acknowle
 left = []
 
 
-def check(key, got, low, high):
-    n = int(got.split(" ")[1]) if got and got.startswith(key + " ") else -1
-    if got is None and low == 0:
-        n = 0
+def check(key, got, low, high, last=False):
+    n = 0
+    if got is not None:
+        n = int(got.split(" ")[1]) if got.startswith(key + " ") else -1
     if not low <= n <= high:
-        say("wrong", key, "is", repr(got), "want", low, "to", high)
+        kind = "wrong" if n < 0 or n > high else "lost" if last else "stale"
+        say(kind, key, "is", repr(got), "want", low, "to", high)
 
 
 while not ended.is_set():
+    acked = 0
     for i, k in enumerate(keys):
         k[2] += 1
         _, unsure = try_("SET", lambda: c.set(k[0], f"{k[0]} {k[2]}"))
         if not unsure:
             k[1] = k[2]
             got, failed = try_("GET", lambda: c.get(k[0]))
+            acked += 2 - failed
             if not failed or got is not None:
                 check(k[0], got, k[1], k[2])
         else:
             left.append(k)
             keys[i] = [f"{name}:{i}:{len(left)}", 0, 0]
-    say("round")
+    say("round", acked)
 for key, low, high in left + keys:
     for _ in range(600):
         got, failed = try_("GET", lambda: c.get(key))
         if not failed:
-            check(key, got, low, high)
+            check(key, got, low, high, last=True)
             break
         time.sleep(0.1)
     else:
-        say("wrong", key, "cannot be read")
+        say("lost", key, "cannot be read")
 say("end")
