@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -414,62 +413,4 @@ func TestServersJoinAndLeaveASharedHeap(t *testing.T) {
 	load.noErrors("while a server left")
 	load.finish()
 	load.noErrors("at the end")
-}
-
-// TestAServerOfASharedHeapThatWasStoppedAnswersNothingOld: the others take over from it, and when it goes on it is a server again.
-func TestAServerOfASharedHeapThatWasStoppedAnswersNothingOld(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	args := startShared(t)
-	first, second, third := proctest.Start(t, "serve", args...), proctest.Start(t, "serve", args...), proctest.Start(t, "serve", args...)
-	balanced(t, first, second, third)
-	load := startCrowd(t, oftenEnough, hang, first.Addr("redis"))
-	load.goesOn()
-
-	key := func(i int) string { return fmt.Sprint("who:", i) }
-	c := connect(t, first)
-	var conns []*redis.Conn
-	for i := range clusterKeys {
-		if err := c.Set(ctx, key(i), "before", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
-		at := connect(t, second)
-		conn := at.Conn() // it is open when the server is stopped
-		defer conn.Close()
-		if who, err := conn.Get(ctx, key(i)).Result(); err != nil || who != "before" {
-			t.Fatalf("%s is %q, %v", key(i), who, err)
-		}
-		conns = append(conns, conn)
-	}
-	load.noErrors("before a server was stopped")
-	if err := second.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = second.Signal(syscall.SIGCONT) })
-	balanced(t, first, third)
-	load.goesOn()
-	for i := range conns {
-		proctest.Until(t, "the others serve "+key(i), func() bool { return c.Set(ctx, key(i), "after", 0).Err() == nil })
-	}
-	// It finds requests when it goes on.
-	var asked sync.WaitGroup
-	for i, conn := range conns {
-		asked.Go(func() {
-			if who, err := conn.Get(ctx, key(i)).Result(); err == nil && who != "after" {
-				t.Errorf("a server that was stopped says that %s is %q", key(i), who)
-			}
-		})
-	}
-	if err := second.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	asked.Wait()
-	balanced(t, first, second, third)
-	load.goesOn()
-	load.finish()
-	for i := range conns {
-		if who, err := c.Get(ctx, key(i)).Result(); err != nil || who != "after" {
-			t.Errorf("in the end %s is %q, %v", key(i), who, err)
-		}
-	}
 }
