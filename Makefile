@@ -82,6 +82,8 @@ soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run Soak ./...
 	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run 'Torture|EveryStructureIs' ./far
 	$(GO) test -race -count=1 -timeout 4h -tags settle ./far ./resp
+	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h ./measure/simcrash
+	TEST_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -tags settle ./measure/simcrash
 	TEST_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SimulatedRegisters ./holder/witness
 	TEST_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SoakLongestByteString ./far
 	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run ClientsThatAreKilled ./pool/finemem
