@@ -71,7 +71,7 @@ var farImports = map[string][]string{
 	"far/store":  {"internal"},
 	"far/index":  {"internal"},
 	"far/record": {},
-	"far/saved":  {},
+	"far/saved":  {"far/farlog", "far/store", "far/record"},
 
 	"far/ordered": {"internal", "codec", "far"},
 	"far/disk":    {"far/store", "far/record"},

@@ -181,7 +181,7 @@
 //
 // What the data structures stand on: heap, api, errors, store, scopes, registry (the heap of a pointer), word
 // and table and shard (a map's index), pword and words (of pointers), deref and slow (what waits),
-// loss, sweep (for what has expired), keep (checkpoints, and opening a heap again), save and restore (copies of a heap in a file).
+// loss, sweep (for what has expired), keep (checkpoints, and opening a heap again), snapshot (what package far/saved copies to a file).
 //
 // Fetching, which heap does for all owners: fetch, many and admit of entries; objectfetch and
 // prefetch of objects.

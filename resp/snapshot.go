@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"polder/far"
+	"polder/far/saved"
 )
 
 // A snapshot is for polder heap save: the heap as it is at one moment, in parts as package far/saved has them. POLDER SNAPSHOT takes it,
@@ -32,7 +33,7 @@ func snapshotError(err error) error {
 	switch {
 	case errors.As(err, &lacks):
 		return replyError("LOST " + err.Error())
-	case errors.Is(err, far.ErrOvertaken):
+	case errors.Is(err, saved.ErrOvertaken):
 		return replyError("OVERTAKEN " + err.Error())
 	case errors.Is(err, context.DeadlineExceeded):
 		return replyError("TRYAGAIN " + err.Error())

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"polder/far"
 	"polder/far/disk"
 	"polder/far/saved"
 )
@@ -87,7 +86,7 @@ func TestASnapshotIsReadPartByPart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := far.Restore(context.Background(), store, bytes.NewReader(file.Bytes()), nil); err != nil {
+	if err := saved.Restore(context.Background(), store, bytes.NewReader(file.Bytes()), nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := store.Close(); err != nil {

@@ -172,7 +172,7 @@ func (s *heapSaver) open(cmd *cobra.Command, name string, w *saved.Writer) error
 		return err
 	}
 	cfg.Local = s.local
-	return daemon.SaveHeap(cmd.Context(), control, cfg, w.Have, func(snap *far.Snapshot) error {
+	return daemon.SaveHeap(cmd.Context(), control, cfg, w.Have, func(snap *saved.Snapshot) error {
 		for {
 			b, err := snap.Next(cmd.Context())
 			if errors.Is(err, io.EOF) {
@@ -279,7 +279,7 @@ func newHeapLoad() *cobra.Command {
 				return err
 			}
 			defer func() { _ = f.Close() }() // it has been read only
-			c, err := loadHeap(cmd, f, func(ctx context.Context, c *far.Contents) error { return daemon.LoadHeap(ctx, control, cfg, f, c) })
+			c, err := loadHeap(cmd, f, func(ctx context.Context, c *saved.Contents) error { return daemon.LoadHeap(ctx, control, cfg, f, c) })
 			if err != nil {
 				return fmt.Errorf("cannot load %s: %w", args[0], err)
 			}
@@ -297,21 +297,21 @@ func newHeapLoad() *cobra.Command {
 }
 
 // loadHeap checks a file, and then has load load it.
-func loadHeap(cmd *cobra.Command, f *os.File, load func(ctx context.Context, c *far.Contents) error) (*far.Contents, error) {
+func loadHeap(cmd *cobra.Command, f *os.File, load func(ctx context.Context, c *saved.Contents) error) (*saved.Contents, error) {
 	begin := make([]byte, 5)
 	if n, _ := f.ReadAt(begin, 0); bytes.Equal(begin[:n], []byte("REDIS")) {
 		return nil, errors.New("it is an RDB file: polder rdb load loads it into a server that runs")
 	}
 	show := progress.Terminal(cmd.ErrOrStderr())
 	end := progress.Waiting(show, "checking the file")
-	c, err := far.CheckSnapshot(cmd.Context(), f)
+	c, err := saved.Check(cmd.Context(), f)
 	end()
 	if err != nil {
 		return nil, fmt.Errorf("%w; nothing was loaded", err)
 	}
 	defer progress.Waiting(show, "loading")()
 	err = load(cmd.Context(), c)
-	var size *far.SegmentSizeError
+	var size *saved.SegmentSizeError
 	if errors.As(err, &size) {
 		err = fmt.Errorf("%w: expected nodes that were started with --chunk %s", err, config.FormatSize(int64(size.Want)))
 	}

@@ -1,5 +1,10 @@
-// Package saved is the format of a heap in a file: what far memory and the last checkpoint of a heap had at one moment, as polder heap
-// save writes it and polder heap load reads it. It encodes, decodes and checks; what it decodes may be anything.
+// Package saved is a heap in a file: what far memory and the last checkpoint of a heap had at one moment, as polder heap
+// save writes it and polder heap load reads it. A [Snapshot], which far.Heap.Snapshot takes, is read from a heap that goes on meanwhile;
+// [Restore] makes a heap of what was read, which far.Open then finds. Between them there is the format, which is encoded, decoded and
+// checked here; what is decoded may be anything.
+//
+// Everything has one user, and no locks of its own; a Snapshot takes those of package farlog for as long as it pins and lets go of
+// what it refers to.
 //
 // A file is a magic number of 8 bytes, with the version of the format in the lowest one, and parts behind each other. Everything is
 // little-endian. A part is a header of 32 bytes and a body:
@@ -33,4 +38,9 @@
 // A part that is damaged is found out by its own checksums, and where it is is said. Parts that are missing, or in another order, are
 // found out by the hash at the end. Records of segments have checksums of their own, which nobody makes again: a heap that was loaded
 // checks what it reads by the same ones as before.
+//
+// # Files
+//
+// The format: part (encoding and decoding), reader (that parts follow each other), writer (a file, or the rest of one). The two ends:
+// snapshot (a heap becomes parts) and restore (parts become a heap, and checking them without).
 package saved

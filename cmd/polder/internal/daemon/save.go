@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io"
 
-	"polder/far"
 	"polder/far/named"
+	"polder/far/saved"
 	"polder/internal/operator"
 	"polder/resp"
 	"polder/resp/clientmem"
@@ -15,7 +15,7 @@ import (
 
 // SaveHeap opens a heap in the memory of nodes that nobody has open, as its server would, and gives save a snapshot of it, for which have says what
 // there is of it already. If the server died with changes in its log, they are in the snapshot.
-func SaveHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, have func() map[uint64]uint64, save func(*far.Snapshot) error) error {
+func SaveHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, have func() map[uint64]uint64, save func(*saved.Snapshot) error) error {
 	return useHeap(ctx, c, cfg, "save", func(p *process, m *memory, had *named.Manifest) (err error) {
 		if len(had.Tail) > 0 {
 			server, err := resp.NewLoading(resp.Config{
@@ -48,7 +48,7 @@ func SaveHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, have f
 
 // LoadHeap makes a new heap in the memory of nodes of a snapshot, which has contents. If that fails there is no heap of the name, or one
 // that is empty where nodes could not be told.
-func LoadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *far.Contents) error {
+func LoadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *saved.Contents) error {
 	owned, err := loadHeap(ctx, c, cfg, from, contents)
 	if err == nil || !owned {
 		return err
@@ -63,7 +63,7 @@ func LoadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 }
 
 // loadHeap also says whether the heap was this process's meanwhile.
-func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *far.Contents) (owned bool, err error) {
+func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *saved.Contents) (owned bool, err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
 	var k kept
@@ -95,7 +95,7 @@ func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 		if err := st.Prune(ctx); err != nil { // of what another one has begun to load
 			return err
 		}
-		return far.Restore(ctx, st, from, contents)
+		return saved.Restore(ctx, st, from, contents)
 	}}
 	defer func() { err = errors.Join(err, m.close()) }()
 	err = m.open(ctx, p, cfg, at, 0)

@@ -1,4 +1,4 @@
-package far
+package saved
 
 import (
 	"context"
@@ -8,10 +8,9 @@ import (
 
 	"polder/far/farlog"
 	"polder/far/record"
-	"polder/far/saved"
 )
 
-// Snapshot is what the heap was at one moment, to be read while it goes on. It is a checkpoint that is pinned: what it refers to is not given
+// Snapshot is what a heap was at one moment, to be read while it goes on. It is a checkpoint that is pinned: what it refers to is not given
 // back meanwhile, unless far memory is full; then Next fails with ErrOvertaken. It has one user.
 //
 // Why a pin, and not only copies that notice when something is gone: a heap that changes cleans its segments all the time,
@@ -29,61 +28,30 @@ type Snapshot struct {
 	left  int64
 	rest  *farlog.Stretches
 	sent  uint64 // bytes of the checkpoint
-	state saveState
+	state progress
 	mem   []byte
 	buf   []byte
 }
 
-type saveState uint8
+type progress uint8
 
 const (
-	saveStart saveState = iota
-	saveSegments
-	saveCheckpoint
-	saveEnd
+	atStart progress = iota
+	inSegments
+	inCheckpoint
+	atEnd
 )
 
 // ErrOvertaken says that a snapshot needs memory that those who write had to be given. A newer one can be taken.
 var ErrOvertaken = farlog.ErrPinBroken
 
-// LackingError says that a snapshot would lack something.
-type LackingError struct{ Entries int }
+// readBytes is how many bytes of a segment are read at a time, but for a longer record.
+const readBytes = 256 << 10
 
-func (e *LackingError) Error() string {
-	return fmt.Sprintf("at least %d entries were lost with a node, and a copy would lack them", e.Entries)
-}
-
-// Lacking is a *LackingError if entries of the heap are lost, and nobody has set or deleted them since.
-func (h *Heap) Lacking() error {
-	st := h.Stats()
-	n := st.Uncounted
-	for _, m := range st.Maps {
-		n += m.LostNow
-	}
-	if n > 0 {
-		return &LackingError{n}
-	}
-	return nil
-}
-
-// saveBytes is how many bytes of a segment are read at a time, but for a longer record.
-const saveBytes = 256 << 10
-
-// Snapshot takes a checkpoint and pins it. Of segments, whose positions are the keys of have, it leaves out so many bytes,
-// which whoever reads has by an earlier snapshot of the heap. Close it.
-func (h *Heap) Snapshot(ctx context.Context, have map[uint64]uint64) (*Snapshot, error) {
-	if err := h.Lacking(); err != nil {
-		return nil, err
-	}
-	if err := h.Checkpoint(ctx); err != nil {
-		return nil, err
-	}
-	pin := h.core.Far.Pin() // of this checkpoint, or of one that is younger still
-	if pin == nil {
-		return nil, errors.New("BUG: a checkpoint was taken, and there is none")
-	}
-	s := &Snapshot{pin: pin, heap: pin.Root.Heap, size: h.core.Far.SegSize, have: have}
-	s.mem = make([]byte, min(saveBytes, s.size))
+// NewSnapshot is what a checkpoint is that was pinned, of a heap with segments of size bytes. Of segments, whose positions are the keys of
+// have, it leaves out so many bytes, which whoever reads has by an earlier snapshot of the heap. Close it, which ends the pin.
+func NewSnapshot(ctx context.Context, pin *farlog.Pinned, size int, have map[uint64]uint64) (*Snapshot, error) {
+	s := &Snapshot{pin: pin, heap: pin.Root.Heap, size: size, have: have, mem: make([]byte, min(readBytes, size))}
 	if err := s.begin(ctx); err != nil {
 		pin.Unpin()
 		return nil, fmt.Errorf("cannot read the checkpoint: %w", err)
@@ -91,8 +59,8 @@ func (h *Heap) Snapshot(ctx context.Context, have map[uint64]uint64) (*Snapshot,
 	return s, nil
 }
 
-// checkpointPrefix is how many bytes of a checkpoint are in front of the list of segments.
-const checkpointPrefix = 4 + 4 + 8 + 8
+// listAt is where in a checkpoint the list of segments begins, behind what package far has in front of it.
+const listAt = 4 + 4 + 8 + 8
 
 // begin reads the list of segments.
 func (s *Snapshot) begin(ctx context.Context) (err error) {
@@ -106,7 +74,7 @@ func (s *Snapshot) begin(ctx context.Context) (err error) {
 		b = append(b, more...)
 		if whole := errors.Is(err, io.EOF); whole || len(b) >= 2*tried {
 			d := &record.Decoder{B: b}
-			d.Bytes(checkpointPrefix)
+			d.Bytes(listAt)
 			s.list, err = s.pin.Segments(d)
 			if whole && err != nil {
 				return err
@@ -133,14 +101,14 @@ func (s *Snapshot) Heap() uint64 { return s.heap }
 // Left is how many bytes are yet to come, but for what frames them.
 func (s *Snapshot) Left() int64 { return s.left }
 
-// Next returns the next part of the snapshot, as package saved has it, which is valid until Next is called again; and io.EOF behind the root.
+// Next returns the next part of the snapshot, as the package's page has it, which is valid until Next is called again; and io.EOF behind the root.
 func (s *Snapshot) Next(ctx context.Context) (b []byte, err error) {
 	switch s.state {
-	case saveStart:
-		s.buf = saved.AppendStart(s.buf[:0], s.heap, s.size)
-		s.state = saveSegments
+	case atStart:
+		s.buf = AppendStart(s.buf[:0], s.heap, s.size)
+		s.state = inSegments
 		return s.buf, nil
-	case saveSegments:
+	case inSegments:
 		for ; s.at < len(s.list); s.at++ {
 			k := &s.list[s.at]
 			if s.off = max(s.off, s.begun(k)); s.off < k.Written {
@@ -148,12 +116,12 @@ func (s *Snapshot) Next(ctx context.Context) (b []byte, err error) {
 			}
 			s.off = 0
 		}
-		s.rest, s.state = s.pin.Checkpoint(), saveCheckpoint
+		s.rest, s.state = s.pin.Checkpoint(), inCheckpoint
 		fallthrough
-	case saveCheckpoint:
+	case inCheckpoint:
 		b, err := s.rest.Next(ctx)
 		if err == nil {
-			s.buf = saved.Append(s.buf[:0], saved.Part{Kind: saved.Checkpoint, Of: s.number(), Off: s.sent, Body: b})
+			s.buf = Append(s.buf[:0], Part{Kind: Checkpoint, Of: s.number(), Off: s.sent, Body: b})
 			s.sent += uint64(len(b))
 			s.left -= int64(len(b))
 			return s.buf, nil
@@ -163,8 +131,8 @@ func (s *Snapshot) Next(ctx context.Context) (b []byte, err error) {
 		}
 		root := s.pin.Root
 		root.Parts = nil
-		s.buf = saved.Append(s.buf[:0], saved.Part{Kind: saved.Root, Of: s.number(), Body: root.Encode()})
-		s.state = saveEnd
+		s.buf = Append(s.buf[:0], Part{Kind: Root, Of: s.number(), Body: root.Encode()})
+		s.state = atEnd
 		return s.buf, nil
 	}
 	return nil, io.EOF
@@ -176,7 +144,7 @@ func (s *Snapshot) nextOf(ctx context.Context, k *farlog.Kept) (b []byte, err er
 	if err != nil {
 		return nil, err
 	}
-	s.buf = saved.Append(s.buf[:0], saved.Part{Kind: saved.Segment, Of: k.Position, Off: uint64(s.off), Body: b})
+	s.buf = Append(s.buf[:0], Part{Kind: Segment, Of: k.Position, Off: uint64(s.off), Body: b})
 	s.off += len(b)
 	s.left -= int64(len(b))
 	return s.buf, nil

@@ -11,12 +11,13 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/record"
 	"polder/far/saved"
 	"polder/pool/pooltest"
 )
 
 // saveTo copies a snapshot to w, as far as it comes.
-func saveTo(t *testing.T, s *Snapshot, w *saved.Writer) error {
+func saveTo(t *testing.T, s *saved.Snapshot, w *saved.Writer) error {
 	t.Helper()
 	for {
 		b, err := s.Next(t.Context())
@@ -32,7 +33,7 @@ func saveTo(t *testing.T, s *Snapshot, w *saved.Writer) error {
 	}
 }
 
-func snapshotOf(t *testing.T, h *Heap, have map[uint64]uint64) *Snapshot {
+func snapshotOf(t *testing.T, h *Heap, have map[uint64]uint64) *saved.Snapshot {
 	t.Helper()
 	s, err := h.Snapshot(t.Context(), have)
 	if err != nil {
@@ -45,20 +46,20 @@ func snapshotOf(t *testing.T, h *Heap, have map[uint64]uint64) *Snapshot {
 // restoredHeap opens what was restored from a file.
 func restoredHeap(t *testing.T, file []byte, early bool) *Heap {
 	t.Helper()
-	c, err := CheckSnapshot(t.Context(), bytes.NewReader(file))
+	c, err := saved.Check(t.Context(), bytes.NewReader(file))
 	if err != nil {
 		t.Fatal(err)
 	}
 	// What the checkpoint does not need, which an earlier snapshot has left in the file, takes no memory, not even for a moment.
 	most := c.Segments + 1 + int(c.Checkpoint)/heap.MinSegmentSize*2
-	if err := Restore(t.Context(), newKeeper(heap.MinSegmentSize, most), bytes.NewReader(file), c); err != nil {
+	if err := saved.Restore(t.Context(), newKeeper(heap.MinSegmentSize, most), bytes.NewReader(file), c); err != nil {
 		t.Errorf("%d segments are too few for a checkpoint that needs %d, and %d bytes: %v", most, c.Segments, c.Checkpoint, err)
 	}
 	k := newKeeper(heap.MinSegmentSize, 600)
-	if err := Restore(t.Context(), k, bytes.NewReader(file), c); err != nil {
+	if err := saved.Restore(t.Context(), k, bytes.NewReader(file), c); err != nil {
 		t.Fatal(err)
 	}
-	if err := Restore(t.Context(), k, bytes.NewReader(file), nil); !errors.Is(err, ErrKept) {
+	if err := saved.Restore(t.Context(), k, bytes.NewReader(file), nil); !errors.Is(err, saved.ErrKept) {
 		t.Errorf("a second one over the first: %v", err)
 	}
 	return openKept(t, k, 4<<20, early)
@@ -180,8 +181,8 @@ func TestASnapshotGivesWayToWrites(t *testing.T) {
 		}
 	}
 	set(40_000) // none is refused
-	if err := saveTo(t, s, w); !errors.Is(err, ErrOvertaken) {
-		t.Fatalf("after writes to a full memory: %v, want %v", err, ErrOvertaken)
+	if err := saveTo(t, s, w); !errors.Is(err, saved.ErrOvertaken) {
+		t.Fatalf("after writes to a full memory: %v, want %v", err, saved.ErrOvertaken)
 	}
 	s.Close()
 	if len(w.Have()) == 0 {
@@ -191,7 +192,7 @@ func TestASnapshotGivesWayToWrites(t *testing.T) {
 		s = snapshotOf(t, h, maps.Clone(w.Have()))
 		defer s.Close()
 		err := saveTo(t, s, w)
-		if err != nil && !errors.Is(err, ErrOvertaken) {
+		if err != nil && !errors.Is(err, saved.ErrOvertaken) {
 			t.Fatal(err)
 		}
 		return err == nil
@@ -273,13 +274,13 @@ func TestNothingOfADamagedSnapshotIsLoaded(t *testing.T) {
 	all := file.Bytes()
 	bad := func(what string, b []byte, at int) {
 		t.Helper()
-		_, err := CheckSnapshot(t.Context(), bytes.NewReader(b))
+		_, err := saved.Check(t.Context(), bytes.NewReader(b))
 		var damaged *saved.DamagedError
 		if at >= 8 && (!errors.As(err, &damaged) || damaged.Off > int64(at) || damaged.Off < int64(at)-600<<10) || err == nil {
 			t.Fatalf("%s at byte %d of %d: %v", what, at, len(all), err)
 		}
 		k := newKeeper(heap.MinSegmentSize, 600)
-		if err := Restore(t.Context(), k, bytes.NewReader(b), nil); err == nil {
+		if err := saved.Restore(t.Context(), k, bytes.NewReader(b), nil); err == nil {
 			t.Fatalf("%s at byte %d of %d: it is loaded", what, at, len(all))
 		}
 		if root, _ := k.Root(t.Context()); root != nil || k.Lent() != 0 {
@@ -299,15 +300,15 @@ func TestNothingOfADamagedSnapshotIsLoaded(t *testing.T) {
 	bad("more", append(slices.Clone(all), 0), len(all))
 	b := slices.Clone(all)
 	b[0]++
-	if _, err := CheckSnapshot(t.Context(), bytes.NewReader(b)); !errors.Is(err, saved.ErrNewer) {
+	if _, err := saved.Check(t.Context(), bytes.NewReader(b)); !errors.Is(err, saved.ErrNewer) {
 		t.Errorf("of a newer format: %v", err)
 	}
-	var size *SegmentSizeError
-	if err := Restore(t.Context(), newKeeper(2*heap.MinSegmentSize, 600), bytes.NewReader(all), nil); !errors.As(err, &size) {
+	var size *saved.SegmentSizeError
+	if err := saved.Restore(t.Context(), newKeeper(2*heap.MinSegmentSize, 600), bytes.NewReader(all), nil); !errors.As(err, &size) {
 		t.Errorf("to other segments: %v", err)
 	}
 	few := newKeeper(heap.MinSegmentSize, 2)
-	if err := Restore(t.Context(), few, bytes.NewReader(all), nil); !errors.Is(err, ErrFull) || few.Lent() != 0 {
+	if err := saved.Restore(t.Context(), few, bytes.NewReader(all), nil); !errors.Is(err, ErrFull) || few.Lent() != 0 {
 		t.Errorf("to a store that is too small: %v, and %d segments are lent", err, few.Lent())
 	}
 }
@@ -319,7 +320,15 @@ func TestNoDamageIsSaved(t *testing.T) {
 	churn(t, h.NewByteMap("things"), rand.New(rand.NewPCG(9, 10)), nil, 4000, 3000)
 	s := snapshotOf(t, h, nil)
 	parts := map[string]bool{} // of the checkpoint, which are not damaged
-	for _, p := range s.pin.Root.Parts {
+	b, err := k.Root(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := record.DecodeRoot(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range root.Parts {
 		parts[p.Name] = true
 	}
 	k.mu.Lock()

@@ -1,4 +1,4 @@
-package far
+package saved
 
 import (
 	"cmp"
@@ -11,7 +11,6 @@ import (
 
 	"polder/far/farlog"
 	"polder/far/record"
-	"polder/far/saved"
 	"polder/far/store"
 )
 
@@ -30,10 +29,10 @@ type Contents struct {
 	needed map[uint64]bool // positions of the segments
 }
 
-// CheckSnapshot reads all of a snapshot and checks it. Damage is a *saved.DamagedError.
-func CheckSnapshot(ctx context.Context, r io.Reader) (*Contents, error) {
+// Check reads all of a snapshot and checks it. Damage is a *DamagedError.
+func Check(ctx context.Context, r io.Reader) (*Contents, error) {
 	c := &Contents{needed: map[uint64]bool{}}
-	n, err := readSnapshot(ctx, r, func(int) error { return nil }, func(saved.Part) error { return nil })
+	n, err := readSnapshot(ctx, r, func(int) error { return nil }, func(Part) error { return nil })
 	if err != nil {
 		return nil, err
 	}
@@ -55,8 +54,8 @@ type readings struct {
 }
 
 // readSnapshot reads a snapshot: start is told the size of segments, segment is given their parts. It checks the rest.
-func readSnapshot(ctx context.Context, r io.Reader, start func(size int) error, segment func(p saved.Part) error) (*readings, error) {
-	in, err := saved.NewReader(r)
+func readSnapshot(ctx context.Context, r io.Reader, start func(size int) error, segment func(p Part) error) (*readings, error) {
+	in, err := NewReader(r)
 	if err != nil {
 		return nil, err
 	}
@@ -78,19 +77,19 @@ func readSnapshot(ctx context.Context, r io.Reader, start func(size int) error, 
 			return nil, err
 		}
 		switch p.Kind {
-		case saved.Segment:
+		case Segment:
 			err = segment(p)
-		case saved.Checkpoint:
+		case Checkpoint:
 			if p.Off == 0 {
 				n.checkpoint = n.checkpoint[:0]
 			}
 			n.checkpoint, number = append(n.checkpoint, p.Body...), p.Of
-		case saved.Root:
+		case Root:
 			if n.root, err = record.DecodeRoot(p.Body); err == nil {
 				err = n.check(in, number)
 			}
 			if err != nil {
-				err = &saved.DamagedError{Off: at, Part: part, Err: err}
+				err = &DamagedError{Off: at, Part: part, Err: err}
 			}
 		}
 		if err != nil {
@@ -102,7 +101,7 @@ func readSnapshot(ctx context.Context, r io.Reader, start func(size int) error, 
 }
 
 // check checks a root that was read, and what it is the root of.
-func (n *readings) check(in *saved.Reader, number uint64) error {
+func (n *readings) check(in *Reader, number uint64) error {
 	switch r := n.root; {
 	case r.Heap != in.Heap() || checkpointNumber(r) != number || len(r.Parts) > 0:
 		return errors.New("it is the root of something else")
@@ -110,7 +109,7 @@ func (n *readings) check(in *saved.Reader, number uint64) error {
 		return fmt.Errorf("the %d bytes of its checkpoint are not those that were written", len(n.checkpoint))
 	}
 	d := &record.Decoder{B: n.checkpoint}
-	d.Bytes(checkpointPrefix)
+	d.Bytes(listAt)
 	list, err := farlog.ListedSegments(d, n.root.Heap)
 	if err != nil {
 		return err
@@ -128,7 +127,7 @@ func (n *readings) check(in *saved.Reader, number uint64) error {
 var ErrKept = errors.New("there is a heap already")
 
 // Restore makes what st keeps the heap of a snapshot, so that Open finds it; st must keep none. What is needed, which may be nil, is
-// what CheckSnapshot has said of the same snapshot: only so much is written then. If it fails, st keeps nothing, unless the error is that of
+// what Check has said of the same snapshot: only so much is written then. If it fails, st keeps nothing, unless the error is that of
 // st.SetRoot, and what was written is given back if it can be.
 func Restore(ctx context.Context, st store.Keeper, r io.Reader, needed *Contents) (err error) {
 	if root, err := st.Root(ctx); err != nil || root != nil {
@@ -145,7 +144,7 @@ func Restore(ctx context.Context, st store.Keeper, r io.Reader, needed *Contents
 			return &SegmentSizeError{size, st.SegmentSize()}
 		}
 		return nil
-	}, func(p saved.Part) error {
+	}, func(p Part) error {
 		if needed != nil && !needed.needed[p.Of] {
 			return nil
 		}
@@ -171,7 +170,7 @@ func Restore(ctx context.Context, st store.Keeper, r io.Reader, needed *Contents
 	if err := segs.free(ctx); err != nil { // what no checkpoint needs
 		return err
 	}
-	return farlog.Restore(ctx, st, n.root, n.checkpoint, checkpointPrefix, list)
+	return farlog.Restore(ctx, st, n.root, n.checkpoint, listAt, list)
 }
 
 // SegmentSizeError says that a heap with segments of one size cannot lie in segments of another: what refers to an object says in which
@@ -210,7 +209,7 @@ func (r *restoring) add(ctx context.Context, position uint64) (*restored, error)
 const mostTries = 4
 
 // write writes a part of a segment.
-func (r *restoring) write(ctx context.Context, p saved.Part) (err error) {
+func (r *restoring) write(ctx context.Context, p Part) (err error) {
 	s := r.all[p.Of]
 	if s == nil {
 		if s, err = r.add(ctx, p.Of); err != nil {
