@@ -9,6 +9,7 @@ import (
 	"reflect"
 
 	"polder/far/heap"
+	"polder/far/objects"
 )
 
 // StructureConfig configures an Array, a Vector, a List, a Stack or a Queue. The
@@ -41,8 +42,8 @@ func newTracker[T any](h *Heap, kind string, cfg StructureConfig, room int) (*tr
 	if cfg.Group < 0 {
 		return nil, fmt.Errorf("cannot make %s %q: Group is %d, want a number of elements, or 0 for the default", kind, cfg.Name, cfg.Group)
 	}
-	if cfg.Group > h.maxObject {
-		return nil, fmt.Errorf("cannot make %s %q: Group is %d, and objects have at most %d bytes: %w", kind, cfg.Name, cfg.Group, h.maxObject, ErrTooLarge)
+	if cfg.Group > h.objects.MaxObject() {
+		return nil, fmt.Errorf("cannot make %s %q: Group is %d, and objects have at most %d bytes: %w", kind, cfg.Name, cfg.Group, h.objects.MaxObject(), ErrTooLarge)
 	}
 	size := sizeOf[T]()
 	group := cfg.Group
@@ -53,7 +54,7 @@ func newTracker[T any](h *Heap, kind string, cfg StructureConfig, room int) (*tr
 		group = 1 << bits.Len(uint(group-1))
 	}
 	tr := &tracker{h: h, kind: kind, group: group, make: cfg.NewPrefetcher}
-	c, err := h.newClass(ClassConfig{Name: cfg.Name, HotBits: cfg.HotBits, Evacuated: tr.evacuated}, group*size)
+	c, err := h.objects.NewClass(objects.Config{Name: cfg.Name, HotBits: cfg.HotBits, Evacuated: tr.evacuated}, group*size)
 	if err != nil {
 		return nil, err
 	}
@@ -94,9 +95,9 @@ func NewArray[T any](ctx context.Context, h *Heap, n int, cfg StructureConfig) (
 	if err != nil {
 		return nil, err
 	}
-	words, err := h.newRun(ctx, tr.c, (n+tr.group-1)/tr.group)
+	words, err := h.objects.NewRun(ctx, tr.c, (n+tr.group-1)/tr.group)
 	if err != nil {
-		h.retire(tr.c)
+		h.objects.Retire(tr.c)
 		return nil, fmt.Errorf("cannot make array %q of %d elements: %w", cfg.Name, n, err)
 	}
 	a := &Array[T]{n: n, shift: bits.TrailingZeros(uint(tr.group)), words: words, tr: tr, idx: make([]struct{}, n)}
@@ -133,7 +134,7 @@ func (a *Array[T]) Set(ctx context.Context, i int, v T) error { return a.At(i).S
 func (a *Array[T]) Read(ctx context.Context, dst []T, i int) error {
 	_ = a.idx[i : i+len(dst)]
 	return a.tr.h.withScope(ctx, func(s *heap.Scope) {
-		for at, b := range a.part(s, i, i+len(dst), derefStream) {
+		for at, b := range a.part(s, i, i+len(dst), objects.Stream) {
 			copy(dst[at-i:], b)
 		}
 	})
@@ -154,7 +155,7 @@ func (a *Array[T]) Write(ctx context.Context, src []T, i int) error {
 				continue
 			}
 			written := false
-			for _, to := range a.part(s, at, at+n, derefMut) {
+			for _, to := range a.part(s, at, at+n, objects.Mut) {
 				written = copy(to, b) == n
 			}
 			if !written {
@@ -174,7 +175,7 @@ func (a *Array[T]) All(s *heap.Scope) iter.Seq2[int, *T] { return each(a.part(s,
 // Stream is All for elements without temporal locality: they do not displace
 // others (the paper's non-temporal access).
 func (a *Array[T]) Stream(s *heap.Scope) iter.Seq2[int, *T] {
-	return each(a.part(s, 0, a.n, derefStream))
+	return each(a.part(s, 0, a.n, objects.Stream))
 }
 
 // Backward is All from the last element to the first.
@@ -187,17 +188,17 @@ func (a *Array[T]) Chunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] { return 
 
 // StreamChunks is Chunks for elements without temporal locality.
 func (a *Array[T]) StreamChunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] {
-	return a.part(s, i, j, derefStream)
+	return a.part(s, i, j, objects.Stream)
 }
 
 // MutChunks is Chunks for elements to be read and written.
 func (a *Array[T]) MutChunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] {
-	return a.part(s, i, j, derefMut)
+	return a.part(s, i, j, objects.Mut)
 }
 
 // StreamMutChunks is MutChunks for elements without temporal locality.
 func (a *Array[T]) StreamMutChunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] {
-	return a.part(s, i, j, derefMut|derefStream)
+	return a.part(s, i, j, objects.Mut|objects.Stream)
 }
 
 // part iterates over the elements from i to j by groups.
@@ -308,13 +309,13 @@ func chunkEnter[T any](tr *tracker, s *heap.Scope, p *uint64, i, n, what int) []
 
 // chunkEnter is the function of that name, for elements of any type.
 func (tr *tracker) chunkEnter(s *heap.Scope, p *uint64, i, n, what int) heap.Object {
-	if w := loadWord(p); w.far() || w.coldness() != 0 {
+	if w := objects.Load(p); w.Far() || w.Coldness() != 0 {
 		tr.h.ahead.usedNow(tr, p)
 	}
 	if i >= 0 {
-		tr.access(s, i, what&derefStream != 0)
-		if loadWord(p).far() && !heap.IsOpen(s) {
-			tr.demand(s, i, n, what&derefStream != 0)
+		tr.access(s, i, what&objects.Stream != 0)
+		if objects.Load(p).Far() && !heap.IsOpen(s) {
+			tr.demand(s, i, n, what&objects.Stream != 0)
 		}
 	}
 	for try := 0; ; try++ {
@@ -338,7 +339,7 @@ func (tr *tracker) enterFor(s *heap.Scope, p *uint64, what int) (o heap.Object) 
 			s.Leave()
 		}
 	}()
-	o, err := tr.h.deref(s, p, what)
+	o, err := tr.h.objects.Deref(s, p, what)
 	if err != nil {
 		tr.h.core.Fail(s, err)
 	}
@@ -365,22 +366,22 @@ func overwrite[T any](tr *tracker, s *heap.Scope, p *uint64, b []T) bool {
 // overwriteIn is overwrite in s. If there is no error, it may be tried again.
 func overwriteIn[T any](tr *tracker, s *heap.Scope, p *uint64, b []T) (done bool, err error) {
 	h := tr.h
-	if o := h.derefLocal(s, p, derefMut); o != nil {
+	if o := h.objects.DerefLocal(s, p, objects.Mut); o != nil {
 		h.ahead.usedNow(tr, p)
 		copy(elementsOf[T](o, tr.group), b)
 		return true, nil
 	}
-	if loadWord(p).free() {
+	if objects.Load(p).Free() {
 		return false, heap.ErrClosed
 	}
-	o, addr, err := h.core.NewSlot(s, heap.Streamed, heap.ObjectHead(h.words.number(p), tr.c.size), heap.NewTail(0, tr.c.owner()), tr.c.size)
+	o, addr, err := h.core.NewSlot(s, heap.Streamed, heap.ObjectHead(h.objects.Number(p), tr.c.Size), heap.NewTail(0, tr.c.Owner()), tr.c.Size)
 	if err != nil {
 		return false, err
 	}
-	clear(o[heap.ObjectHeader+tr.c.size:])
+	clear(o[heap.ObjectHeader+tr.c.Size:])
 	es := elementsOf[T](o, tr.group)
 	clear(es[copy(es, b):])
-	return h.replace(p, addr, tr.c), nil
+	return h.objects.Replace(p, addr, tr.c), nil
 }
 
 // withScope calls fn in a scope of the pool, closed, for what fn enters and
@@ -406,7 +407,7 @@ func (a *Array[T]) Prefetch(ctx context.Context, i, j int) error {
 func (a *Array[T]) DontNeed(i, j int) {
 	_ = a.idx[i:j]
 	for c := i >> a.shift; c < (j+a.tr.group-1)>>a.shift; c++ {
-		chill(&a.words[c])
+		objects.Chill(&a.words[c])
 	}
 }
 
@@ -414,14 +415,14 @@ func (a *Array[T]) DontNeed(i, j int) {
 // would displace one another.
 func (tr *tracker) prefetch(ctx context.Context, i, j int) error {
 	room := int(tr.h.Local() / 2)
-	refs := make([]AnyRef, 0, prefetchJobObjects)
+	refs := make([]uint64, 0, prefetchJobObjects)
 	for ; i < j && room > 0; i++ {
-		if p := tr.word(i); p != nil && loadWord(p).far() {
-			refs = append(refs, AnyRef{tr.h.words.number(p)})
-			room -= tr.c.size + heap.ObjectHeader
+		if p := tr.word(i); p != nil && objects.Load(p).Far() {
+			refs = append(refs, tr.h.objects.Number(p))
+			room -= tr.c.Size + heap.ObjectHeader
 		}
 		if len(refs) == cap(refs) || i == j-1 || room <= 0 {
-			if err := tr.h.Prefetch(ctx, refs...); err != nil {
+			if err := tr.h.objects.Prefetch(ctx, refs); err != nil {
 				return err
 			}
 			refs = refs[:0]
@@ -430,32 +431,10 @@ func (tr *tracker) prefetch(ctx context.Context, i, j int) error {
 	return nil
 }
 
-// chill makes a local object that is left alone one of the first to be
-// evacuated.
-func chill(p *uint64) {
-	if w := loadWord(p); w.local() && !w.marked() {
-		casWord(p, w, w.cooled(coldest))
-	}
-}
-
 // Clear makes all elements zero, and gives up what memory they have.
 func (a *Array[T]) Clear() {
 	for i := range a.words {
-		a.tr.h.reset(&a.words[i], a.tr.c)
-	}
-}
-
-// reset makes the object of p zero, and one that takes no memory.
-func (h *Heap) reset(p *uint64, c *class) {
-	for {
-		w := loadWord(p)
-		if w.free() || w.zero() {
-			return
-		}
-		if casWord(p, w, zeroWord(c.id)) {
-			h.buryObject(w)
-			return
-		}
+		a.tr.h.objects.Reset(&a.words[i], a.tr.c)
 	}
 }
 
@@ -463,7 +442,7 @@ func (h *Heap) reset(p *uint64, c *class) {
 // it. Afterwards its length is 0, and an iteration fails with ErrFreed. To free it again does nothing.
 func (a *Array[T]) Free() {
 	for i := range a.words {
-		a.tr.h.free(&a.words[i])
+		a.tr.h.objects.Free(&a.words[i])
 	}
 	a.tr.h.untrack(a.tr)
 	a.words, a.idx, a.n = nil, nil, 0

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"polder/far/heap"
+	"polder/far/objects"
 )
 
 // Elem is a pointer to an element of an Array or a Vector: to one of several
@@ -40,18 +41,18 @@ func (p Elem[T]) Deref(s *heap.Scope) (v *T) {
 func (p Elem[T]) DerefMut(s *heap.Scope) *T {
 	v := atomic.LoadPointer(p.e.w)
 	if uintptr(v) > elemTop || *(*bool)(unsafe.Add(v, -8)) {
-		return (*T)(elemFor(s, p.e, derefMut))
+		return (*T)(elemFor(s, p.e, objects.Mut))
 	}
 	return (*T)(unsafe.Add(v, p.e.off))
 }
 
 // DerefStream is Deref for an element without temporal locality, as
 // Ptr.DerefStream.
-func (p Elem[T]) DerefStream(s *heap.Scope) *T { return (*T)(elemFor(s, p.e, derefStream)) }
+func (p Elem[T]) DerefStream(s *heap.Scope) *T { return (*T)(elemFor(s, p.e, objects.Stream)) }
 
 // DerefMutStream is DerefMut for an element without temporal locality.
 func (p Elem[T]) DerefMutStream(s *heap.Scope) *T {
-	return (*T)(elemFor(s, p.e, derefMut|derefStream))
+	return (*T)(elemFor(s, p.e, objects.Mut|objects.Stream))
 }
 
 // Load returns a copy of the element. It needs no scope, and waits within ctx.
@@ -76,8 +77,8 @@ func (p Elem[T]) Store(ctx context.Context, v T) error {
 // IsLocal reports whether the element is in local memory just now, as
 // Ptr.IsLocal does.
 func (p Elem[T]) IsLocal() bool {
-	w := loadWord((*uint64)(unsafe.Pointer(p.e.w)))
-	return w.local() || w.zero()
+	w := objects.Load((*uint64)(unsafe.Pointer(p.e.w)))
+	return w.Local() || w.Zero()
 }
 
 // elemSlow is Elem.Deref off the fast path.
@@ -108,7 +109,7 @@ func sizeOf[T any]() int { return int(unsafe.Sizeof(*new(T))) }
 
 // wordAt is the word i places behind first.
 func wordAt(first *uint64, i int) *uint64 {
-	return (*uint64)(unsafe.Add(unsafe.Pointer(first), i*wordSize))
+	return (*uint64)(unsafe.Add(unsafe.Pointer(first), i*objects.WordSize))
 }
 
 // wordsAt is the n words from first on.
@@ -120,10 +121,10 @@ func wordIndex(words []uint64, p *uint64) int {
 		return -1
 	}
 	d := uintptr(unsafe.Pointer(p)) - uintptr(unsafe.Pointer(&words[0]))
-	if d >= uintptr(len(words))*wordSize {
+	if d >= uintptr(len(words))*objects.WordSize {
 		return -1
 	}
-	return int(d / wordSize)
+	return int(d / objects.WordSize)
 }
 
 // elementsOf is the n elements that the object o holds.

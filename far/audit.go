@@ -3,7 +3,6 @@ package far
 import (
 	"context"
 	"fmt"
-	"math/bits"
 
 	"polder/far/heap"
 	"polder/internal/sizeclass"
@@ -14,7 +13,6 @@ import (
 // closed, in builds with invariants.
 func (h *Heap) audit() error {
 	t := h.core.Tally()
-	t.Index[heap.Words] = h.words.pages.Load() * wordPage
 	t.Index[heap.Settling], t.Index[heap.Leaves] = h.settler.bytes()
 	t.Unsure = h.settler.burying() || h.leavesLost.Load()
 	if n := h.miscounts.Load(); n > 0 {
@@ -79,36 +77,8 @@ func (h *Heap) audit() error {
 			}
 		}
 	}
-	inUse := 0
-	var bad error
-	h.words.all(func(n uint64, w pword) {
-		if !w.free() {
-			inUse++
-		}
-		switch {
-		case w.far():
-			t.AddFar(w.farAddr(), w.farSize())
-		case w.local():
-			o := h.core.Logs.Object(w.addr())
-			if heap.HeadNumber(o.Head()) != n {
-				bad = fmt.Errorf("word %d refers to the object of word %d", n, heap.HeadNumber(o.Head()))
-				return
-			}
-			t.AddLocal(uint64(w.addr()-h.core.Logs.Base-heap.ObjectHeader)/heap.Unit, heap.ObjectSize(heap.HeadLen(o.Head())), false)
-			if a := heap.TailFar(*o.Tail()); a != 0 {
-				t.AddFar(a, heap.FarObjectSize(heap.HeadLen(o.Head())))
-			}
-		}
-	})
-	if bad != nil {
-		return bad
-	}
-	cached := 0
-	for i := range h.caches {
-		cached += bits.OnesCount64(h.caches[i].left)
-	}
-	if n, _ := h.words.count(); n != inUse+cached {
-		return fmt.Errorf("%d words are in use and %d handed out, but counted are %d", inUse, cached, n)
+	if err := h.objects.Audit(t); err != nil {
+		return err
 	}
 	return h.core.Audit(t)
 }

@@ -315,7 +315,7 @@ func (m *ByteMap) Free() {
 		m.clear(true)
 		st := m.stats(new(temperature))
 		h.mu.Lock()
-		h.pastMaps = remember(h.pastMaps, st.Name, st, (*MapStats).Add)
+		h.pastMaps.Add(st.Name, &st, (*MapStats).Add)
 		m.first.Store(&h.none[0])
 	}
 	h.freedMaps = append(h.freedMaps, m.id)

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"polder/far/heap"
+	"polder/far/objects"
 )
 
 // MaxBytes is the longest byte string that a Bytes holds.
@@ -44,7 +45,7 @@ func (b bytesHead) pieces() int {
 // bytesClasses are the classes that the byte strings of a heap have.
 type bytesClasses struct {
 	heads  *Class[bytesHead]
-	pieces *class
+	pieces *objects.Class
 }
 
 func (h *Heap) bytesClasses() (*bytesClasses, error) {
@@ -60,7 +61,7 @@ func (h *Heap) bytesClasses() (*bytesClasses, error) {
 	if err != nil {
 		return nil, err
 	}
-	pieces, err := h.newClass(ClassConfig{Name: "pieces of byte strings"}, -1)
+	pieces, err := h.objects.NewClass(objects.Config{Name: "pieces of byte strings"}, -1)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +71,7 @@ func (h *Heap) bytesClasses() (*bytesClasses, error) {
 }
 
 // bytesPiece is the size of a piece in bytes.
-func (h *Heap) bytesPiece() int { return min(h.maxObject&^7, maxPiece) }
+func (h *Heap) bytesPiece() int { return min(h.objects.MaxObject()&^7, maxPiece) }
 
 // NewBytes makes a byte string that is a copy of b. It waits for local memory
 // within ctx, and so must not be called in a scope.
@@ -102,9 +103,9 @@ func (h *Heap) putBytes(ctx context.Context, c *bytesClasses, b []byte) (head by
 	}
 	if len(b) <= int(head.piece) {
 		err := h.untilRoom(ctx, func() error {
-			w, err := h.newObject(c.pieces, nil, len(b), 0, b)
+			w, err := h.objects.New(c.pieces, nil, len(b), 0, b)
 			if err == nil {
-				head.first = h.words.number(w)
+				head.first = h.objects.Number(w)
 			}
 			return err
 		})
@@ -112,17 +113,16 @@ func (h *Heap) putBytes(ctx context.Context, c *bytesClasses, b []byte) (head by
 	}
 	err = h.untilRoom(ctx, func() error {
 		n := (len(b)-1)/int(head.piece) + 1
-		first, err := h.words.run(n, &h.core.Logs)
+		words, err := h.objects.Run(c.pieces, n) // zero until they are filled
 		if err == nil {
-			h.zeroRun(first, n, c.pieces) // until they are filled
-			head.first = first
+			head.first = h.objects.Number(&words[0])
 		}
 		return err
 	})
 	for n := head.first; err == nil && len(b) > 0; n++ {
 		part := b[:min(int(head.piece), len(b))]
 		b = b[len(part):]
-		err = h.untilRoom(ctx, func() error { return h.putPiece(c, n, part) })
+		err = h.untilRoom(ctx, func() error { return h.objects.Fill(n, c.pieces, part) })
 	}
 	if err != nil {
 		h.dropBytes(head)
@@ -142,20 +142,6 @@ func (h *Heap) untilRoom(ctx context.Context, fn func() error) error {
 			return err
 		}
 	}
-}
-
-// putPiece makes b the object of word n, which nobody else knows.
-func (h *Heap) putPiece(c *bytesClasses, n uint64, b []byte) error {
-	if h.core.Shut.Load() {
-		return heap.ErrClosed
-	}
-	o, addr, err := h.core.NewSlot(nil, heap.Scoped, heap.ObjectHead(n, len(b)), heap.NewTail(0, c.pieces.owner()), len(b))
-	if err != nil {
-		return err
-	}
-	clear(o[heap.ObjectHeader+copy(o[heap.ObjectHeader:], b):])
-	storeWord(h.words.at(n), localWord(addr, c.pieces.cfg.HotBits))
-	return nil
 }
 
 // Replace makes the string a copy of b, in one step for whoever reads it. If it
@@ -208,7 +194,7 @@ type heldString struct {
 }
 
 func (h *Heap) holding(p *uint64) *heldBytes {
-	return &h.held[h.words.number(p)*0x9e3779b97f4a7c15>>58%heldParts]
+	return &h.held[h.objects.Number(p)*0x9e3779b97f4a7c15>>58%heldParts]
 }
 
 // retire returns head if it can be freed at once, and leaves it to the last
@@ -325,7 +311,7 @@ func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) 
 		return
 	}
 	var buf []byte
-	var refs [ahead]AnyRef
+	var refs [ahead]uint64
 	n := head.pieces()
 	first := int(off / int64(head.piece))
 	skip := int(off % int64(head.piece))
@@ -333,10 +319,10 @@ func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) 
 		if (i-first)%ahead == 0 {
 			few := refs[:min(ahead, n-i)]
 			for j := range few {
-				few[j] = AnyRef{head.first + uint64(i+j)}
+				few[j] = head.first + uint64(i+j)
 			}
 			// What cannot be fetched now, whoever reads it is told.
-			_ = h.Prefetch(ctx, few...)
+			_ = h.objects.Prefetch(ctx, few)
 		}
 		b, err := h.copyObject(ctx, head.first+uint64(i), buf[:0])
 		if err != nil {
@@ -358,7 +344,7 @@ func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) 
 func (h *Heap) copyObject(ctx context.Context, n uint64, dst []byte) ([]byte, error) {
 	start := len(dst)
 	err := h.core.One(ctx, func(s *heap.Scope) {
-		o, err := h.deref(s, h.words.at(n), 0)
+		o, err := h.objects.Deref(s, h.objects.At(n), 0)
 		if err != nil {
 			h.core.Fail(s, err)
 			return
@@ -408,6 +394,6 @@ func (r BytesRef) Bytes(h *Heap) Bytes { return Bytes{r.r.Ptr(h)} }
 // dropBytes frees what head refers to.
 func (h *Heap) dropBytes(head bytesHead) {
 	for i := range head.pieces() {
-		h.free(h.words.at(head.first + uint64(i)))
+		h.objects.Free(h.objects.At(head.first + uint64(i)))
 	}
 }

@@ -270,7 +270,7 @@ func TestAPanicInACallLeavesItsScope(t *testing.T) {
 	}
 	gone := a
 	for i := range a.words {
-		h.free(&a.words[i]) // and not the array, which would say so without a panic
+		h.objects.Free(&a.words[i]) // and not the array, which would say so without a panic
 	}
 	p.Free()
 	s := h.NewScope()

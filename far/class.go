@@ -4,13 +4,11 @@ import (
 	"context"
 	"fmt"
 	"reflect"
-	"slices"
 	"sync"
-	"sync/atomic"
 
 	"polder/codec"
 	"polder/far/heap"
-	"polder/far/record"
+	"polder/far/objects"
 )
 
 // ClassConfig says how the heap treats the objects of a class.
@@ -36,117 +34,15 @@ type ClassConfig struct {
 }
 
 // ClassStats is what the objects of a class have been through.
-type ClassStats struct {
-	Name string
+type ClassStats = objects.Stats
 
-	Misses         uint64 // dereferences that had to wait for a fetch
-	Coalesced      uint64 // those of them that joined somebody else's
-	Warmed         uint64 // dereferences of a local object for the first time in a pass
-	Rescued        uint64 // dereferences that met an object that was to be moved
-	Prefetched     uint64 // objects that were fetched before anybody asked
-	BytesIn        uint64 // fetched
-	BytesOut       uint64 // written to far memory
-	Evacuated      uint64 // objects that became far
-	EvacuatedClean uint64 // those of them that had a good far copy
-	Computed       uint64 // times that the store has looked through an object where it lay
-}
-
-// Add adds what the objects of another class have been through, so that classes of one
-// name count as one.
-func (s *ClassStats) Add(o *ClassStats) {
-	s.Misses += o.Misses
-	s.Coalesced += o.Coalesced
-	s.Warmed += o.Warmed
-	s.Rescued += o.Rescued
-	s.Prefetched += o.Prefetched
-	s.BytesIn += o.BytesIn
-	s.BytesOut += o.BytesOut
-	s.Evacuated += o.Evacuated
-	s.EvacuatedClean += o.EvacuatedClean
-	s.Computed += o.Computed
-}
-
-// class is a kind of objects: the paper's data structure.
-type class struct {
-	id   uint16 // what words and objects call it, while it exists
-	born uint64 // version of the last far record that cannot be its, though it may have its id
-	cfg  ClassConfig
-	size int // of the objects' data, -1 if they differ
-
-	ended atomic.Bool // nothing is to be made of it any more
-
-	misses, coalesced, warmed, rescued atomic.Uint64
-	prefetched, bytesIn, bytesOut      atomic.Uint64
-	evacuatedDirty, evacuatedClean     atomic.Uint64
-	computed                           atomic.Uint64
-}
-
-// maxClasses is how many classes a heap has at a time.
-const maxClasses = 1 << 14
-
-// objectOwners is the first number of an owner that is a class of objects. Those below are maps.
-const objectOwners = 1<<16 - maxClasses
-
-// owner is the number of the owner that c is.
-func (c *class) owner() uint16 { return objectOwners + c.id }
-
-// classIn is the class that a local object's second word tells of.
-func classIn(tail uint64) uint16 { return heap.TailOwner(tail) % maxClasses }
-
-// putFar makes b, which has room for it, the record of an object, and returns its data.
-func (c *class) putFar(b []byte, number uint64, data []byte) []byte {
-	return record.Put(b, record.Header{Kind: record.Object, Owner: c.owner(), Number: number}, data).Value()
-}
-
-func (h *Heap) newClass(cfg ClassConfig, size int) (*class, error) {
-	if cfg.HotBits < 0 || cfg.HotBits > 8 {
-		return nil, fmt.Errorf("cannot make class %q: HotBits is %d, want 1 to 8, or 0 for 1", cfg.Name, cfg.HotBits)
+// newClass makes a class of objects of size bytes, or of any size if that is negative.
+func (h *Heap) newClass(cfg ClassConfig, size int) (*objects.Class, error) {
+	c := objects.Config{Name: cfg.Name, HotBits: cfg.HotBits, Evacuating: cfg.Evacuating, Fetched: cfg.Fetched}
+	if cfg.Evacuated != nil {
+		c.Evacuated = func(number uint64) { cfg.Evacuated(AnyRef{number}) }
 	}
-	if size > h.maxObject {
-		return nil, fmt.Errorf("cannot make class %q: its objects are %d bytes, at most %d fit into a log: %w", cfg.Name, size, h.maxObject, ErrTooLarge)
-	}
-	cfg.HotBits = max(cfg.HotBits, 1)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	old := *h.classes.Load()
-	if len(old) == 0 {
-		defer h.core.UseScopes()
-	}
-	id, again := h.usedID()
-	c := &class{born: h.core.Far.Version(), cfg: cfg, size: size}
-	switch {
-	case again:
-		c.id = id
-		classes := slices.Clone(old)
-		classes[id] = c
-		h.classes.Store(&classes)
-	case len(old) == maxClasses:
-		return nil, fmt.Errorf("cannot make class %q: the heap has %d classes and structures, of which %d were freed while scopes were open that still are: free some, and leave the scopes",
-			cfg.Name, maxClasses, len(h.retired))
-	default:
-		c.id = uint16(len(old))
-		classes := append(old[:len(old):len(old)], c)
-		h.classes.Store(&classes)
-	}
-	return c, nil
-}
-
-func (h *Heap) class(id uint16) *class { return (*h.classes.Load())[id] }
-
-func (c *class) stats() ClassStats {
-	return ClassStats{
-		Name:           c.cfg.Name,
-		Misses:         c.misses.Load(),
-		Coalesced:      c.coalesced.Load(),
-		Warmed:         c.warmed.Load(),
-		Rescued:        c.rescued.Load(),
-		Prefetched:     c.prefetched.Load(),
-		BytesIn:        c.bytesIn.Load(),
-		BytesOut:       c.bytesOut.Load(),
-		Evacuated:      c.evacuatedDirty.Load() + c.evacuatedClean.Load(),
-		EvacuatedClean: c.evacuatedClean.Load(),
-		Computed:       c.computed.Load(),
-	}
+	return h.objects.NewClass(c, size)
 }
 
 // A Class is a kind of objects on a heap: values of type T that are treated
@@ -154,7 +50,7 @@ func (c *class) stats() ClassStats {
 // by any number of goroutines.
 type Class[T any] struct {
 	h *Heap
-	c *class
+	c *objects.Class
 }
 
 // NewClass makes a class of objects of type T, which must not hold Go
@@ -176,14 +72,32 @@ func NewClass[T any](h *Heap, cfg ClassConfig) (*Class[T], error) {
 func (c *Class[T]) Heap() *Heap { return c.h }
 
 // Stats returns what the objects of the class have been through.
-func (c *Class[T]) Stats() ClassStats { return c.c.stats() }
+func (c *Class[T]) Stats() ClassStats { return c.c.Stats() }
+
+// Free ends the class, which nothing must be made of any more. It fails, and does
+// nothing, if there are objects that have not been freed. It looks at all
+// pointers of the heap, some nanoseconds each, and must not be called in a scope.
+func (c *Class[T]) Free() error {
+	n := 0
+	c.h.objects.Each(c.c, func(*uint64) { n++ })
+	if n > 0 {
+		return fmt.Errorf("cannot free class %q: %d of its objects have not been freed", c.c.Name(), n)
+	}
+	c.h.objects.Retire(c.c)
+	return nil
+}
+
+// Clear frees all objects of the class, what is far or lost without reading it. Their pointers
+// must not be used any more, and no object may be made or freed meanwhile. Clear looks at all
+// pointers of the heap, some nanoseconds each, and must not be called in a scope.
+func (c *Class[T]) Clear() { c.h.objects.Each(c.c, c.h.objects.Free) }
 
 // New makes an object that is v, and waits for room in local memory if it has
 // to. It must not be called in a scope, which the evacuator might be waiting
 // for; NewIn is for that.
 func (c *Class[T]) New(ctx context.Context, v T) (Ptr[T], error) {
 	for {
-		w, err := c.h.newObject(c.c, nil, c.c.size, 0, codec.Bytes(&v))
+		w, err := c.h.objects.New(c.c, nil, c.c.Size, 0, codec.Bytes(&v))
 		if err == nil {
 			return ptrTo[T](c.h, w), nil
 		}
@@ -201,9 +115,9 @@ func (c *Class[T]) New(ctx context.Context, v T) (Ptr[T], error) {
 // Config.ScopeBytes may get ErrScopeFull.
 func (c *Class[T]) NewIn(s *heap.Scope) (Ptr[T], *T, error) {
 	c.h.core.MustBeOpen(s)
-	w, err := c.h.newObject(c.c, s, c.c.size, 0, nil)
+	w, err := c.h.objects.New(c.c, s, c.c.Size, 0, nil)
 	if err != nil {
-		return Ptr[T]{}, nil, c.h.core.NoRoom(s, err, c.c.size)
+		return Ptr[T]{}, nil, c.h.core.NoRoom(s, err, c.c.Size)
 	}
 	p := ptrTo[T](c.h, w)
 	return p, p.DerefMut(s), nil
@@ -213,7 +127,7 @@ func (c *Class[T]) NewIn(s *heap.Scope) (Ptr[T], *T, error) {
 // the log of those that are evacuated first.
 func (c *Class[T]) NewStream(ctx context.Context, v T) (Ptr[T], error) {
 	for {
-		w, err := c.h.newObject(c.c, nil, c.c.size, derefStream, codec.Bytes(&v))
+		w, err := c.h.objects.New(c.c, nil, c.c.Size, objects.Stream, codec.Bytes(&v))
 		if err == nil {
 			return ptrTo[T](c.h, w), nil
 		}

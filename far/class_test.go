@@ -12,9 +12,12 @@ import (
 
 	"polder/codec"
 	"polder/far/heap"
+	"polder/far/objects"
 	"polder/far/record"
+	"polder/internal/ended"
 	"polder/internal/failpoint"
 	"polder/internal/invariants"
+	"polder/internal/sizeclass"
 )
 
 func newPoints(t *testing.T, h *Heap, cfg ClassConfig) *Class[point] {
@@ -26,33 +29,49 @@ func newPoints(t *testing.T, h *Heap, cfg ClassConfig) *Class[point] {
 	return c
 }
 
+// greatest is the greatest number of the classes that it has seen.
+type greatest struct{ n atomic.Int64 }
+
+func (g *greatest) see(c *objects.Class) {
+	for n := int64(c.ID); ; {
+		if old := g.n.Load(); old >= n || g.n.CompareAndSwap(old, n) {
+			return
+		}
+	}
+}
+
 // Structures and classes that are freed make room for others, for ever.
 func TestFreedStructuresGiveTheirNumbersBack(t *testing.T) {
 	t.Parallel()
 	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 40)
 	ctx := t.Context()
-	for i := range maxClasses + 100 {
+	var most greatest
+	for i := range objects.MaxClasses + 100 {
 		var err error
 		switch i % 4 {
 		case 0:
 			var l *List[int64]
 			if l, err = NewList[int64](h, StructureConfig{}); err == nil {
+				most.see(l.tr.c)
 				err = l.PushBack(ctx, 1)
 				l.Free()
 			}
 		case 1:
 			var v *Vector[[3]byte]
 			if v, err = NewVector[[3]byte](h, StructureConfig{}); err == nil {
+				most.see(v.tr.c)
 				v.Free()
 			}
 		case 2:
 			var a *Array[int32]
 			if a, err = NewArray[int32](ctx, h, 5, StructureConfig{Group: 1}); err == nil {
+				most.see(a.tr.c)
 				err = a.Set(ctx, 4, 4)
 				a.Free()
 			}
 		case 3:
 			c := newPoints(t, h, ClassConfig{})
+			most.see(c.c)
 			var p Ptr[point]
 			if p, err = c.New(ctx, point{}); err == nil {
 				p.Free()
@@ -63,18 +82,18 @@ func TestFreedStructuresGiveTheirNumbersBack(t *testing.T) {
 			t.Fatalf("structure %d: %v", i, err)
 		}
 	}
-	if n := len(*h.classes.Load()); n > 200 {
+	if n := most.n.Load() + 1; n > 200 {
 		t.Errorf("%d numbers were used where one at a time was needed", n)
 	}
 }
 
 func TestThereIsALimitOfStructuresAtATime(t *testing.T) {
 	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
-	classes := make([]*class, maxClasses-1)
-	for i := range classes {
-		classes[i] = &class{id: uint16(i)}
+	for range objects.MaxClasses - 1 {
+		if _, err := h.objects.NewClass(objects.Config{}, 8); err != nil {
+			t.Fatal(err)
+		}
 	}
-	h.classes.Store(&classes)
 	last := newPoints(t, h, ClassConfig{})
 	if _, err := NewStack[int](h, StructureConfig{}); err == nil || !strings.Contains(err.Error(), "16384") {
 		t.Errorf("one too many: got %v, want an error that says how many there can be", err)
@@ -101,12 +120,12 @@ func TestNumbersAreNotUsedAgainTooSoon(t *testing.T) {
 		if err := first.Free(); err != nil {
 			t.Fatal(err)
 		}
-		if c := newPoints(t, h, ClassConfig{}); c.c.id == first.c.id {
+		if c := newPoints(t, h, ClassConfig{}); c.c.ID == first.c.ID {
 			t.Error("the number is used again while a scope is open")
 		}
 		s.Leave()
-		if c := newPoints(t, h, ClassConfig{}); c.c.id != first.c.id {
-			t.Errorf("got number %d, want %d, which nobody can meet any more", c.c.id, first.c.id)
+		if c := newPoints(t, h, ClassConfig{}); c.c.ID != first.c.ID {
+			t.Errorf("got number %d, want %d, which nobody can meet any more", c.c.ID, first.c.ID)
 		}
 	})
 	t.Run("pass", func(t *testing.T) {
@@ -130,7 +149,7 @@ func TestNumbersAreNotUsedAgainTooSoon(t *testing.T) {
 		if err := first.Free(); err != nil {
 			t.Fatal(err)
 		}
-		if c := newPoints(t, h, ClassConfig{}); c.c.id == first.c.id {
+		if c := newPoints(t, h, ClassConfig{}); c.c.ID == first.c.ID {
 			t.Error("the number is used again during a pass")
 		}
 		close(goOn)
@@ -141,8 +160,8 @@ func TestNumbersAreNotUsedAgainTooSoon(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if c := newPoints(t, h, ClassConfig{}); c.c.id != first.c.id {
-			t.Errorf("got number %d, want %d, which nobody can meet any more", c.c.id, first.c.id)
+		if c := newPoints(t, h, ClassConfig{}); c.c.ID != first.c.ID {
+			t.Errorf("got number %d, want %d, which nobody can meet any more", c.c.ID, first.c.ID)
 		}
 	})
 }
@@ -187,53 +206,52 @@ func TestAClassThatHasObjectsIsNotFreed(t *testing.T) {
 func TestFarObjectsOfAnOldClassAreNotThoseOfANewOne(t *testing.T) {
 	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	old := newPoints(t, h, ClassConfig{})
-	b := make([]byte, heap.FarObjectSize(old.c.size))
-	old.c.putFar(b, 5, make([]byte, old.c.size))
+	b := make([]byte, heap.FarObjectSize(old.c.Size))
+	record.Put(b, record.Header{Kind: record.Object, Owner: old.c.Owner(), Number: 5}, make([]byte, old.c.Size))
 	record.Record(b).SetVersion(h.core.Far.Version() + 1)
 	fillFar(t, h, 12000) // other objects are evacuated meanwhile
-	w := farWord(100, len(b), old.c.id)
-	check := func() error {
-		want := h.wantOf(h.words.at(5), w, 0)
-		return want.Owner.Check(b, &want)
+	check := func(c *objects.Class) error {
+		return h.objects.Owner().Check(b, &heap.Want{Of: c, ID: c.Owner(), Number: 5, Size: sizeclass.Round(len(b))})
 	}
-	if err := check(); err != nil {
+	if err := check(old.c); err != nil {
 		t.Fatalf("before it was freed: %v", err)
 	}
 	if err := old.Free(); err != nil {
 		t.Fatal(err)
 	}
-	for i := 0; newPoints(t, h, ClassConfig{}).c.id != old.c.id; i++ { // until the pass is over that may meet it
-		if i == maxClasses-10 {
-			t.Fatalf("no other class got number %d", old.c.id)
+	c := newPoints(t, h, ClassConfig{})
+	for i := 0; c.c.ID != old.c.ID; c, i = newPoints(t, h, ClassConfig{}), i+1 { // until the pass is over that may meet it
+		if i == objects.MaxClasses-10 {
+			t.Fatalf("no other class got number %d", old.c.ID)
 		}
 		runtime.Gosched()
 	}
-	if err := check(); err == nil {
+	if err := check(c.c); err == nil {
 		t.Error("the bytes are taken for an object of another class")
 	}
 }
 
 func TestStatisticsOfFreedClassesAreKept(t *testing.T) {
 	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
-	for i := range maxPast + 50 {
+	for i := range ended.Most + 50 {
 		c := newPoints(t, h, ClassConfig{Name: fmt.Sprint("class ", i)})
-		c.c.misses.Add(1)
+		c.c.Computed.Add(1)
 		if err := c.Free(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	again := newPoints(t, h, ClassConfig{Name: "class 7"})
-	again.c.misses.Add(10)
+	again.c.Computed.Add(10)
 	var all, sevens uint64
 	st := h.Stats().Classes
 	for _, c := range st {
-		all += c.Misses
+		all += c.Computed
 		if c.Name == "class 7" {
-			sevens += c.Misses
+			sevens += c.Computed
 		}
 	}
-	if all != maxPast+60 || sevens != 11 || len(st) > maxPast+2 {
-		t.Errorf("%d misses in %d classes, %d of those named class 7; want %d in at most %d, and 11", all, len(st), sevens, maxPast+60, maxPast+2)
+	if all != ended.Most+60 || sevens != 11 || len(st) > ended.Most+2 {
+		t.Errorf("%d objects computed in %d classes, %d of those named class 7; want %d in at most %d, and 11", all, len(st), sevens, ended.Most+60, ended.Most+2)
 	}
 }
 
@@ -250,6 +268,7 @@ func TestClassesThatComeAndGo(t *testing.T) {
 	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<12), 40)
 	ctx := t.Context()
 	stop := make(chan struct{})
+	var most greatest
 	var tormentor, wg sync.WaitGroup
 	tormentor.Go(func() {
 		for {
@@ -274,11 +293,11 @@ func TestClassesThatComeAndGo(t *testing.T) {
 				var err error
 				switch r.IntN(3) {
 				case 0:
-					err = comeAndGo[[24]byte](ctx, h, byte(id*30+round), r.IntN(600))
+					err = comeAndGo[[24]byte](ctx, h, &most, byte(id*30+round), r.IntN(600))
 				case 1:
-					err = comeAndGo[[1000]byte](ctx, h, byte(id*30+round), 200+r.IntN(400))
+					err = comeAndGo[[1000]byte](ctx, h, &most, byte(id*30+round), 200+r.IntN(400))
 				case 2:
-					err = comeAndGoInAList(ctx, h, int64(id*30+round), r.IntN(3000))
+					err = comeAndGoInAList(ctx, h, &most, int64(id*30+round), r.IntN(3000))
 				}
 				if err != nil {
 					t.Errorf("worker %d, round %d: %v", id, round, err)
@@ -289,7 +308,7 @@ func TestClassesThatComeAndGo(t *testing.T) {
 	wg.Wait()
 	close(stop)
 	tormentor.Wait()
-	if n := len(*h.classes.Load()); n > 150 {
+	if n := most.n.Load() + 1; n > 150 {
 		t.Errorf("%d numbers were used for 180 classes, of which 6 were there at a time", n)
 	}
 	if st := h.Stats(); st.Fetches == 0 || st.Passes == 0 {
@@ -297,7 +316,7 @@ func TestClassesThatComeAndGo(t *testing.T) {
 	}
 }
 
-func comeAndGo[T any](ctx context.Context, h *Heap, mark byte, n int) error {
+func comeAndGo[T any](ctx context.Context, h *Heap, most *greatest, mark byte, n int) error {
 	var wrong atomic.Int64
 	handler := func(o []byte) {
 		if len(o) != sizeOf[T]() || o[0] != mark || o[len(o)-1] != mark {
@@ -308,6 +327,7 @@ func comeAndGo[T any](ctx context.Context, h *Heap, mark byte, n int) error {
 	if err != nil {
 		return err
 	}
+	most.see(c.c)
 	var v T
 	for i := range codec.Bytes(&v) {
 		codec.Bytes(&v)[i] = mark
@@ -334,12 +354,13 @@ func comeAndGo[T any](ctx context.Context, h *Heap, mark byte, n int) error {
 	return c.Free()
 }
 
-func comeAndGoInAList(ctx context.Context, h *Heap, mark int64, n int) error {
+func comeAndGoInAList(ctx context.Context, h *Heap, most *greatest, mark int64, n int) error {
 	l, err := NewList[int64](h, StructureConfig{Group: 1 << (mark % 7)})
 	if err != nil {
 		return err
 	}
 	defer l.Free()
+	most.see(l.tr.c)
 	for i := range int64(n) {
 		if err := l.PushBack(ctx, mark<<32|i); err != nil {
 			return err

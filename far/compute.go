@@ -10,6 +10,7 @@ import (
 
 	"polder/far/farlog"
 	"polder/far/heap"
+	"polder/far/objects"
 	"polder/far/store"
 	"polder/internal/offload"
 )
@@ -43,7 +44,7 @@ func (v *Vector[T]) scanned() *tracker { return v.tr }
 func (a *Array[T]) looked(*T) looker   { return a.tr }
 func (v *Vector[T]) looked(*T) looker  { return v.tr }
 func (m *Map[K, V]) looked(*V) looker  { return &mapValues{m.b, m.value.Plain()} }
-func (tr *tracker) named() string      { return tr.c.cfg.Name }
+func (tr *tracker) named() string      { return tr.c.Name() }
 
 // Number is a type that a number in an element may have.
 type Number interface {
@@ -210,7 +211,7 @@ func Filter[T any](ctx context.Context, v Elements[T], conditions ...Condition[T
 			}
 		}
 		if err != nil {
-			yield(0, fmt.Errorf("cannot filter %s: %w", v.scanned().c.cfg.Name, err))
+			yield(0, fmt.Errorf("cannot filter %s: %w", v.scanned().c.Name(), err))
 		}
 	}
 }
@@ -392,14 +393,14 @@ func (tr *tracker) newWindow(q *offload.Scan, i int) *window {
 func (w *window) here(ctx context.Context, j int) (next int, err error) {
 	tr := w.tr
 	if w.store == nil {
-		w.j = min(j, (w.i/tr.group+max(lookBytes/max(tr.c.size, 1), 1))*tr.group)
+		w.j = min(j, (w.i/tr.group+max(lookBytes/max(tr.c.Size, 1), 1))*tr.group)
 		w.addBits()
 		return w.j, w.read(ctx, w.i, w.j)
 	}
 	s := tr.h.core.Acquire(ctx)
 	defer tr.h.core.Release(s)
 	bytes, open := 0, false
-	size := tr.c.size + heap.ObjectHeader
+	size := tr.c.Size + heap.ObjectHeader
 	for at := w.i; at < j && err == nil; at = w.j {
 		c := at / tr.group
 		w.j = min((c+1)*tr.group, j)
@@ -415,16 +416,16 @@ func (w *window) here(ctx context.Context, j int) (next int, err error) {
 		if p == nil {
 			return j, nil // a Vector has become shorter
 		}
-		word := loadWord(p)
+		word := objects.Load(p)
 		switch {
-		case word.far() && w.take(p, word, c, at, w.j):
-		case word.local() && !word.marked():
+		case word.Far() && w.take(p, word, c, at, w.j):
+		case word.Local() && !word.Marked():
 			// As in Deref's fast path, the object stays where it is until s is left. What is
 			// used here and there is no hotter for that.
-			w.look(at, w.j, tr.h.core.Logs.Object(word.addr())[heap.ObjectHeader:])
-		case word.zero():
+			w.look(at, w.j, tr.h.core.Logs.Object(word.Addr())[heap.ObjectHeader:])
+		case word.Zero():
 			if w.zeros == nil {
-				w.zeros = make([]byte, tr.c.size)
+				w.zeros = make([]byte, tr.c.Size)
 			}
 			w.look(at, w.j, w.zeros)
 		default:
@@ -456,25 +457,25 @@ func (w *window) addBits() {
 
 // take makes object c, whose word p was w and of which the elements from i to j are asked for, one that the store is to
 // look through; or reports false: it is to be read.
-func (w *window) take(p *uint64, word pword, c, i, j int) bool {
+func (w *window) take(p *uint64, word objects.Word, c, i, j int) bool {
 	tr := w.tr
-	if j-i != tr.group || word.farClass() != tr.c.id {
+	if j-i != tr.group || word.FarClass() != tr.c.ID {
 		return false
 	}
-	seg := w.pins.Hold(word.farAddr(), func() bool { return loadWord(p) == word })
+	seg := w.pins.Hold(word.FarAddr(), func() bool { return objects.Load(p) == word })
 	if seg == nil {
 		return false
 	}
-	number, size := tr.h.words.number(p), heap.FarObjectSize(tr.c.size)
+	number, size := tr.h.objects.Number(p), heap.FarObjectSize(tr.c.Size)
 	k := len(w.parts) - 1
-	if k < 0 || w.next != word.farAddr() || w.parts[k].Seg != seg.Seg || w.parts[k].Number+uint64(w.parts[k].N) != number ||
+	if k < 0 || w.next != word.FarAddr() || w.parts[k].Seg != seg.Seg || w.parts[k].Number+uint64(w.parts[k].N) != number ||
 		w.first[k]+w.parts[k].N != c || (w.parts[k].N+1)*size > lookRun || (w.parts[k].N+1)*w.per > lookBits {
-		w.parts = append(w.parts, store.ScanPart{Seg: seg.Seg, Seed: seg.Seed, Off: tr.h.core.Far.Offset(word.farAddr()), Number: number})
+		w.parts = append(w.parts, store.ScanPart{Seg: seg.Seg, Seed: seg.Seed, Off: tr.h.core.Far.Offset(word.FarAddr()), Number: number})
 		w.first = append(w.first, c)
 		k++
 	}
 	w.parts[k].N++
-	w.next = word.farAddr() + uint64(size/heap.Unit)
+	w.next = word.FarAddr() + uint64(size/heap.Unit)
 	w.bytes += size
 	return true
 }
@@ -509,7 +510,7 @@ func (w *window) read(ctx context.Context, i, j int) error {
 			if p == nil {
 				return // a Vector has become shorter
 			}
-			o := tr.chunkEnter(s, p, c, (j-1)/tr.group+1, derefStream)
+			o := tr.chunkEnter(s, p, c, (j-1)/tr.group+1, objects.Stream)
 			if o == nil {
 				return
 			}
@@ -532,13 +533,13 @@ func (w *window) there(ctx context.Context) error {
 		}
 	}
 	limited, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
-	w.store.Scan(limited, &w.q, store.Objects{Owner: tr.c.owner(), Born: tr.c.born, Size: tr.c.size}, w.parts, &w.a)
+	w.store.Scan(limited, &w.q, store.Objects{Owner: tr.c.Owner(), Born: tr.c.Born, Size: tr.c.Size}, w.parts, &w.a)
 	cancel()
 	w.pins.Release()
 	for k := 0; k < len(w.parts); k++ {
 		p := &w.parts[k]
 		if p.Err == nil {
-			tr.c.computed.Add(uint64(p.N))
+			tr.c.Computed.Add(uint64(p.N))
 			continue
 		}
 		// Parts that follow each other are read together.

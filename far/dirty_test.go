@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/objects"
 	"polder/internal/failpoint"
 )
 
@@ -79,8 +80,8 @@ func TestWritesBetweenTheStepsOfAPass(t *testing.T) {
 				written++
 				var done atomic.Bool
 				write := func(name string) {
-					w := loadWord(p.word())
-					if name != moment || done.Load() || !w.local() || h.core.Logs.SegmentOf(w.addr()).Phase.Load() == heap.PhaseNone {
+					w := objects.Load(p.word())
+					if name != moment || done.Load() || !w.Local() || h.core.Logs.SegmentOf(w.Addr()).Phase.Load() == heap.PhaseNone {
 						return
 					}
 					h.core.EnterAtOnce(s)

@@ -157,10 +157,9 @@
 //	ByteMap.clearing
 //	  shard.mu
 //	    heap.OpenLog.Mu
-//	      words.mu
 //	    Heap.mu
 //
-// and below all of these the locks of package heap.
+// and below all of these the locks of packages objects and heap.
 //
 // # Far bytes
 //
@@ -175,23 +174,22 @@
 // # Files
 //
 // Package far/heap has the memory itself, and knows no data structure: logs, far segments,
-// evacuator, cleaner, scopes. The owners of what is in it are here: mapowner (entries),
-// pointers (objects), and host, which knows both. entry is the bytes of an entry. In far memory all are records of
+// evacuator, cleaner, scopes. The owners of what is in it are package far/objects (objects of pointers)
+// and, here, mapowner (entries); host knows both. entry is the bytes of an entry. In far memory all are records of
 // package far/record.
 //
 // What the data structures stand on: heap, api, errors, store, scopes, registry (the heap of a pointer), word
-// and table and shard (a map's index), pword and words (of pointers), deref and slow (what waits),
+// and table and shard (a map's index), slow (what waits),
 // loss, sweep (for what has expired), keep (checkpoints, and opening a heap again), snapshot (what package far/saved copies to a file).
 //
-// Fetching, which heap does for all owners: fetch, many and admit of entries; objectfetch and
-// prefetch of objects.
+// Fetching, which heap does for all owners: fetch, many and admit of entries; prefetch of the objects of structures.
 //
 // Where words go that tables have no room for: cold (what is known, and what has to be read) and leaffetch
 // (reading it); settle (when), settlevisit (leaf by leaf), settleclean (the far memory of leaves) and leafbury
 // (what was cleared).
 //
 // Maps: bytemap, update, txn, scan, big (values in pieces), typedmap, mapttl. Pointers: ptr,
-// class, retire, shared, bytes. Structures: array, vector, list, stack, queue.
+// class, shared, bytes. Structures: array, vector, list, stack, queue.
 // Looking through structures where their elements are: compute, and computemap of maps; looking up keys where their leaves are: find. The
 // ordered map, package far/ordered, stands on
 // what programs use.

@@ -13,7 +13,7 @@ var (
 	// ErrWouldBlock: the call would have to wait, and was given NoWait.
 	ErrWouldBlock = errors.New("would block")
 	// ErrTooLarge: the key or value exceeds MaxKeySize or Config.MaxValue.
-	ErrTooLarge = errors.New("too large")
+	ErrTooLarge = heap.ErrTooLarge
 	// ErrModified: a List was changed by others, so that a Cursor or an
 	// iteration does not know where it is.
 	ErrModified = errors.New("list was modified")

@@ -20,7 +20,7 @@ type StructureStats struct {
 }
 
 func (tr *tracker) structure() StructureStats {
-	return StructureStats{tr.c.stats(), tr.kind, tr.len(), tr.group, tr.c.size, tr.stats()}
+	return StructureStats{tr.c.Stats(), tr.kind, tr.len(), tr.group, tr.c.Size, tr.stats()}
 }
 
 // Add adds q to p, so that structures of one name count as one.
@@ -60,7 +60,7 @@ func (h *Heap) untrack(tr *tracker) {
 		h.structures = slices.Delete(h.structures, i, i+1)
 	}
 	h.mu.Unlock()
-	h.retire(tr.c)
+	h.objects.Retire(tr.c)
 }
 
 // Structures returns the statistics of the data structures on the heap. Maps are
@@ -216,19 +216,19 @@ func findMapMisses(s *Stats) (lines []string) {
 }
 
 // used is how many times objects were used, as far as it was seen.
-func (c *ClassStats) used() uint64 { return c.Warmed + c.Misses }
+func used(c *ClassStats) uint64 { return c.Warmed + c.Misses }
 
 func findObjectMisses(s *Stats) (lines []string) {
 	for i := range s.Classes {
 		c := &s.Classes[i]
-		if c.used() < enough || share(c.Misses, c.used()) <= many {
+		if used(c) < enough || share(c.Misses, used(c)) <= many {
 			continue
 		}
 		help := "Raise Config.Local (SetLocal), or Prefetch what is known in advance."
 		if c.Prefetched == 0 {
 			help = "There is no pattern in it, or a Prefetcher would know one. " + help
 		}
-		lines = append(lines, fmt.Sprintf("%s of the objects of %q that were used after a while had to be waited for. %s", percent(c.Misses, c.used()), c.Name, help))
+		lines = append(lines, fmt.Sprintf("%s of the objects of %q that were used after a while had to be waited for. %s", percent(c.Misses, used(c)), c.Name, help))
 	}
 	return lines
 }
@@ -252,7 +252,7 @@ func findStreams(s *Stats) (lines []string) {
 	for i := range s.Structures {
 		st := &s.Structures[i]
 		came := st.Misses + st.Prefetch.Issued
-		if came >= enough && st.used() < came+came/8 && len(s.Structures)+len(s.Maps) > 1 {
+		if came >= enough && used(&st.ClassStats) < came+came/8 && len(s.Structures)+len(s.Maps) > 1 {
 			lines = append(lines, fmt.Sprintf("Objects of %s %q are used once after they were fetched, and push out others that may be used again: read them with the Stream forms.", st.Kind, st.Name))
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"polder/codec"
 	"polder/far/farlog"
 	"polder/far/heap"
+	"polder/far/objects"
 )
 
 // extentStore counts what is asked of a MemStore, and damages what it answers.
@@ -65,16 +66,16 @@ func TestObjectsSideBySideAreReadTogether(t *testing.T) {
 		most, next := 1, uint64(0)
 		for i := range few {
 			p := &a.words[first+i]
-			w := loadWord(p)
-			if !w.far() {
+			w := objects.Load(p)
+			if !w.Far() {
 				next = 0
 				continue
 			}
-			if w.farAddr() != next || w.farAddr()%h.core.Far.Units == 0 {
+			if w.FarAddr() != next || w.FarAddr()%h.core.Far.Units == 0 {
 				most++
 			}
-			next = w.farAddr() + uint64(heap.FarObjectSize(1<<10)/heap.Unit)
-			refs = append(refs, AnyRef{h.words.number(p)})
+			next = w.FarAddr() + uint64(heap.FarObjectSize(1<<10)/heap.Unit)
+			refs = append(refs, AnyRef{h.objects.Number(p)})
 		}
 		before, objects := store.reads.Load(), h.Stats().Fetches
 		done(t, h.Prefetch(t.Context(), refs...))
@@ -147,7 +148,7 @@ func TestDamageInAnExtentIsOfOneObject(t *testing.T) {
 		s.Enter()
 		refs := make([]AnyRef, 0, 8)
 		for k := i; k < min(i+8, groups); k++ {
-			refs = append(refs, AnyRef{h.words.number(&a.words[k])})
+			refs = append(refs, AnyRef{h.objects.Number(&a.words[k])})
 		}
 		s.Leave()
 		if err := h.Prefetch(t.Context(), refs...); err != nil {
@@ -172,6 +173,9 @@ func TestDamageInAnExtentIsOfOneObject(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// extentLeast is the size from which on objects are read together to where they stay: see package objects.
+const extentLeast = 1 << 10
 
 // Objects of every size come together whole: however much of an entry is left over
 // behind its object, laying it out harms no other.
@@ -206,18 +210,18 @@ func together[T any](t *testing.T) {
 	before := store.reads.Load()
 	done(t, h.Prefetch(t.Context(), refs...))
 	if n := store.reads.Load() - before; n == 0 || n >= few {
-		t.Errorf("%d objects of %d bytes took %d reads", few, c.c.size, n)
+		t.Errorf("%d objects of %d bytes took %d reads", few, c.c.Size, n)
 	}
 	for i := range run.Len() {
 		v := got(run.At(i).Load(t.Context()))(t)
 		for k, b := range codec.Bytes(&v) {
 			if b != byte(i+k) {
-				t.Fatalf("byte %d of object %d of %d bytes is %d, want %d", k, i, c.c.size, b, byte(i+k))
+				t.Fatalf("byte %d of object %d of %d bytes is %d, want %d", k, i, c.c.Size, b, byte(i+k))
 			}
 		}
 	}
 	if n := h.Stats().Corrupt; n != 0 {
-		t.Errorf("%d objects of %d bytes were taken for corrupt", n, c.c.size)
+		t.Errorf("%d objects of %d bytes were taken for corrupt", n, c.c.Size)
 	}
 }
 
@@ -333,12 +337,12 @@ func TestAnImpatientFetchHardlyWaitsForRoom(t *testing.T) {
 				break
 			}
 		}
-		var refs []AnyRef
+		var refs []uint64
 		for i := range 40 {
-			refs = append(refs, AnyRef{h.words.number(&a.words[i])})
+			refs = append(refs, h.objects.Number(&a.words[i]))
 		}
 		began := time.Now()
-		read, err := h.fetchObjects(t.Context(), refs, 0, 0, false)
+		read, err := h.objects.Fetch(t.Context(), refs, 0, 0, false)
 		if took := time.Since(began); err != heap.ErrNoRoom || read == len(refs) || took > heap.MaxPoll {
 			t.Errorf("with no room for them, %d of %d objects were read after %v (%v)", read, len(refs), took, err)
 		}

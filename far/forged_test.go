@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/objects"
 	"polder/far/record"
 )
 
@@ -215,11 +216,11 @@ func TestObjectsThatAreHiddenFromTheCleanerAreLost(t *testing.T) {
 			h.leavesLost.Store(true) // as it is once a leaf was lost: then counts are not relied on
 			forged := 0
 			for i := 0; i < len(ps); i += 4 {
-				w := loadWord(ps[i].word())
-				if !w.far() {
+				w := objects.Load(ps[i].word())
+				if !w.Far() {
 					continue
 				}
-				far, off := h.core.Far.Seg(w.farAddr()), h.core.Far.Offset(w.farAddr())
+				far, off := h.core.Far.Seg(w.FarAddr()), h.core.Far.Offset(w.FarAddr())
 				s := far.Seg.(*heap.MemSegment)
 				s.Mu.Lock()
 				r := record.Record(s.Mem[off:])

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/objects"
 	"polder/internal/failpoint"
 )
 
@@ -159,7 +160,7 @@ func TestWhatDiedMeanwhileMakesRoom(t *testing.T) {
 		}()
 		synctest.Wait() // until it waits for room
 		for _, p := range all {
-			if loadWord(p.word()).local() {
+			if objects.Load(p.word()).Local() {
 				p.Free()
 			}
 		}

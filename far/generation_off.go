@@ -2,7 +2,10 @@
 
 package far
 
-import "polder/far/heap"
+import (
+	"polder/far/heap"
+	"polder/far/objects"
+)
 
 // generation is nothing in builds without invariants.
 type generation struct{}
@@ -12,4 +15,4 @@ func (generation) check(*heap.Scope, *uint64) {}
 func (generation) checkFreed(*Heap, *uint64)  {}
 
 // elemTop is the greatest word that the fast paths of Elem take.
-const elemTop = pTop
+const elemTop = objects.Top

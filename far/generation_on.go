@@ -2,20 +2,18 @@
 
 package far
 
-import "sync/atomic"
-
 // generation is how often the word of a pointer had been freed when the
 // pointer was made, by which uses after that are found.
 type generation struct{ n uint32 }
 
 func generationOf(h *Heap, w *uint64) generation {
-	return generation{atomic.LoadUint32(&h.words.genOf[h.words.number(w)])}
+	return generation{h.objects.Generation(w)}
 }
 
 // check panics if a pointer may not be dereferenced in s.
 func (g generation) check(s *Scope, w *uint64) {
 	h := heapOfScope(s)
-	h.mustServe(s, w)
+	h.objects.MustServe(s, w)
 	g.checkFreed(h, w)
 }
 

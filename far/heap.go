@@ -12,10 +12,10 @@ import (
 
 	"polder/far/heap"
 	"polder/far/index"
-	"polder/far/record"
+	"polder/far/objects"
 	"polder/far/store"
+	"polder/internal/ended"
 	"polder/internal/invariants"
-	"polder/internal/sizeclass"
 )
 
 // Heap is memory for maps and for objects of pointers: a local budget and a
@@ -39,28 +39,22 @@ type Heap struct {
 
 	maps atomic.Pointer[[]*ByteMap] // by id, the freed ones, too, until others have theirs; replaced under mu
 
-	words     words                    // of pointers
-	caches    []wordCache              // of logs.objects, and then of logs.streams
-	classes   atomic.Pointer[[]*class] // by id; replaced under mu
-	defaults  defaults                 // classes of New
-	clones    clones                   // of Shared
-	strings   atomic.Pointer[bytesClasses]
-	held      [heldParts]heldBytes
-	maxObject int // bytes of an object's data; immutable
-	maxLocal  int // the same of a slot that is being read into; immutable
-	ahead     prefetching
+	objects  objects.Space // of pointers
+	defaults defaults      // classes of New
+	clones   clones        // of Shared
+	strings  atomic.Pointer[bytesClasses]
+	held     [heldParts]heldBytes
+	ahead    prefetching
 
 	once       sync.Once
 	mu         sync.Mutex
-	retired    []retiredClass         // whose numbers are free, or about to be; under mu
-	past       map[string]*ClassStats // of classes that have ended, by name, under mu
-	pastMaps   map[string]*MapStats   // the same of maps, under mu
-	structures []*tracker             // that exist, under mu
-	version    uint64                 // the last one of a large value, under mu
-	writing    map[uint64]bool        // versions whose head is not stored yet, under mu
-	orphans    []orphan               // large values whose pieces are to be removed, under mu
-	freedMaps  []uint16               // ids of maps that were freed, under mu
-	none       []shard                // of maps that were freed: closed, and empty; made under mu
+	pastMaps   ended.Sums[MapStats] // of maps that were freed, under mu
+	structures []*tracker           // that exist, under mu
+	version    uint64               // the last one of a large value, under mu
+	writing    map[uint64]bool      // versions whose head is not stored yet, under mu
+	orphans    []orphan             // large values whose pieces are to be removed, under mu
+	freedMaps  []uint16             // ids of maps that were freed, under mu
+	none       []shard              // of maps that were freed: closed, and empty; made under mu
 
 	strays    atomic.Bool   // there may be pieces without a head
 	strayWait time.Duration // what strays wait, longer each time it is in vain; the janitor's
@@ -150,20 +144,14 @@ func prepare(st store.Store, cfg Config, lay layout) (*Heap, error) {
 		h.sought = make([]atomic.Uint64, soughtAgain)
 	}
 	h.maps.Store(&[]*ByteMap{})
-	h.classes.Store(&[]*class{})
 	core := cfg.core()
 	core.Policy = lay.policy
 	if err := h.core.Init(st, core, lay.Sizes, (*host)(h)); err != nil {
 		return nil, fmt.Errorf("cannot make a heap: %w", err)
 	}
-	if err := h.words.init(max(lay.Most, lay.Logs)); err != nil {
+	if err := h.objects.Init(&h.core, lay.Sizes); err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot make a heap: %w", err), h.unmap())
 	}
-	h.caches = make([]wordCache, 2*lay.Open)
-	h.maxObject = min(lay.SegSize-heap.ObjectHeader, lay.Staging-record.SegmentSize-record.HeaderSize)
-	h.maxObject = min(h.maxObject, lay.SegSize-heap.ObjectHeader-record.HeaderSize-heap.Unit) // of which the class has to fit, too
-	h.maxObject = sizeclass.Size(sizeclass.Of(h.maxObject)-1) - record.HeaderSize - heap.Unit
-	h.maxLocal = lay.SegSize - heap.ObjectHeader
 	register(h)
 	h.settler.init(h)
 	return h, nil
@@ -172,15 +160,6 @@ func prepare(st store.Store, cfg Config, lay layout) (*Heap, error) {
 func (h *Heap) start() {
 	h.core.Start()
 	h.core.Wg.Go(h.settler.run)
-}
-
-// cacheOf is the words that were handed out to an allocation buffer.
-func (h *Heap) cacheOf(ol *heap.OpenLog) *wordCache {
-	ols, first := h.core.Logs.Objects, 0
-	if ol.Kind == heap.Streamed {
-		ols, first = h.core.Logs.Streams, len(ols)
-	}
-	return &h.caches[first+ol.ID&(len(ols)-1)]
 }
 
 // NewByteMap makes an empty map on the heap; or, on one that was opened again, returns the map
@@ -212,7 +191,7 @@ func (h *Heap) newByteMap(name, types string) (*ByteMap, error) {
 		maps = slices.Clone(old)
 		maps[m.id] = m
 	} else {
-		if len(old) == objectOwners {
+		if len(old) == objects.FirstOwner {
 			panic("BUG: more than 49,152 maps on a heap")
 		}
 		m.id = uint16(len(old))
@@ -267,7 +246,7 @@ func (h *Heap) close() error {
 	if quiet == nil {
 		// Who enters a scope from now on finds no object; who was faster is
 		// waited for.
-		h.words.all(func(n uint64, _ pword) { storeWord(h.words.at(n), freeWord) })
+		h.objects.End()
 		quiet = h.core.AwaitScopes()
 	}
 	shards(func(sh *shard) {
@@ -294,11 +273,4 @@ func (h *Heap) close() error {
 const closeTimeout = time.Minute
 
 // unmap gives the local memory back.
-func (h *Heap) unmap() error {
-	var err error
-	// Pointers outlive the heap, and have to find something: their words stay.
-	if h.words.mapping != nil && h.words.pages.Load() == 0 {
-		err = h.words.close()
-	}
-	return errors.Join(err, h.core.Unmap())
-}
+func (h *Heap) unmap() error { return errors.Join(h.objects.Close(), h.core.Unmap()) }

@@ -9,6 +9,7 @@ import (
 
 	"polder/far/heap"
 	"polder/far/index"
+	"polder/far/objects"
 	"polder/internal/sizeclass"
 )
 
@@ -17,8 +18,8 @@ type host Heap
 
 // Owner implements Host.
 func (o *host) Owner(id uint16) heap.Owner {
-	if id >= objectOwners {
-		return (*pointers)(o)
+	if id >= objects.FirstOwner {
+		return o.objects.Owner()
 	}
 	if maps := *o.maps.Load(); int(id) < len(maps) {
 		return (*mapOwner)(maps[id])
@@ -27,7 +28,7 @@ func (o *host) Owner(id uint16) heap.Owner {
 }
 
 // Marker implements Host.
-func (o *host) Marker() heap.Marker { return (*pointers)(o) }
+func (o *host) Marker() heap.Marker { return o.objects.Owner() }
 
 // Lost implements Host. What is lost of objects, whoever dereferences them comes upon.
 func (o *host) Lost(s *heap.FarSegment) {

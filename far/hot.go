@@ -34,29 +34,10 @@ func (sh *shard) sample(t *temperature, n int) {
 	}
 }
 
-// sample returns which part of the local objects among up to n words was used since
-// the evacuator last passed over them, and how many of the words are of local ones.
-func (t *words) sample(n int) (hot float64, found int) {
-	all := int(t.pages.Load()) * wordsPerPage
-	if all == 0 {
-		return 0, 0
-	}
-	used := 0
-	for range min(n, all) {
-		if w := loadWord(&t.table[rand.IntN(all)]); w.local() {
-			found++
-			if w.coldness() == 0 {
-				used++
-			}
-		}
-	}
-	return float64(used) / float64(max(found, 1)), found
-}
-
 // hot estimates the bytes of local memory that were used of late, of live in all.
 func (h *Heap) hot(maps temperature, live int64) int64 {
 	hot, objects := maps.hot, max(float64(live)-maps.local, 0)
-	if part, found := h.words.sample(sampled / 4); found > 0 {
+	if part, found := h.objects.Sample(sampled / 4); found > 0 {
 		hot += part * objects
 	} else if maps.local > 0 {
 		hot *= float64(live) / maps.local

@@ -10,6 +10,7 @@ import (
 
 	"polder/far/heap"
 	"polder/far/index"
+	"polder/far/objects"
 	"polder/far/record"
 	"polder/far/store"
 	"polder/internal/arena"
@@ -68,7 +69,7 @@ func (h *Heap) abandon() error {
 		}
 	}
 	unregister(h)
-	return errors.Join(append(errs, h.settler.close(), h.words.close(), h.core.Unmap())...)
+	return errors.Join(append(errs, h.settler.close(), h.objects.Close(), h.core.Unmap())...)
 }
 
 // load makes the heap what store has kept.
@@ -117,7 +118,7 @@ func (h *Heap) decode(ctx context.Context, d *record.Decoder, lay layout) error 
 		return err
 	}
 	n := int(d.U32())
-	if n > objectOwners {
+	if n > objects.FirstOwner {
 		return fmt.Errorf("%d maps", n)
 	}
 	leaves := false
@@ -169,7 +170,7 @@ func (h *Heap) keptMap(id uint16, name, types string) (*ByteMap, error) {
 	if int(id) < len(maps) {
 		return nil, fmt.Errorf("map %d is there twice", id)
 	}
-	if id >= objectOwners {
+	if id >= objects.FirstOwner {
 		return nil, fmt.Errorf("map %d", id)
 	}
 	for len(maps) < int(id) { // those in between were freed

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"polder/far/heap"
+	"polder/far/objects"
 )
 
 // List is a doubly linked list of elements of type T, which must not hold Go
@@ -40,7 +41,7 @@ func NewList[T any](h *Heap, cfg StructureConfig) (*List[T], error) {
 }
 
 func newList[T any](h *Heap, kind string, cfg StructureConfig) (*List[T], error) {
-	tr, err := newTracker[T](h, kind, cfg, min(listGroup, h.maxObject))
+	tr, err := newTracker[T](h, kind, cfg, min(listGroup, h.objects.MaxObject()))
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +135,7 @@ func (l *List[T]) peek(ctx context.Context, back bool) (v T, ok bool, err error)
 var failed = new(uint64)
 
 // word is the word of a node.
-func (l *List[T]) word(nd *listNode) *uint64 { return l.tr.h.words.at(nd.word) }
+func (l *List[T]) word(nd *listNode) *uint64 { return l.tr.h.objects.At(nd.word) }
 
 // elements are those of a node, to be used or not, or nil.
 func (l *List[T]) elements(s *heap.Scope, node int32, what int) ([]T, *uint64) {
@@ -154,14 +155,14 @@ func (l *List[T]) link(s *heap.Scope, prev int32, first int32) (int32, bool) {
 		l.tr.h.core.Fail(s, l.tr.h.core.NoRoom(s, err, nodePartBytes))
 		return 0, false
 	}
-	p, err := h.newObject(l.tr.c, s, l.tr.c.size, 0, nil)
+	p, err := h.objects.New(l.tr.c, s, l.tr.c.Size, 0, nil)
 	if err != nil {
 		l.nodes.give(i)
-		l.tr.h.core.Fail(s, l.tr.h.core.NoRoom(s, err, l.tr.c.size))
+		l.tr.h.core.Fail(s, l.tr.h.core.NoRoom(s, err, l.tr.c.Size))
 		return 0, false
 	}
 	next := l.nodes.at(prev).next
-	*l.nodes.at(i) = listNode{word: h.words.number(p), prev: prev, next: next, first: first}
+	*l.nodes.at(i) = listNode{word: h.objects.Number(p), prev: prev, next: next, first: first}
 	l.nodes.at(prev).next, l.nodes.at(next).prev = i, i
 	return i, true
 }
@@ -170,7 +171,7 @@ func (l *List[T]) link(s *heap.Scope, prev int32, first int32) (int32, bool) {
 func (l *List[T]) unlink(i int32) {
 	nd := l.nodes.at(i)
 	l.nodes.at(nd.prev).next, l.nodes.at(nd.next).prev = nd.next, nd.prev
-	l.tr.h.free(l.word(nd))
+	l.tr.h.objects.Free(l.word(nd))
 	l.nodes.give(i)
 }
 
@@ -197,7 +198,7 @@ func (l *List[T]) push(s *heap.Scope, v T, back bool) *uint64 {
 			return failed
 		}
 	}
-	b, p := l.elements(s, i, derefMut)
+	b, p := l.elements(s, i, objects.Mut)
 	if p != nil {
 		return p
 	}
@@ -298,7 +299,7 @@ func (l *List[T]) Clear() {
 // drop frees all nodes.
 func (l *List[T]) drop() {
 	for i := l.nodes.at(0).next; i != 0; i = l.nodes.at(i).next {
-		l.tr.h.free(l.word(l.nodes.at(i)))
+		l.tr.h.objects.Free(l.word(l.nodes.at(i)))
 	}
 	l.nodes.clear()
 }
@@ -325,10 +326,10 @@ func (l *List[T]) Stats() StructureStats { return l.tr.structure() }
 func (l *List[T]) All(s *heap.Scope) iter.Seq[*T] { return l.each(s, false, 0) }
 
 // Mut is All for elements to be read and written.
-func (l *List[T]) Mut(s *heap.Scope) iter.Seq[*T] { return l.each(s, false, derefMut) }
+func (l *List[T]) Mut(s *heap.Scope) iter.Seq[*T] { return l.each(s, false, objects.Mut) }
 
 // Stream is All for elements without temporal locality.
-func (l *List[T]) Stream(s *heap.Scope) iter.Seq[*T] { return l.each(s, false, derefStream) }
+func (l *List[T]) Stream(s *heap.Scope) iter.Seq[*T] { return l.each(s, false, objects.Stream) }
 
 // Backward is All from the last element to the first.
 func (l *List[T]) Backward(s *heap.Scope) iter.Seq[*T] { return l.each(s, true, 0) }
@@ -363,7 +364,7 @@ func (l *List[T]) each(s *heap.Scope, back bool, what int) iter.Seq[*T] {
 			if it.stepped {
 				// With no lock held: a Prefetcher may be the program's.
 				guesses := pf.Access(it.ordinal, l.tr.window(), it.guesses[:0])
-				l.prefetch(&it, guesses, what&derefStream != 0)
+				l.prefetch(&it, guesses, what&objects.Stream != 0)
 			}
 			if it.node == 0 {
 				return

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"polder/far/heap"
+	"polder/far/objects"
 )
 
 // Cursor is a place in a List: an element, or one of the two ends, beyond which
@@ -93,7 +94,7 @@ const cursorAhead = 4
 func (c *Cursor[T]) Deref(s *heap.Scope) *T { return c.deref(s, 0) }
 
 // DerefMut returns the element, to be read and written until s is left.
-func (c *Cursor[T]) DerefMut(s *heap.Scope) *T { return c.deref(s, derefMut) }
+func (c *Cursor[T]) DerefMut(s *heap.Scope) *T { return c.deref(s, objects.Mut) }
 
 func (c *Cursor[T]) deref(s *heap.Scope, what int) *T {
 	c.l.mu.Lock()
@@ -131,7 +132,7 @@ func (c *Cursor[T]) Load(ctx context.Context) (v T, err error) {
 // Store makes the element v.
 func (c *Cursor[T]) Store(ctx context.Context, v T) error {
 	return c.l.tr.locked(ctx, &c.l.mu, func(s *heap.Scope) *uint64 {
-		o, p := c.element(s, derefMut)
+		o, p := c.element(s, objects.Mut)
 		if o != nil {
 			*o = v
 		}
@@ -142,12 +143,12 @@ func (c *Cursor[T]) Store(ctx context.Context, v T) error {
 // Remove removes the element and moves to the next one, or to the end.
 func (c *Cursor[T]) Remove(ctx context.Context) error {
 	return c.l.tr.locked(ctx, &c.l.mu, func(s *heap.Scope) *uint64 {
-		_, p := c.element(s, derefMut)
+		_, p := c.element(s, objects.Mut)
 		if p != nil {
 			return p
 		}
 		l := c.l
-		b, p := l.elements(s, c.node, derefMut)
+		b, p := l.elements(s, c.node, objects.Mut)
 		if p != nil {
 			return p
 		}
@@ -218,7 +219,7 @@ func (c *Cursor[T]) shift(s *heap.Scope, v T, after int32) *uint64 {
 			if !ok {
 				return failed
 			}
-			b, p := l.elements(s, i, derefMut)
+			b, p := l.elements(s, i, objects.Mut)
 			if p != nil {
 				l.unlink(i)
 				return p
@@ -229,7 +230,7 @@ func (c *Cursor[T]) shift(s *heap.Scope, v T, after int32) *uint64 {
 			return nil
 		}
 	}
-	b, p := l.elements(s, c.node, derefMut)
+	b, p := l.elements(s, c.node, objects.Mut)
 	if p != nil {
 		return p
 	}
@@ -260,7 +261,7 @@ func (c *Cursor[T]) split(s *heap.Scope) *uint64 {
 	if half == 0 {
 		return nil
 	}
-	b, p := l.elements(s, c.node, derefMut)
+	b, p := l.elements(s, c.node, objects.Mut)
 	if p != nil {
 		return p
 	}
@@ -268,7 +269,7 @@ func (c *Cursor[T]) split(s *heap.Scope) *uint64 {
 	if !ok {
 		return failed
 	}
-	to, p := l.elements(s, i, derefMut)
+	to, p := l.elements(s, i, objects.Mut)
 	if p != nil {
 		l.unlink(i)
 		return p

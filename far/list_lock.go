@@ -31,7 +31,7 @@ func (tr *tracker) locked(ctx context.Context, mu *sync.Mutex, fn func(s *heap.S
 				return err
 			}
 		case p != nil && try < lockedTries && errors.Is(err, ErrWouldBlock):
-			if err := h.Prefetch(ctx, AnyRef{h.words.number(p)}); err != nil {
+			if err := h.objects.Prefetch(ctx, []uint64{h.objects.Number(p)}); err != nil {
 				return err
 			}
 		default:
@@ -72,4 +72,4 @@ func (tr *tracker) in(s *heap.Scope, mu *sync.Mutex, fn func(s *heap.Scope) *uin
 
 // freed reports whether the structure was freed. Who holds its lock knows that it
 // will not be meanwhile.
-func (tr *tracker) freed() bool { return tr.c.ended.Load() }
+func (tr *tracker) freed() bool { return tr.c.Ended() }

@@ -374,8 +374,8 @@ func TestNodesOfListsCountInTheBudget(t *testing.T) {
 	ctx := t.Context()
 	l := newTestList[int64](t, h, StructureConfig{Group: 1})
 	index := func() int64 {
-		_, pages := h.words.count()
-		return h.Stats().Index - pages*wordPage
+		st := h.Stats()
+		return st.Index - st.Lines[heap.Words]
 	}
 	before := index()
 	const n = 3000

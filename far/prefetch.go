@@ -1,7 +1,6 @@
 package far
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -9,6 +8,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/objects"
 )
 
 // A Prefetcher guesses which objects of a data structure a goroutine will use
@@ -93,7 +93,7 @@ type PrefetchStats struct {
 // statistics.
 type tracker struct {
 	h     *Heap
-	c     *class
+	c     *objects.Class
 	kind  string // such as "array"
 	group int    // elements in an object
 	make  func() Prefetcher
@@ -123,7 +123,7 @@ func (tr *tracker) use(s *heap.Scope, p *uint64, what int) heap.Object {
 	if s.H != &tr.h.core {
 		panic("BUG: a far structure is used in a scope of another heap")
 	}
-	o, err := tr.h.deref(s, p, what)
+	o, err := tr.h.objects.Deref(s, p, what)
 	if err != nil {
 		tr.h.core.Fail(s, err)
 		return nil
@@ -133,13 +133,13 @@ func (tr *tracker) use(s *heap.Scope, p *uint64, what int) heap.Object {
 
 // touch tells the prefetcher of an access if that is the first in a while.
 func (tr *tracker) touch(s *heap.Scope, p *uint64) {
-	w := loadWord(p)
-	if w.local() && w&pCold == 0 || w.zero() {
+	w := objects.Load(p)
+	if w.Warm() {
 		return
 	}
 	tr.h.ahead.usedNow(tr, p)
 	if i := tr.index(p); i >= 0 {
-		tr.access(s, i, w.local() && w.coldness() == coldest)
+		tr.access(s, i, w.Local() && w.Coldness() == objects.Coldest)
 	}
 }
 
@@ -160,16 +160,16 @@ func (tr *tracker) access(s *heap.Scope, i int, stream bool) {
 func (tr *tracker) fetch(words []*uint64, stream bool) {
 	ph := &tr.h.ahead
 	b := prefetchJob{tr: tr, stream: stream}
-	limit := max(1, min(prefetchJobObjects, int(ph.inFlight())/prefetchers/max(tr.c.size, 1)))
+	limit := max(1, min(prefetchJobObjects, int(ph.inFlight())/prefetchers/max(tr.c.Size, 1)))
 	for _, p := range words {
-		if p == nil || !loadWord(p).far() {
+		if p == nil || !objects.Load(p).Far() {
 			continue
 		}
-		n := tr.h.words.number(p)
+		n := tr.h.objects.Number(p)
 		if ph.slot(n).Swap(n) == n {
 			continue // it has been asked for
 		}
-		b.refs[b.n] = AnyRef{n}
+		b.refs[b.n] = n
 		if b.n++; b.n == limit {
 			ph.submit(tr.h, &b)
 			b.n = 0
@@ -193,35 +193,35 @@ func (tr *tracker) demand(s *heap.Scope, i, n int, stream bool) {
 		n = i + 1 // what is fetched ahead is the prefetcher's
 	}
 	p := tr.word(i)
-	w := loadWord(p)
-	if !w.far() || h.core.HeldIn(s).Ctx.Err() != nil {
+	w := objects.Load(p)
+	if !w.Far() || h.core.HeldIn(s).Ctx.Err() != nil {
 		return
 	}
 	ctx := h.core.HeldIn(s).Ctx
-	if f := h.core.Join(w.farAddr(), heap.UseLocal); f != nil {
-		_ = h.join(ctx, f)
+	if f := h.core.Join(w.FarAddr(), heap.UseLocal); f != nil {
+		_ = h.objects.Join(ctx, f)
 		return
 	}
-	asked := h.words.number(p)
-	var refs [prefetchJobObjects]AnyRef
+	asked := h.objects.Number(p)
+	var refs [prefetchJobObjects]uint64
 	k := 0
-	for ; i < n && k < len(refs) && k*tr.c.size < demandBytes; i++ {
-		if p = tr.word(i); p == nil || !loadWord(p).far() {
+	for ; i < n && k < len(refs) && k*tr.c.Size < demandBytes; i++ {
+		if p = tr.word(i); p == nil || !objects.Load(p).Far() {
 			break
 		}
-		refs[k] = AnyRef{h.words.number(p)}
+		refs[k] = h.objects.Number(p)
 		k++
 	}
 	what := 0
 	if stream {
-		what = derefStream
+		what = objects.Stream
 	}
-	read, _ := h.fetchObjects(ctx, refs[:k], what, asked, false)
+	read, _ := h.objects.Fetch(ctx, refs[:k], what, asked, false)
 	if read == 0 {
 		return
 	}
-	for _, r := range refs[1:read] {
-		if h.ahead.slot(r.n).Swap(r.n) != r.n {
+	for _, n := range refs[1:read] {
+		if h.ahead.slot(n).Swap(n) != n {
 			tr.issued.Add(1)
 		}
 	}
@@ -229,7 +229,7 @@ func (tr *tracker) demand(s *heap.Scope, i, n int, stream bool) {
 
 // window is how many objects may be ahead of their use.
 func (tr *tracker) window() int {
-	return int(max(1, min(tr.h.ahead.inFlight()/int64(max(tr.c.size, 1)), maxAhead)))
+	return int(max(1, min(tr.h.ahead.inFlight()/int64(max(tr.c.Size, 1)), maxAhead)))
 }
 
 const (
@@ -253,7 +253,7 @@ type prefetchJob struct {
 	tr     *tracker
 	stream bool
 	n      int
-	refs   [prefetchJobObjects]AnyRef
+	refs   [prefetchJobObjects]uint64 // numbers of their words
 
 	since  time.Time // of submit
 	before int64     // bytes that had come in until then
@@ -292,15 +292,15 @@ func (ph *prefetching) slot(n uint64) *atomic.Uint64 {
 
 // usedNow notes the use of the object of p, which may have been prefetched.
 func (ph *prefetching) usedNow(tr *tracker, p *uint64) {
-	n := tr.h.words.number(p)
+	n := tr.h.objects.Number(p)
 	if s := ph.slot(n); s.Load() == n && s.CompareAndSwap(n, 0) {
 		tr.used.Add(1)
 	}
 }
 
 // evacuated is a class's Evacuated: it notes what was prefetched in vain.
-func (tr *tracker) evacuated(r AnyRef) {
-	if s := tr.h.ahead.slot(r.n); s.Load() == r.n && s.CompareAndSwap(r.n, 0) {
+func (tr *tracker) evacuated(n uint64) {
+	if s := tr.h.ahead.slot(n); s.Load() == n && s.CompareAndSwap(n, 0) {
 		tr.unused.Add(1)
 	}
 }
@@ -329,9 +329,9 @@ func (ph *prefetching) submit(h *Heap, b *prefetchJob) {
 }
 
 // forget undoes that objects are on their way.
-func (ph *prefetching) forget(refs []AnyRef) {
-	for _, r := range refs {
-		ph.slot(r.n).CompareAndSwap(r.n, 0)
+func (ph *prefetching) forget(refs []uint64) {
+	for _, n := range refs {
+		ph.slot(n).CompareAndSwap(n, 0)
 	}
 }
 
@@ -349,24 +349,24 @@ func (ph *prefetching) work(h *Heap) {
 
 func (ph *prefetching) run(h *Heap, b *prefetchJob) {
 	// What has been used meanwhile was late.
-	refs := slices.DeleteFunc(b.refs[:b.n], func(r AnyRef) bool { return ph.slot(r.n).Load() != r.n })
+	refs := slices.DeleteFunc(b.refs[:b.n], func(n uint64) bool { return ph.slot(n).Load() != n })
 	// Words in a row are fetched as one, which a walk backwards has the other
 	// way round.
-	slices.SortFunc(refs, func(x, y AnyRef) int { return cmp.Compare(x.n, y.n) })
+	slices.Sort(refs)
 	what := 0
 	if b.stream {
-		what = derefStream
+		what = objects.Stream
 	}
 	ctx, cancel := context.WithTimeout(h.core.Ctx, heap.StoreTimeout)
 	defer cancel()
-	read, err := h.fetchObjects(ctx, refs, what, 0, true)
+	read, err := h.objects.Fetch(ctx, refs, what, 0, true)
 	if err != nil {
 		// Whoever uses the objects is told; they were not prefetched.
 		ph.forget(refs)
 		return
 	}
 	if read > 0 {
-		ph.measure(h, b.before, int64(read*max(b.tr.c.size, 1)), time.Since(b.since))
+		ph.measure(h, b.before, int64(read*max(b.tr.c.Size, 1)), time.Since(b.since))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"polder/far/heap"
+	"polder/far/objects"
 	"polder/internal/invariants"
 )
 
@@ -22,17 +23,11 @@ import (
 type Ptr[T any] struct {
 	_   [0]*T // so that pointers to different types do not convert
 	gen generation
-	w   *unsafe.Pointer // the word: see pword
+	w   *unsafe.Pointer // the word: see objects.Word
 }
 
 // word is the word of p as a number.
 func (p Ptr[T]) word() *uint64 { return (*uint64)(unsafe.Pointer(p.w)) }
-
-// What an object is dereferenced for, beside reading.
-const (
-	derefMut    = 1 << iota // to write
-	derefStream             // not to use it again soon
-)
 
 // Deref returns the object, to be read until s is left. If it is far, Deref
 // fetches it, and only the calling goroutine waits. If that fails, Deref returns nil
@@ -53,14 +48,14 @@ func (p Ptr[T]) Deref(s *heap.Scope) (v *T) {
 }
 
 // DerefMut returns the object, to be read and written until s is left, as Deref
-// does. The comparison with pTop is the test of the sign, within what the compiler
+// does. The comparison with objects.Top is the test of the sign, within what the compiler
 // inlines.
 func (p Ptr[T]) DerefMut(s *heap.Scope) (v *T) {
 	if invariants.Enabled {
 		p.gen.check(s, p.word())
 	}
 	v = (*T)(atomic.LoadPointer(p.w))
-	if uintptr(unsafe.Pointer(v)) > pTop || *(*bool)(unsafe.Add(unsafe.Pointer(v), -8)) {
+	if uintptr(unsafe.Pointer(v)) > objects.Top || *(*bool)(unsafe.Add(unsafe.Pointer(v), -8)) {
 		v = (*T)(derefMutSlow(s, p.w))
 	}
 	return
@@ -72,7 +67,7 @@ func (p Ptr[T]) DerefStream(s *heap.Scope) *T {
 	if invariants.Enabled {
 		p.gen.check(s, p.word())
 	}
-	return (*T)(derefFor(s, p.word(), derefStream))
+	return (*T)(derefFor(s, p.word(), objects.Stream))
 }
 
 // DerefMutStream is DerefMut for an object without temporal locality.
@@ -80,7 +75,7 @@ func (p Ptr[T]) DerefMutStream(s *heap.Scope) *T {
 	if invariants.Enabled {
 		p.gen.check(s, p.word())
 	}
-	return (*T)(derefFor(s, p.word(), derefMut|derefStream))
+	return (*T)(derefFor(s, p.word(), objects.Mut|objects.Stream))
 }
 
 // Load returns a copy of the object. It needs no scope, and waits within ctx
@@ -124,12 +119,12 @@ func (p Ptr[T]) Free() {
 	if invariants.Enabled {
 		p.gen.checkFreed(h, p.word())
 	}
-	h.free(p.word())
+	h.objects.Free(p.word())
 }
 
 // IsLocal reports whether the object is in local memory just now. It is a
 // hint: nothing keeps it there but a scope in which it was dereferenced.
-func (p Ptr[T]) IsLocal() bool { w := loadWord(p.word()); return w.local() || w.zero() }
+func (p Ptr[T]) IsLocal() bool { w := objects.Load(p.word()); return w.Local() || w.Zero() }
 
 // IsNil reports whether p points to nothing.
 func (p Ptr[T]) IsNil() bool { return p.w == nil }
@@ -144,7 +139,7 @@ func (p Ptr[T]) Ref() Ref[T] {
 	if h == nil {
 		return Ref[T]{}
 	}
-	return Ref[T]{n: h.words.number(p.word())}
+	return Ref[T]{n: h.objects.Number(p.word())}
 }
 
 // Any returns p without its type.
@@ -162,7 +157,7 @@ func (r Ref[T]) Ptr(h *Heap) Ptr[T] {
 	if r.n == 0 {
 		return Ptr[T]{}
 	}
-	return ptrTo[T](h, h.words.at(r.n))
+	return ptrTo[T](h, h.objects.At(r.n))
 }
 
 // IsNil reports whether r points to nothing.
@@ -170,6 +165,20 @@ func (r Ref[T]) IsNil() bool { return r.n == 0 }
 
 // AnyRef is a Ref of which the type is not known.
 type AnyRef struct{ n uint64 }
+
+// numbersOf is the numbers of the words of refs.
+func numbersOf(refs []AnyRef) []uint64 {
+	return unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(refs))), len(refs))
+}
+
+// Prefetch brings the objects of refs that are far into local memory, in as few
+// reads of the store as it can, and returns when they are there: dereferencing them need not wait. It
+// waits for local memory within ctx, and so must not be called in a scope. Refs
+// to nothing and objects that are local are passed over; that an object is lost
+// or corrupt, whoever dereferences it is told.
+func (h *Heap) Prefetch(ctx context.Context, refs ...AnyRef) error {
+	return h.objects.Prefetch(ctx, numbersOf(refs))
+}
 
 // RefTo returns r as a reference to an object of type T, which it must be.
 func RefTo[T any](r AnyRef) Ref[T] { return Ref[T]{n: r.n} }
@@ -197,13 +206,13 @@ func (r Run[T]) Len() int { return len(r.words) }
 // Free frees all pointers of the run.
 func (r Run[T]) Free() {
 	for i := range r.words {
-		r.h.free(&r.words[i])
+		r.h.objects.Free(&r.words[i])
 	}
 }
 
 // NewRun makes n pointers in a row.
 func (c *Class[T]) NewRun(ctx context.Context, n int) (Run[T], error) {
-	words, err := c.h.newRun(ctx, c.c, n)
+	words, err := c.h.objects.NewRun(ctx, c.c, n)
 	return Run[T]{words: words, h: c.h}, err
 }
 
@@ -225,13 +234,13 @@ func derefSlow(s *heap.Scope, p *unsafe.Pointer) unsafe.Pointer {
 //
 //go:noinline
 func derefMutSlow(s *heap.Scope, p *unsafe.Pointer) unsafe.Pointer {
-	return derefFor(s, (*uint64)(unsafe.Pointer(p)), derefMut)
+	return derefFor(s, (*uint64)(unsafe.Pointer(p)), objects.Mut)
 }
 
 func derefFor(s *heap.Scope, p *uint64, what int) unsafe.Pointer {
 	h := heapOfScope(s)
-	h.mustServe(s, p)
-	o, err := h.deref(s, p, what)
+	h.objects.MustServe(s, p)
+	o, err := h.objects.Deref(s, p, what)
 	if err != nil {
 		h.core.Fail(s, err)
 		return nil

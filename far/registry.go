@@ -40,7 +40,7 @@ func heapOf(w *uint64) *Heap {
 	}
 	if p := registry.heaps.Load(); p != nil {
 		for _, h := range *p {
-			if isIn(h.words.table, w) {
+			if h.objects.Has(w) {
 				return h
 			}
 		}

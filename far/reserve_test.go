@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/objects"
 )
 
 // promised is a heap with n scopes that are open, each of which may take a
@@ -54,7 +55,7 @@ func takeAll[T any](t *testing.T, scopes []*heap.Scope) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	each := heap.ObjectSize(c.c.size) + wordCost
+	each := heap.ObjectSize(c.c.Size) + wordCost
 	for i := range scopes[0].H.Cfg.ScopeBytes / each {
 		for j, s := range scopes {
 			if _, _, err := c.NewIn(s); err != nil {
@@ -72,7 +73,7 @@ func TestScopesGetTheirsWhileTheWordsGrow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.NewRun(NoWait, 2*h.core.Logs.SegSize/wordSize); !errors.Is(err, ErrWouldBlock) {
+	if _, err := c.NewRun(NoWait, 2*h.core.Logs.SegSize/objects.WordSize); !errors.Is(err, ErrWouldBlock) {
 		t.Errorf("a run of pointers as large as two segments: got %v, want ErrWouldBlock", err)
 	}
 	takeAll[point](t, scopes) // they need a word for every 41 bytes

@@ -16,6 +16,9 @@ import (
 // brick is 512 bytes with its header, of which a scope of openBricks may take 16.
 type brick [496]byte
 
+// wordCost is what the word of a new pointer takes of what a scope may take: see Config.ScopeBytes.
+const wordCost = 9
+
 const bricksBytes = 8<<10 + 16*wordCost
 
 // openBricks opens a heap of so many segments, for bricks. Who calls it closes it.

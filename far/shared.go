@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"polder/far/heap"
+	"polder/far/objects"
 	"polder/internal/invariants"
 )
 
@@ -57,20 +58,20 @@ func (s Shared[T]) Clone() Shared[T] {
 	}
 	h.clones.mu.Lock()
 	defer h.clones.mu.Unlock()
-	if loadWord(s.p.word()).free() {
+	if objects.Load(s.p.word()).Free() {
 		panic("BUG: a far.Shared is cloned after it was freed")
 	}
 	if h.clones.extra == nil {
 		h.clones.extra = make(map[uint64]int)
 	}
-	h.clones.extra[h.words.number(s.p.word())]++
+	h.clones.extra[h.objects.Number(s.p.word())]++
 	return s
 }
 
 // Free frees the pointer, and with the last one the object. To free it more often than it was
 // cloned is found as it is for a Ptr.
 func (s Shared[T]) Free() {
-	if h := heapOf(s.p.word()); h == nil || !h.clones.drop(h.words.number(s.p.word())) {
+	if h := heapOf(s.p.word()); h == nil || !h.clones.drop(h.objects.Number(s.p.word())) {
 		s.p.Free()
 	}
 }

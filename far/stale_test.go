@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/objects"
 	"polder/internal/failpoint"
 )
 
@@ -56,9 +57,9 @@ func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 				t.Fatal("there is no far memory")
 			}
 			p := ps[i].word()
-			w := loadWord(p).markedBy(1)
-			storeWord(p, w)
-			seg := h.core.Logs.SegmentOf(w.addr())
+			w := objects.Load(p)
+			h.objects.Owner().Mark(h.objects.Number(p), w.Addr(), 1)
+			seg := h.core.Logs.SegmentOf(w.Addr())
 			seg.Phase.Store(heap.PhaseMoving)
 			taken := false
 			failpoint.Set(func(name string) {
@@ -68,7 +69,7 @@ func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 				}
 			})
 			h.core.Pass.Ev.Tight = true // nothing is kept
-			h.core.Empty(int(w.addr()-h.core.Logs.Base)/h.core.Logs.SegSize, &h.core.Pass.Ev, heap.Evict)
+			h.core.Empty(int(w.Addr()-h.core.Logs.Base)/h.core.Logs.SegSize, &h.core.Pass.Ev, heap.Evict)
 			h.core.Drain()
 			failpoint.Set(nil)
 			if err := h.core.Logs.Why(); err != nil {

@@ -62,12 +62,15 @@ func (h *Heap) Stats() Stats {
 		}
 	}
 	h.mu.Lock()
-	s.Maps = append(s.Maps, sumsOf(h.pastMaps, func(st *MapStats, name string) { st.Name = name })...)
+	for name, st := range h.pastMaps.All() {
+		st.Name = name
+		s.Maps = append(s.Maps, st)
+	}
 	h.mu.Unlock()
 	s.LocalHot = h.hot(t, s.LocalLive)
-	s.Classes = h.classStats()
+	s.Classes = h.objects.ClassStats()
 	s.Structures = h.Structures()
-	s.Pointers = h.pointers()
+	s.Pointers = h.objects.Pointers()
 	s.Settled = h.settled.Load()
 	s.LeafReads = h.leafReads.Load()
 	s.Found = h.found.Load()

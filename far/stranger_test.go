@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/objects"
 	"polder/far/record"
 )
 
@@ -88,11 +89,11 @@ func farSpots(h *Heap, m *ByteMap) map[spot]bool {
 			}
 		}
 	})
-	h.words.all(func(_ uint64, w pword) {
-		if w.far() {
-			add(w.farAddr())
-		} else if w.local() {
-			if far := heap.TailFar(*h.core.Logs.Object(w.addr()).Tail()); far != 0 {
+	h.objects.All(func(_ uint64, w objects.Word) {
+		if w.Far() {
+			add(w.FarAddr())
+		} else if w.Local() {
+			if far := heap.TailFar(*h.core.Logs.Object(w.Addr()).Tail()); far != 0 {
 				add(far)
 			}
 		}
@@ -144,7 +145,7 @@ func TestAStrangerFindsWhatLivesInFarMemory(t *testing.T) {
 			h.core.Wg.Wait()
 
 			// The other maps were there to fill local memory, and have newer entries there.
-			live, dead := strangersView(t, farMemory(h), func(owner uint16) bool { return owner == m.id || owner >= objectOwners })
+			live, dead := strangersView(t, farMemory(h), func(owner uint16) bool { return owner == m.id || owner >= objects.FirstOwner })
 			want := farSpots(h, m)
 			for at := range want {
 				if !live[at] {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"polder/far/heap"
+	"polder/far/objects"
 )
 
 // Vector is an Array that grows: it is to a slice what Array is to an array.
@@ -31,7 +32,7 @@ type Vector[T any] struct {
 }
 
 const (
-	vectorPart  = wordsPerPage
+	vectorPart  = objects.WordsPerPage
 	vectorParts = 32 // for maxWords
 )
 
@@ -167,16 +168,16 @@ func (v *Vector[T]) append(s *heap.Scope, xs []T) (n int, p *uint64) {
 	i := v.Len()
 	part, c := partOf(i >> v.shift)
 	if v.dir[part] == nil {
-		words, err := v.tr.h.words.run(vectorPartLen(part), &v.tr.h.core.Logs)
+		words, err := v.tr.h.objects.Run(v.tr.c, vectorPartLen(part))
 		if err != nil {
-			v.tr.h.core.Fail(s, v.tr.h.core.NoRoom(s, err, wordSize<<part))
+			v.tr.h.core.Fail(s, v.tr.h.core.NoRoom(s, err, objects.WordSize<<part))
 			return 0, nil
 		}
-		v.dir[part] = &v.tr.h.zeroRun(words, vectorPartLen(part), v.tr.c)[0]
+		v.dir[part] = &words[0]
 		v.all.Store(int64(part + 1))
 	}
 	p = wordAt(v.dir[part], c)
-	o, err := v.tr.h.deref(s, p, derefMut)
+	o, err := v.tr.h.objects.Deref(s, p, objects.Mut)
 	if err != nil {
 		v.tr.h.core.Fail(s, err)
 		return 0, p
@@ -184,15 +185,6 @@ func (v *Vector[T]) append(s *heap.Scope, xs []T) (n int, p *uint64) {
 	n = copy(elementsOf[T](o, v.tr.group)[i&(v.tr.group-1):], xs)
 	v.n.Add(int64(n))
 	return n, nil
-}
-
-// zeroRun is the n words from first on, made ones of zero objects.
-func (h *Heap) zeroRun(first uint64, n int, c *class) []uint64 {
-	ws := h.words.table[first : first+uint64(n) : first+uint64(n)]
-	for i := range ws {
-		storeWord(&ws[i], zeroWord(c.id))
-	}
-	return ws
 }
 
 // Pop removes the last element and returns it, or false if there is none.
@@ -226,7 +218,7 @@ func (v *Vector[T]) PopIn(s *heap.Scope) (x T, ok bool, err error) {
 func (v *Vector[T]) colder() *uint64 {
 	p := v.word((v.Len() - 1) >> v.shift)
 	if p != nil {
-		if w := loadWord(p); w.local() && w&pCold == 0 || w.zero() {
+		if objects.Load(p).Warm() {
 			return nil
 		}
 	}
@@ -265,7 +257,7 @@ func (v *Vector[T]) cut(n int) {
 	from, to := v.objects(n), v.objects(v.Len())
 	v.n.Store(int64(n))
 	for c := from; c < to; c++ {
-		v.tr.h.reset(v.wordIn(c), v.tr.c)
+		v.tr.h.objects.Reset(v.wordIn(c), v.tr.c)
 	}
 }
 
@@ -291,12 +283,12 @@ func (v *Vector[T]) Chunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] { return
 
 // StreamChunks is Chunks for elements without temporal locality.
 func (v *Vector[T]) StreamChunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] {
-	return v.part(s, i, j, derefStream)
+	return v.part(s, i, j, objects.Stream)
 }
 
 // MutChunks is Chunks for elements to be read and written.
 func (v *Vector[T]) MutChunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] {
-	return v.part(s, i, j, derefMut)
+	return v.part(s, i, j, objects.Mut)
 }
 
 func (v *Vector[T]) part(s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
@@ -316,7 +308,7 @@ func (v *Vector[T]) Prefetch(ctx context.Context, i, j int) error {
 func (v *Vector[T]) DontNeed(i, j int) {
 	for c := max(i, 0) >> v.shift; c < v.objects(min(j, v.Len())); c++ {
 		if p := v.word(c); p != nil {
-			chill(p)
+			objects.Chill(p)
 		}
 	}
 }
@@ -330,7 +322,7 @@ func (v *Vector[T]) Free() {
 	v.n.Store(0)
 	for part := range int(v.all.Swap(0)) {
 		for i := range vectorPartLen(part) {
-			v.tr.h.free(wordAt(v.dir[part], i))
+			v.tr.h.objects.Free(wordAt(v.dir[part], i))
 		}
 	}
 	v.tr.h.untrack(v.tr)

@@ -9,6 +9,8 @@ import (
 var (
 	// ErrClosed: the heap has been closed.
 	ErrClosed = errors.New("heap is closed")
+	// ErrTooLarge: an object, a key or a value is longer than what is possible.
+	ErrTooLarge = errors.New("too large")
 	// ErrFull: there is no memory for it, and nothing can make way. Whatever Is
 	// ErrFull Is one of the three that follow, too, which say what is full.
 	ErrFull = store.ErrFull

@@ -79,8 +79,8 @@ func (h *Heap) Stats() Stats {
 	return s
 }
 
-// tally is what the owners refer to, counted again.
-type tally struct {
+// Tally is what the owners refer to, counted again.
+type Tally struct {
 	h     *Heap
 	local []struct{ live, clean int64 } // bytes, by segment
 	far   map[uint64]int64              // bytes that live, by segment
@@ -89,12 +89,12 @@ type tally struct {
 	Unsure bool // not all of what is far could be counted
 }
 
-func (h *Heap) Tally() *tally {
-	return &tally{h: h, local: make([]struct{ live, clean int64 }, len(h.Logs.Segs)), far: map[uint64]int64{}}
+func (h *Heap) Tally() *Tally {
+	return &Tally{h: h, local: make([]struct{ live, clean int64 }, len(h.Logs.Segs)), far: map[uint64]int64{}}
 }
 
 // AddLocal counts a local record of n bytes.
-func (t *tally) AddLocal(addr uint64, n int, clean bool) {
+func (t *Tally) AddLocal(addr uint64, n int, clean bool) {
 	s := &t.local[int(addr*Unit)/t.h.Logs.SegSize]
 	s.live += int64(n)
 	if clean {
@@ -103,11 +103,11 @@ func (t *tally) AddLocal(addr uint64, n int, clean bool) {
 }
 
 // AddFar counts a far record of n bytes.
-func (t *tally) AddFar(addr uint64, n int) { t.far[addr/t.h.Far.Units] += int64(sizeclass.Round(n)) }
+func (t *Tally) AddFar(addr uint64, n int) { t.far[addr/t.h.Far.Units] += int64(sizeclass.Round(n)) }
 
 // Audit returns what of the heap's counts does not agree with a tally. Nothing may
 // be under way.
-func (h *Heap) Audit(t *tally) error {
+func (h *Heap) Audit(t *Tally) error {
 	for i := range t.local {
 		s := &h.Logs.Segs[i]
 		if live, clean := s.Live.Load(), s.Clean.Load(); live != t.local[i].live || clean != t.local[i].clean {

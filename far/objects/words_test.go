@@ -1,17 +1,36 @@
-package far
+package objects
 
 import (
+	"errors"
 	"math/rand/v2"
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/store"
 )
 
 // newWords makes a table, and logs that it takes its pages from.
 func newWords(t *testing.T) (*words, *heap.Logs) {
 	t.Helper()
-	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 400)
-	return &h.words, &h.core.Logs
+	core, sp := new(heap.Heap), new(Space)
+	cfg := heap.Config{Local: 8 << 20, MaxLocal: 8 << 20}
+	st := store.NewMemStore(store.MinSegmentSize, 1)
+	sz, err := heap.SizesFor(st, cfg)
+	if err == nil {
+		err = core.Init(st, cfg, sz, nil) // and it is not started: words need nothing but the account of the budget
+	}
+	if err == nil {
+		err = sp.Init(core, sz)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(sp.words.close(), core.Unmap()); err != nil {
+			t.Error(err)
+		}
+	})
+	return &sp.words, &core.Logs
 }
 
 // Words that are in use are nobody else's, and those that were given back are used
@@ -106,7 +125,7 @@ func TestRowsOfWordsAreUsedAgain(t *testing.T) {
 		_, pages := ws.count()
 		most = max(most, pages)
 	}
-	if want := int64(5000/wordsPerPage + 2); most > want {
+	if want := int64(5000/WordsPerPage + 2); most > want {
 		t.Errorf("%d pages were needed for 5000 words at a time, want %d", most, want)
 	}
 }

@@ -1,4 +1,4 @@
-package far
+package objects
 
 import (
 	"errors"
@@ -33,22 +33,22 @@ type words struct {
 }
 
 const (
-	wordSize     = 8
+	WordSize     = 8
 	wordGroup    = 64 // words that are handed out together
-	wordsPerPage = 4096 / wordSize
+	WordsPerPage = 4096 / WordSize
 	// wordPage is what a page of words takes of the budget: the page, and its
 	// bits in taken and spare.
 	wordPage = 4096 + pageGroups*8 + pageGroups/8
 
-	pageGroups = wordsPerPage / wordGroup
+	pageGroups = WordsPerPage / wordGroup
 
 	// wordCost is what a new word takes of what a scope may take.
-	wordCost = (wordPage + wordsPerPage - 1) / wordsPerPage
+	wordCost = (wordPage + WordsPerPage - 1) / WordsPerPage
 )
 
 func (t *words) init(max int64) error {
-	n := min(int(max/wordSize)&^(wordsPerPage-1), maxWords)
-	m, err := arena.Anonymous(n*wordSize, n*wordSize >= arena.HugePageSize)
+	n := min(int(max/WordSize)&^(WordsPerPage-1), maxWords)
+	m, err := arena.Anonymous(n*WordSize, n*WordSize >= arena.HugePageSize)
 	if err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func (t *words) number(p *uint64) uint64 { return wordOffset(t.table, p) }
 func (t *words) at(n uint64) *uint64 { return &t.table[n] }
 
 // has reports whether there is a word n.
-func (t *words) has(n uint64) bool { return n != 0 && n < uint64(t.pages.Load())*wordsPerPage }
+func (t *words) has(n uint64) bool { return n != 0 && n < uint64(t.pages.Load())*WordsPerPage }
 
 // wordCache is words that were handed out together and have not been used yet.
 // It is guarded by the mutex of the allocation buffer that has it.
@@ -141,13 +141,13 @@ func (t *words) take(g int, words uint64) {
 // grow takes n more pages on behalf of who. t.mu must be held.
 func (t *words) grow(n int, l *heap.Logs, who heap.Claim) error {
 	pages := int(t.pages.Load())
-	if (pages+n)*wordsPerPage > len(t.table) {
+	if (pages+n)*WordsPerPage > len(t.table) {
 		return fmt.Errorf("cannot make a pointer: all %d words are in use: %w", len(t.table), heap.ErrMetadataFull)
 	}
 	if err := l.GrowIndex(heap.Words, int64(n)*wordPage, who); err != nil {
 		return err
 	}
-	for i := pages * wordsPerPage; i < (pages+n)*wordsPerPage; i++ {
+	for i := pages * WordsPerPage; i < (pages+n)*WordsPerPage; i++ {
 		t.table[i] = uint64(freeWord)
 	}
 	t.spare = append(t.spare, make([]uint64, ((pages+n)*pageGroups+63)/64-len(t.spare))...)
@@ -228,24 +228,4 @@ func (t *words) count() (inUse int, pages int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.inUse, t.pages.Load()
-}
-
-// pointers is the number of pointers that have been made and not freed.
-func (h *Heap) pointers() int {
-	n, _ := h.words.count()
-	for _, ols := range [][]heap.OpenLog{h.core.Logs.Objects, h.core.Logs.Streams} {
-		for i := range ols {
-			ols[i].Mu.Lock()
-			n -= bits.OnesCount64(h.cacheOf(&ols[i]).left)
-			ols[i].Mu.Unlock()
-		}
-	}
-	return n
-}
-
-// all calls fn for every word that has been taken from the table.
-func (t *words) all(fn func(n uint64, w pword)) {
-	for n := range uint64(t.pages.Load()) * wordsPerPage {
-		fn(n, loadWord(&t.table[n]))
-	}
 }

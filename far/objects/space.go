@@ -1,0 +1,168 @@
+package objects
+
+import (
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+
+	"polder/far/heap"
+	"polder/far/record"
+	"polder/internal/ended"
+	"polder/internal/sizeclass"
+)
+
+// Space is the objects of a heap. Init makes it usable.
+type Space struct {
+	core     *heap.Heap
+	words    words
+	caches   []wordCache              // of logs.objects, and then of logs.streams
+	classes  atomic.Pointer[[]*Class] // by id; replaced under mu
+	most     int                      // bytes of an object's data; immutable
+	maxLocal int                      // the same of a slot that is being read into; immutable
+
+	mu      sync.Mutex
+	retired []retiredClass    // whose numbers are free, or about to be; under mu
+	past    ended.Sums[Stats] // of classes that have ended; under mu
+}
+
+// Init makes sp the objects of a heap whose memory is divided in that way.
+func (sp *Space) Init(core *heap.Heap, sz heap.Sizes) error {
+	sp.core = core
+	sp.classes.Store(&[]*Class{})
+	if err := sp.words.init(max(sz.Most, sz.Logs)); err != nil {
+		return err
+	}
+	sp.caches = make([]wordCache, 2*sz.Open)
+	sp.most = min(sz.SegSize-heap.ObjectHeader, sz.Staging-record.SegmentSize-record.HeaderSize)
+	sp.most = min(sp.most, sz.SegSize-heap.ObjectHeader-record.HeaderSize-heap.Unit) // of which the class has to fit, too
+	sp.most = sizeclass.Size(sizeclass.Of(sp.most)-1) - record.HeaderSize - heap.Unit
+	sp.maxLocal = sz.SegSize - heap.ObjectHeader
+	return nil
+}
+
+// End makes all pointers ones that nobody has: who dereferences one from now on finds that the heap is closed.
+func (sp *Space) End() {
+	sp.All(func(n uint64, _ Word) { storeWord(sp.words.at(n), freeWord) })
+}
+
+// Close gives the memory of the words back, unless some were ever used: pointers outlive the heap, and have to
+// find something.
+func (sp *Space) Close() error {
+	if sp.words.mapping == nil || sp.words.pages.Load() != 0 {
+		return nil
+	}
+	return sp.words.close()
+}
+
+// MaxObject is how many bytes an object has at the most.
+func (sp *Space) MaxObject() int { return sp.most }
+
+// Number is the number of the word p, which At finds again. It is never 0.
+func (sp *Space) Number(p *uint64) uint64 { return sp.words.number(p) }
+
+// At is the word of a number.
+func (sp *Space) At(n uint64) *uint64 { return sp.words.at(n) }
+
+// Has reports whether p is a word of the heap.
+func (sp *Space) Has(p *uint64) bool { return isIn(sp.words.table, p) }
+
+// Generation is how often the word p was freed, in builds with invariants.
+func (sp *Space) Generation(p *uint64) uint32 {
+	return atomic.LoadUint32(&sp.words.genOf[sp.words.number(p)])
+}
+
+// MustServe panics if the pointer of word p cannot be dereferenced in s.
+func (sp *Space) MustServe(s *heap.Scope, p *uint64) {
+	sp.core.MustBeOpen(s)
+	if p != nil && !sp.Has(p) {
+		panic("BUG: a far pointer is dereferenced in a scope of another heap")
+	}
+}
+
+// cacheOf is the words that were handed out to an allocation buffer.
+func (sp *Space) cacheOf(ol *heap.OpenLog) *wordCache {
+	ols, first := sp.core.Logs.Objects, 0
+	if ol.Kind == heap.Streamed {
+		ols, first = sp.core.Logs.Streams, len(ols)
+	}
+	return &sp.caches[first+ol.ID&(len(ols)-1)]
+}
+
+// All calls fn with every word that has been taken from the table.
+func (sp *Space) All(fn func(n uint64, w Word)) {
+	for n := range uint64(sp.words.pages.Load()) * WordsPerPage {
+		fn(n, Load(&sp.words.table[n]))
+	}
+}
+
+// Pointers is the number of pointers that have been made and not freed.
+func (sp *Space) Pointers() int {
+	n, _ := sp.words.count()
+	for _, ols := range [][]heap.OpenLog{sp.core.Logs.Objects, sp.core.Logs.Streams} {
+		for i := range ols {
+			ols[i].Mu.Lock()
+			n -= bits.OnesCount64(sp.cacheOf(&ols[i]).left)
+			ols[i].Mu.Unlock()
+		}
+	}
+	return n
+}
+
+// Sample returns which part of the local objects among up to n words was used since
+// the evacuator last passed over them, and how many of the words are of local ones.
+func (sp *Space) Sample(n int) (hot float64, found int) {
+	all := int(sp.words.pages.Load()) * WordsPerPage
+	if all == 0 {
+		return 0, 0
+	}
+	used := 0
+	for range min(n, all) {
+		if w := Load(&sp.words.table[rand.IntN(all)]); w.Local() {
+			found++
+			if w.Coldness() == 0 {
+				used++
+			}
+		}
+	}
+	return float64(used) / float64(max(found, 1)), found
+}
+
+// Audit adds what words refer to to a tally, and returns what does not agree with what is counted. Nothing may be under
+// way.
+func (sp *Space) Audit(t *heap.Tally) error {
+	t.Index[heap.Words] = sp.words.pages.Load() * wordPage
+	inUse := 0
+	var bad error
+	sp.All(func(n uint64, w Word) {
+		if !w.Free() {
+			inUse++
+		}
+		switch {
+		case w.Far():
+			t.AddFar(w.FarAddr(), w.FarSize())
+		case w.Local():
+			o := sp.core.Logs.Object(w.Addr())
+			if heap.HeadNumber(o.Head()) != n {
+				bad = fmt.Errorf("word %d refers to the object of word %d", n, heap.HeadNumber(o.Head()))
+				return
+			}
+			t.AddLocal(uint64(w.Addr()-sp.core.Logs.Base-heap.ObjectHeader)/heap.Unit, heap.ObjectSize(heap.HeadLen(o.Head())), false)
+			if a := heap.TailFar(*o.Tail()); a != 0 {
+				t.AddFar(a, heap.FarObjectSize(heap.HeadLen(o.Head())))
+			}
+		}
+	})
+	if bad != nil {
+		return bad
+	}
+	cached := 0
+	for i := range sp.caches {
+		cached += bits.OnesCount64(sp.caches[i].left)
+	}
+	if n, _ := sp.words.count(); n != inUse+cached {
+		return fmt.Errorf("%d words are in use and %d handed out, but counted are %d", inUse, cached, n)
+	}
+	return nil
+}
