@@ -485,16 +485,24 @@ func (s *session) onlyReads(cmd *command) bool {
 // unless that is nil.
 func (s *session) forward(h *forward.Held, addr string, cmd *command, args [][]byte) error {
 	cmds := [][][]byte{args}
-	if cmd.name == "exec" {
-		cmds = [][][]byte{{[]byte("multi")}}
-		for _, q := range s.queue {
-			cmds = append(cmds, q.args)
-		}
-		cmds = append(cmds, args)
-	}
-	s.front.stats.forwarded.Add(1)
 	var out []byte
 	var err error
+	if cmd.name == "exec" {
+		cmds = [][][]byte{{[]byte("multi")}}
+		keys := true
+		for _, q := range s.queue {
+			cmds = append(cmds, q.args)
+			keys = keys && q.cmd.flags&(flagRead|flagWrite) != 0
+		}
+		cmds = append(cmds, args)
+		if h == nil && !keys { // HELLO or MONITOR, perhaps, which the next one who has the connection must not feel
+			if h, err = s.hold(addr); err != nil {
+				return err
+			}
+			defer h.Close()
+		}
+	}
+	s.front.stats.forwarded.Add(1)
 	if h != nil {
 		out, err = h.Do(s.ctx, s.ver, s.out, cmds...)
 	} else {

@@ -38,9 +38,9 @@ func (s *session) watchAway(addr string, slot int, cmd *command, args [][]byte) 
 		s.ok()
 		return nil
 	}
-	link, err := s.front.cfg.Cluster.Links.Hold(addr)
+	link, err := s.hold(addr)
 	if err != nil {
-		return replyError("TRYAGAIN cannot watch keys of another server: " + err.Error() + "; connect to " + addr + ", which has them")
+		return err
 	}
 	err = s.forward(link, addr, cmd, args)
 	if err != nil || s.out[s.mark] == '-' {
@@ -49,6 +49,15 @@ func (s *session) watchAway(addr string, slot int, cmd *command, args [][]byte) 
 	}
 	s.tie = &tie{slot, link}
 	return nil
+}
+
+// hold takes a connection to another server for this session alone.
+func (s *session) hold(addr string) (*forward.Held, error) {
+	link, err := s.front.cfg.Cluster.Links.Hold(addr)
+	if err != nil {
+		return nil, replyError("TRYAGAIN it takes a connection to another server: " + err.Error() + "; connect to " + addr + ", which has the keys")
+	}
+	return link, nil
 }
 
 // performTied is performAway of WATCH and EXEC when the session has a tie.

@@ -158,7 +158,7 @@ func TestALostServerBreaksWatches(t *testing.T) {
 func TestWatchesAtOtherServersAreBounded(t *testing.T) {
 	c := startClusterOver(t, 2, 2, roomy/8, forward.Config{Held: 2})
 	key := c.keyIn(1, "k")
-	want := fmt.Sprintf("-TRYAGAIN cannot watch keys of another server: 2 connections are held already, which is the most; connect to %s, which has them", c.addrs[1])
+	want := fmt.Sprintf("-TRYAGAIN it takes a connection to another server: 2 connections are held already, which is the most; connect to %s, which has the keys", c.addrs[1])
 	at := c.now.Load()
 	refuses, _ := deaf(t, "+OK", "-LOADING no")
 	m := *at
@@ -191,5 +191,28 @@ func TestWatchesAtOtherServersAreBounded(t *testing.T) {
 			cl.c.Close()
 		}
 		eventually(t, "nobody watches any more", func() bool { return c.servers[1].parts[1].Load().watches.keys.Load() == 0 })
+	}
+}
+
+// TestTransactionsElsewhereChangeTheConnectionOfNobodyElse: what a forwarded transaction does to its connection ends with it.
+func TestTransactionsElsewhereChangeTheConnectionOfNobodyElse(t *testing.T) {
+	c := startCluster(t, 2, 2, roomy/8)
+	key := c.keyIn(1, "h")
+	other := dial(t, c.addrs[0])
+	other.words("HSET " + key + " f v")
+	want := other.words("HGETALL " + key)
+	for _, changes := range []string{"HELLO 3", "READONLY", "CLIENT NO-EVICT on", "MONITOR"} {
+		cl := dial(t, c.addrs[0])
+		for _, line := range []string{"MULTI", "SET {" + key + "}a 1", changes} {
+			cl.words(line)
+		}
+		if got := cl.words("EXEC"); !strings.HasPrefix(got, "[+OK") {
+			t.Errorf("a transaction with %s elsewhere: got %s", changes, got)
+		}
+		for range 3 { // the connection would be one of these
+			if got := other.words("HGETALL " + key); got != want {
+				t.Errorf("after a transaction with %s another client got %s, want %s", changes, got, want)
+			}
+		}
 	}
 }
