@@ -382,7 +382,7 @@ func (f *Log) stretch() []byte { return make([]byte, record.Size(min(mostOfCheck
 
 // readStretch reads a record of a part of a checkpoint into mem, whose body has at most so many bytes.
 func (f *Log) readStretch(ctx context.Context, seg store.Segment, p record.Part, off, most int, mem []byte) (record.Record, error) {
-	n := min(len(mem), f.SegSize-off)
+	n := min(len(mem), f.SegSize-off, record.Size(most))
 	ops := []store.ReadOp{{Seg: seg, Off: off, Buf: mem[:n], Bulk: true}}
 	f.Store.Read(ctx, ops)
 	if ops[0].Err != nil {
