@@ -30,7 +30,7 @@ type Heap struct {
 	state   []byte       // of the program, in the checkpoint that the heap was opened with
 	stateOf func() State // see KeepState; under checkpoint
 
-	checkpoint    sync.Mutex    // held by who takes one
+	checkpoint    chan struct{} // capacity 1: has something in it while one is taken
 	every         time.Duration // between two checkpoints, 0 for none
 	checkpointed  atomic.Int64  // when the last one was taken, in Unix nanoseconds
 	checkpointAt  atomic.Uint64 // changes by then, or before
@@ -136,6 +136,7 @@ func prepare(st store.Store, cfg Config, lay layout) (*Heap, error) {
 		leaves:   index.NewKey(index.NewSecret()),
 		every:    cfg.CheckpointEvery,
 
+		checkpoint:   make(chan struct{}, 1),
 		settleAlways: lay.early || settleEarly,
 		sweeper:      sweeper{klen: 64},
 	}

@@ -319,8 +319,8 @@ type State struct {
 // with it until Thaw is called. It may wait for locks that are held by those who write: so a write that finds the store full waits for no
 // checkpoint from then on, and fails at once.
 func (h *Heap) KeepState(state func() State) {
-	h.checkpoint.Lock()
-	defer h.checkpoint.Unlock()
+	h.checkpoint <- struct{}{}
+	defer func() { <-h.checkpoint }()
 	h.stateOf = state
 	h.core.Blocks.Store(true)
 }
@@ -346,8 +346,12 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 	if !h.core.Far.Keeps() {
 		return errors.New("cannot take a checkpoint: the heap's store keeps nothing: see far.Open")
 	}
-	h.checkpoint.Lock()
-	defer h.checkpoint.Unlock()
+	select {
+	case h.checkpoint <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("cannot take a checkpoint: another one has not ended: %w", context.Cause(ctx))
+	}
+	defer func() { <-h.checkpoint }()
 	changes := h.changes() // or more
 	size := int64(0)
 	for {

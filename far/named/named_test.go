@@ -30,8 +30,9 @@ func inVirtualTime(t *testing.T, fn func(t *testing.T)) {
 
 // world is what outlives processes.
 type world struct {
-	reg    *register
-	places []*place
+	reg         *register
+	places      []*place
+	checkpoints time.Duration // between two of a heap, 0 for none
 }
 
 func newWorld(places int) *world {
@@ -88,7 +89,7 @@ func (w *world) start(t *testing.T, cfg named.Config) *process {
 	if p.store, err = o.Store(copies.Config{Places: places}); err != nil {
 		t.Fatal(err)
 	}
-	if p.heap, err = far.Open(t.Context(), p.store, far.Config{Local: far.MinLocal}); err != nil {
+	if p.heap, err = far.Open(t.Context(), p.store, far.Config{Local: far.MinLocal, CheckpointEvery: w.checkpoints}); err != nil {
 		t.Fatal(err)
 	}
 	p.m = p.heap.NewByteMap("test")
@@ -212,6 +213,31 @@ func TestAHeapComesBackFromNodes(t *testing.T) {
 		p.bury()
 		next.has(t, want)
 		next.close(t)
+	})
+}
+
+// TestAHeapIsClosedThoughItsRegisterIsAway: a checkpoint that cannot end holds Close up for a while, and not for ever.
+func TestAHeapIsClosedThoughItsRegisterIsAway(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		w := newWorld(2)
+		w.checkpoints = time.Second
+		p := w.start(t, named.Config{})
+		p.wire.cut.Store(true)
+		p.set(t, 0, 0)
+		time.Sleep(3 * w.checkpoints) // one is being taken
+		closed := make(chan error, 1)
+		began := time.Now()
+		go func() { closed <- p.heap.Close() }()
+		select {
+		case err := <-closed:
+			if err == nil {
+				t.Error("a checkpoint was taken that nobody can know of")
+			}
+			t.Logf("closed after %v: %v", time.Since(began), err)
+		case <-time.After(5 * time.Minute):
+			t.Fatal("the heap is not closed within 5 minutes")
+		}
+		p.bury()
 	})
 }
 
