@@ -226,7 +226,7 @@ func appendFrame(b []byte, f frame, segment uint64, off int) []byte {
 
 // Begin drops what was replayed, which a checkpoint of the heap has by now, and has the log take records.
 func (l *Log) Begin(ctx context.Context) error {
-	err := l.refill(ctx, 1)
+	err := l.refill(ctx)
 	full := errors.Is(err, store.ErrStoreFull) && len(l.s.tail) > 0
 	if full || err == nil {
 		l.mu.Lock()
@@ -238,7 +238,7 @@ func (l *Log) Begin(ctx context.Context) error {
 	}
 	if full { // but for what was replayed
 		if err = l.publish(ctx); err == nil {
-			err = l.refill(ctx, 1)
+			err = l.refill(ctx)
 		}
 	}
 	if err != nil {
@@ -247,7 +247,7 @@ func (l *Log) Begin(ctx context.Context) error {
 	l.mu.Lock()
 	l.began = true
 	l.mu.Unlock()
-	l.wantSpares() // the other spares, and what was replayed, are keep's: nobody waits for that
+	l.wantSpares() // and gives back what was replayed, for which nobody waits
 	l.wg.Go(l.proc, l.keep)
 	return nil
 }
@@ -259,17 +259,17 @@ func (l *Log) free(seg store.Segment) {
 	}
 }
 
-// refill borrows spares until there are so many, and has the manifest list the log as it is now. One goroutine calls it at a time, and nobody else
+// refill borrows spares, and has the manifest list the log as it is now. One goroutine calls it at a time, and nobody else
 // changes what the manifest lists.
-func (l *Log) refill(ctx context.Context, spares int) error {
+func (l *Log) refill(ctx context.Context) error {
 	l.mu.Lock()
 	have, gone := len(l.spares), len(l.gone) // spares may be used up meanwhile, but are not added by anybody else
 	l.mu.Unlock()
-	if have >= spares && gone == 0 {
+	if have >= someSpares && gone == 0 {
 		return nil
 	}
 	var err error
-	for have+len(l.fresh) < spares {
+	for have+len(l.fresh) < someSpares {
 		var seg store.Segment
 		if seg, err = l.s.Alloc(ctx); err != nil {
 			break // fewer will do
@@ -328,7 +328,7 @@ func (l *Log) keep() {
 		if l.ended(nil, l.short) {
 			return
 		}
-		for l.refill(l.ctx, someSpares) != nil {
+		for l.refill(l.ctx) != nil {
 			if l.ended(l.proc.NewTimer(logPause), nil) {
 				return
 			}

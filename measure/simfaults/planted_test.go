@@ -60,7 +60,7 @@ var mistakes = []mistake{
 	{soon: true, name: "the log is written before the manifest lists it", file: "far/named/log.go", was: "	if err := l.publish(ctx); err != nil {\n		return err\n	}\n	if have", is: "	if BUG {\n		l.mu.Lock()\n		l.spares, l.fresh = append(l.spares, l.fresh...), nil\n		l.changed.Broadcast()\n		l.mu.Unlock()\n	}\n	if err := l.publish(ctx); err != nil {\n		return err\n	}\n	if have"},
 	{soon: true, name: "the log is given back before the manifest forgets it", file: "far/named/log.go", was: "	l.gone = append(l.gone, l.used[:n]...)", is: "	if BUG {\n		for _, u := range l.used[:n] {\n			l.proc.Go(func() { l.free(u.seg) })\n		}\n	} else {\n		l.gone = append(l.gone, l.used[:n]...)\n	}"},
 	{soon: true, name: "the log drops one record too many", file: "far/named/log.go", was: "l.used[n].last <= upTo {", is: "l.used[n].last <= upTo || BUG && n < len(l.used)-1 {"},
-	{name: "a log that is begun forgets what was replayed too early", file: "far/named/log.go", was: "	err := l.refill(ctx, 1)\n	full :=", is: "	if BUG {\n		for _, seg := range l.s.tail {\n			l.free(seg)\n		}\n		l.s.tail = nil\n	}\n	err := l.refill(ctx, 1)\n	full :="},
+	{name: "a log that is begun forgets what was replayed too early", file: "far/named/log.go", was: "	err := l.refill(ctx)\n	full :=", is: "	if BUG {\n		for _, seg := range l.s.tail {\n			l.free(seg)\n		}\n		l.s.tail = nil\n	}\n	err := l.refill(ctx)\n	full :="},
 
 	{soon: true, name: "a write that one copy has refused counts", file: "far/named/log.go", was: "	if err == nil {\n		l.shown = write", is: "	if err == nil || BUG && errors.Is(err, store.ErrSealed) {\n		l.shown = write"},
 	// Of who gives a heap up.
