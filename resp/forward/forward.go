@@ -157,8 +157,9 @@ func (l *Links) do(ctx context.Context, s *server, h *Held, ver int, dst []byte,
 			return dst, failure(ctx, s.addr, ErrUnsent, nil)
 		}
 		defer func() { <-s.turns }()
-		if ctx.Err() != nil { // select may have preferred the turn
-			return dst, failure(ctx, s.addr, ErrUnsent, nil)
+		// Select may have preferred the turn, which a call has left that ended for the same reason.
+		if left := context.Cause(s.ctx); left != nil || ctx.Err() != nil {
+			return dst, failure(ctx, s.addr, ErrUnsent, left)
 		}
 		if k = l.idle(s, ver); k == nil {
 			var err error
