@@ -341,7 +341,7 @@ var errBusy = errors.New("a map is being cleared")
 
 // Checkpoint has the heap be, when it is opened again, as it is at some moment while Checkpoint runs. A transaction
 // that has not ended by then has changed nothing. It takes memory for as long, about two thirds of what indexes have
-// and what was written last; and calls on maps are held up while that is copied. One runs at a time.
+// and what was written last; and calls on maps are held up while that is copied. One runs at a time: others wait for it, until their ctx ends.
 func (h *Heap) Checkpoint(ctx context.Context) error {
 	if !h.core.Far.Keeps() {
 		return errors.New("cannot take a checkpoint: the heap's store keeps nothing: see far.Open")

@@ -129,7 +129,7 @@
 // Where data lie: store is the seam, access what handlers use of it, cache the store in
 // soft memory; lock (stripes) and txn (changes that count together or not at all).
 //
-// Partitions: partitions (what is here, and what becomes of what is not), cluster (CLUSTER, READONLY and the like); sight
+// Partitions: partitions (what is here, and what becomes of what is not), tie (keys that are watched elsewhere), spent (how much time a partition takes), cluster (CLUSTER, READONLY and the like); sight
 // (what replies show, and when they may).
 //
 // Commands: command and table (what there is), keys, strings, setoptions, numbers,

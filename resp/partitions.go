@@ -495,7 +495,8 @@ func (s *session) forward(h *forward.Held, addr string, cmd *command, args [][]b
 			keys = keys && q.cmd.flags&(flagRead|flagWrite) != 0
 		}
 		cmds = append(cmds, args)
-		if h == nil && !keys { // HELLO or MONITOR, perhaps, which the next one who has the connection must not feel
+		// HELLO or MONITOR may be among them: a pooled connection would stay changed for the next command that goes by it.
+		if h == nil && !keys {
 			if h, err = s.hold(addr); err != nil {
 				return err
 			}
