@@ -477,10 +477,16 @@ func TestAScanDoesNotFetchForOthers(t *testing.T) {
 	cl := dial(t, c.addrs[0])
 	value := strings.Repeat("v", 4000)
 	const keys = 6000
-	for i := range keys {
-		cl.send(encode("SET", fmt.Sprint(i), value))
-		if got := cl.recv().String(); got != "+OK" {
-			t.Fatal(got)
+	for i := 0; i < keys; i += 50 {
+		sets := ""
+		for j := range 50 {
+			sets += encode("SET", fmt.Sprint(i+j), value)
+		}
+		cl.send(sets)
+		for range 50 {
+			if got := cl.recv().String(); got != "+OK" {
+				t.Fatal(got)
+			}
 		}
 	}
 	seen := 0

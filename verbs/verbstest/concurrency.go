@@ -158,7 +158,7 @@ func testAtomicSum(t *testing.T, p Pair) {
 // that each has more to send than the other takes at once.
 func testFlood(t *testing.T, p Pair) {
 	r := newRig(t, p)
-	const size, lanes, rounds, depth = 1 << 20, 2, 3, 6
+	const size, lanes, rounds, depth = 1 << 20, 2, 2, 4
 	type flood struct {
 		from, to *side
 		qp       verbs.QP
