@@ -66,7 +66,7 @@ type Server struct {
 	nextHash    atomic.Uint64
 	largeHashes atomic.Int64
 	saving      atomic.Bool  // a checkpoint is taken that a client has asked for
-	snapshots   atomic.Int32 // that clients are reading
+	snapshots   atomic.Int32 // that clients are reading, of all partitions
 	unsettled   atomic.Int64 // about how many fields are struck out and left to the sweeper
 	clients     atomic.Int64
 	maxClients  atomic.Int64 // CONFIG SET changes it, and the next

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"polder/far"
-	"polder/far/saved"
 	"polder/resp/clientmem"
 	"polder/resp/proto"
 	"polder/soft"
@@ -58,8 +57,8 @@ type session struct {
 	changes
 
 	replica replica
-	dump    *dump           // what SYNC has begun and not ended; nil if there is none
-	snap    *saved.Snapshot // that POLDER SNAPSHOT has taken, whose parts are yet to be read; nil if there is none
+	dump    *dump   // what SYNC has begun and not ended; nil if there is none
+	snap    *copied // that POLDER SNAPSHOT has taken, whose parts are yet to be read; nil if there is none
 
 	replays bool // it is the one that replays the journal
 	sight        // what the replies to be sent show

@@ -9,11 +9,12 @@ import (
 
 	"polder/far"
 	"polder/far/saved"
+	"polder/resp/proto"
 )
 
 // A snapshot is for polder heap save: the heap as it is at one moment, in parts as package far/saved has them. POLDER SNAPSHOT takes it,
 // POLDER PART replies with the next part each time, and with nil behind the last one. It ends with the
-// connection, or with the next POLDER SNAPSHOT. The client asks for part after part, so that a slow one holds up nobody: what it has not
+// connection, with the next POLDER SNAPSHOT, or when the partition that it is of goes elsewhere. The client asks for part after part, so that a slow one holds up nobody: what it has not
 // asked for is not read, and stays in far memory as long as there is room.
 
 const (
@@ -41,20 +42,57 @@ func snapshotError(err error) error {
 	return replyError("ERR " + err.Error())
 }
 
+// copied is the snapshot that a session's client reads.
+type copied struct {
+	*saved.Snapshot
+	of *Server // whose heap it is of
+}
+
+// source is the server whose heap is to be copied, which does not go before endUse. Of a server of partitions it is one of them, which the arguments
+// begin with; what follows is returned.
+func (s *session) source(args [][]byte) (at *Server, rest [][]byte, err error) {
+	if s.front.parts == nil {
+		s.front.part.uses.Add(1)
+		return s.front, args, nil
+	}
+	if len(args) < 2 || !is(args[0], "partition") {
+		return nil, nil, errWhichPartition
+	}
+	number, ok := proto.ParseInt(args[1])
+	if !ok || number < 0 || number >= int64(len(s.front.parts)) {
+		return nil, nil, errWhichPartition
+	}
+	if at = s.front.use(int(number)); at == nil {
+		return nil, nil, errPartitionAway
+	}
+	return at, args[2:], nil
+}
+
+const (
+	errWhichPartition replyError = "ERR the server has partitions of a heap: expected PARTITION and the number of one"
+	errPartitionAway  replyError = "TRYAGAIN the partition is not here"
+	errPartitionGone  replyError = "OVERTAKEN the partition has gone to another server"
+)
+
 // endSnapshot ends the session's snapshot, if it has one.
 func (s *session) endSnapshot() {
 	if s.snap != nil {
 		s.snap.Close()
 		s.snap = nil
-		s.srv.snapshots.Add(-1)
+		s.front.snapshots.Add(-1)
 	}
 }
 
-// cmdPolderSnapshot takes a snapshot. The arguments say what the client has by earlier ones: u64 position of a segment, u64 bytes, and so on. The
-// reply is the number of the heap in hexadecimal, and how many bytes there are to come.
+// cmdPolderSnapshot takes a snapshot. The arguments say what the client has by earlier ones: u64 position of a segment, u64 bytes, and so on; before
+// them, to a server of partitions, of which one it is to be. The reply is the number of the heap in hexadecimal, and how many bytes there are to come.
 func cmdPolderSnapshot(s *session, a [][]byte) error {
+	at, args, err := s.source(a[2:])
+	if err != nil {
+		return err
+	}
+	defer at.endUse()
 	have := map[uint64]uint64{}
-	for _, b := range a[2:] {
+	for _, b := range args {
 		if len(b)%haveEntry != 0 {
 			return errSyntax
 		}
@@ -63,25 +101,25 @@ func cmdPolderSnapshot(s *session, a [][]byte) error {
 		}
 	}
 	switch {
-	case s.srv.loading.Load():
+	case at.loading.Load():
 		return errLoading
-	case !s.srv.kept():
+	case !at.kept():
 		return errNotKept
 	}
 	s.endSnapshot()
-	if s.srv.snapshots.Add(1) > mostSnapshots {
-		s.srv.snapshots.Add(-1)
+	if s.front.snapshots.Add(1) > mostSnapshots {
+		s.front.snapshots.Add(-1)
 		return errManySnapshots
 	}
 	if s.onWait != nil {
 		s.onWait(nil)
 	}
-	snap, err := s.srv.heap.Snapshot(s.srv.ctx, have)
+	snap, err := at.heap.Snapshot(at.ctx, have)
 	if err != nil {
-		s.srv.snapshots.Add(-1)
+		s.front.snapshots.Add(-1)
 		return snapshotError(err)
 	}
-	s.snap = snap
+	s.snap = &copied{snap, at}
 	s.array(2)
 	s.str(fmt.Sprintf("%016x", snap.Heap()))
 	s.int(snap.Left())
@@ -93,10 +131,17 @@ func cmdPolderPart(s *session, a [][]byte) error {
 	if s.snap == nil {
 		return errNoSnapshot
 	}
+	at := s.snap.of
+	if at.part.uses.Add(1); at.part.leaving.Load() { // the partition's, which waits for nobody who does nothing
+		at.endUse()
+		s.endSnapshot()
+		return errPartitionGone
+	}
+	defer at.endUse()
 	if s.onWait != nil {
 		s.onWait(nil)
 	}
-	ctx, cancel := context.WithTimeout(s.srv.ctx, s.srv.cfg.OpTimeout)
+	ctx, cancel := context.WithTimeout(at.ctx, at.cfg.OpTimeout)
 	defer cancel()
 	b, err := s.snap.Next(ctx)
 	switch {

@@ -232,8 +232,8 @@ var commandTable = sync.OnceValue(func() *table {
 	for _, name := range []string{"flushall", "flushdb", "save", "bgsave", "bgrewriteaof"} {
 		t.by[name].flags |= flagEach
 	}
-	for _, c := range []*command{t.by["sync"], t.by["replconf"], t.by["polder"].subs["snapshot"], t.by["polder"].subs["part"]} {
-		c.flags |= flagWhole
+	for _, name := range []string{"sync", "replconf"} {
+		t.by[name].flags |= flagWhole
 	}
 	for _, name := range []string{"subscribe", "psubscribe", "unsubscribe", "punsubscribe", "ping", "quit", "reset"} {
 		t.by[name].flags |= flagSubscribed
