@@ -57,5 +57,5 @@
 // # Files
 //
 // slot (keys, slots and partitions), map (what servers agree on, and its format), step (what must be done to a map), load (how much partitions give to do), ease (moves because of load), member (reading and changing
-// the map, joining and leaving), serve (opening, closing and handing over partitions), remove (removing the map).
+// the map, joining and leaving), serve (opening, closing and handing over partitions), remove (removing the map), fill (a map whose partitions are filled before anybody joins).
 package partition

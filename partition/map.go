@@ -31,7 +31,7 @@ type Map struct {
 	Next       []string // for each partition the ID of the server to which the owner is to hand it over; "" if it stays
 	Load       []Level  // for each partition how much there was to do when an owner last said it
 	Epoch      uint64   // grows with every change of Owner, or of Servers except for Beat and Extra
-	Removing   bool     // nobody may join: what the partitions have is being removed, and then the map
+	Removing   bool     // nobody may join: the partitions are yet to be filled, or are being removed, and then the map
 }
 
 // Server returns the server with an ID, and whether there is one.

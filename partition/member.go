@@ -277,6 +277,9 @@ func (m *Member) look(ctx context.Context) (*Map, uint64, error) {
 	}
 	if now.Removing {
 		m.removed()
+		if m.Map() == nil {
+			return nil, 0, fmt.Errorf("%w, or its loading has not come to its end", ErrRemoved)
+		}
 		return nil, 0, ErrRemoved
 	}
 	if want != 0 && want != now.Partitions {

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"polder/holder"
 )
 
 // TestTheNextOwnerIsExpectingAPartition when it is closed by the one before, so that nobody waits for the next owner's beat.
@@ -106,5 +108,53 @@ func TestAMapTakesThePlaceOfWhatIsVacant(t *testing.T) {
 			t.Errorf("the map has epoch %d, want more than 41", got)
 		}
 		h.leave()
+	})
+}
+
+// TestNobodyJoinsAMapThatIsBeingFilled, but when it is released, and it takes no place that is taken.
+func TestNobodyJoinsAMapThatIsBeingFilled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		tool := w.host(1)
+		version, err := Reserve(t.Context(), tool, 4, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Reserve(t.Context(), tool, 4, func([]byte) (uint64, bool) { return 0, false }); !errors.Is(err, ErrTaken) {
+			t.Errorf("a second time: %v, want ErrTaken", err)
+		}
+		if err := w.host(2).join(4); !errors.Is(err, ErrRemoved) {
+			t.Errorf("a server joins meanwhile: %v, want ErrRemoved", err)
+		}
+		if err := Release(t.Context(), tool, version+1); !errors.Is(err, holder.ErrChanged) {
+			t.Errorf("another map is released: %v, want ErrChanged", err)
+		}
+		if err := Release(t.Context(), tool, version); err != nil {
+			t.Fatal(err)
+		}
+		if err := Release(t.Context(), tool, version); !errors.Is(err, holder.ErrChanged) {
+			t.Errorf("it is released again: %v, want ErrChanged", err)
+		}
+		h := w.start(3, 0) // without saying how many
+		w.until("it has everything", func() bool { return w.wrong(map[string]*host{h.id: h}) == "" })
+		if m := h.m.Map(); m.Partitions != 4 || m.Removing {
+			t.Errorf("the map is %+v, want one of 4 partitions", m)
+		}
+		h.leave()
+
+		// One that was removed leaves its name, and its epoch.
+		b, at, err := tool.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tool.Swap(t.Context(), at, []byte("gone")); err != nil || !IsMap(b) {
+			t.Fatal(err)
+		}
+		if _, err := Reserve(t.Context(), tool, 2, func([]byte) (uint64, bool) { return 70, true }); err != nil {
+			t.Fatal(err)
+		}
+		if m := w.now(); m.Partitions != 2 || m.Epoch != 70 {
+			t.Errorf("the map is %+v, want one of 2 partitions, of epoch 70", m)
+		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -60,6 +61,8 @@ type keptRow struct {
 	Servers    []string `json:"servers,omitempty"`    // that do, or have died with it
 
 	shared *partition.Map // nil if it is not shared
+	of     *partition.Map // of the heap that it is a partition of, if it is; see partOf
+	number int            // of the partition
 	m      *named.Manifest
 	root   *record.Root // nil if there is none
 	size   int          // of the manifest
@@ -70,7 +73,7 @@ func (r *keptRow) state() string {
 	case r.Trouble != "":
 		return r.Trouble
 	case r.shared != nil && r.shared.Removing:
-		return "its removal has begun"
+		return "it is being loaded, or removed"
 	case r.shared != nil:
 		return fmt.Sprintf("%d partitions, %s", r.Partitions, cmp.Or(strings.Join(r.Servers, ", "), "closed"))
 	case r.Owner != "":
@@ -147,6 +150,23 @@ func (r *keptRow) share(ctx context.Context, c daemon.Registers, b []byte) error
 	slices.Sort(r.Nodes)
 	r.Nodes = slices.Compact(r.Nodes)
 	return nil
+}
+
+// partOf finds out of which heap r is a partition.
+func (r *keptRow) partOf(ctx context.Context, c daemon.Registers) error {
+	dot := strings.LastIndexByte(r.Name, '.')
+	number, err := strconv.Atoi(r.Name[dot+1:])
+	if dot < 0 || err != nil || r.Name != daemon.PartitionHeap(r.Name[:dot], number) {
+		return nil
+	}
+	all, err := keptHeap(ctx, c, r.Name[:dot])
+	if err == nil && number < all.Partitions {
+		r.of, r.number = all.shared, number
+	}
+	if errors.As(err, new(daemon.NoHeapError)) {
+		return nil
+	}
+	return err
 }
 
 // isPart reports whether a heap is a partition of another one.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -21,12 +22,15 @@ import (
 	"polder/far/saved"
 	"polder/internal/config"
 	"polder/internal/directory"
+	"polder/internal/operator"
 	"polder/internal/progress"
 )
 
 const (
 	// mostSaves is how often a snapshot is taken, if its server has to take memory back from it.
 	mostSaves = 8
+	// moveTime is for how long nothing may come of a partition that goes from one server to another, or whose server was killed.
+	moveTime = 30 * time.Second
 	// partsAhead is how many parts are asked for at a time.
 	partsAhead = 4
 	// haveBytes is how long an argument is that says what there is already.
@@ -50,14 +54,15 @@ func newHeapSave() *cobra.Command {
 		return &usageError{&config.Error{Source: "--disk", Value: s.t.dir, Err: errors.New("expected none: a heap on a disk is copied with its directory, when nobody has it open")}}
 	}, func(cmd *cobra.Command, names []string) error { return s.run(cmd, names[0]) })
 	cmd.Long = "Copies a heap in the memory of nodes to a file, as it is at one moment, while its server goes on\n" +
-		"serving and changing it. A heap that nobody has open is opened for that. A copy that breaks off\n" +
-		"stays in FILE.part, and the same command goes on with it. polder heap load makes a heap of a\n" +
-		"copy. The password of the server is taken from the environment, REDISCLI_AUTH."
+		"serving and changing it. A heap that nobody has open is opened for that. Of a heap of partitions\n" +
+		"each is copied to a file of its own in a directory, as it is at a moment of its own. A copy that\n" +
+		"breaks off stays in FILE.part, and the same command goes on with it. polder heap load makes a heap\n" +
+		"of a copy. The password of the server is taken from the environment, REDISCLI_AUTH."
 	s.t.kept.reach(cmd.Flags())
 	fs := cmd.Flags()
-	fs.StringVarP(&s.file, "output", "o", "", "the `file` to write; without, the copy goes to standard output")
+	fs.StringVarP(&s.file, "output", "o", "", "the `file` to write, or directory of a heap of partitions; without, the copy goes to standard output")
 	fs.BoolVar(&s.force, "force", false, "replace the file if it is there")
-	fs.StringVar(&s.server, "server", "", "the heap's server, redis://HOST:PORT, rediss://HOST:PORT for TLS, or unix:///PATH; without, it is where the manifest says")
+	fs.StringVar(&s.server, "server", "", "the heap's server, redis://HOST:PORT, rediss://HOST:PORT for TLS, or unix:///PATH; without, it is where the manifest says. If servers share the heap, any of them: the others are reached in the same way")
 	fs.Var(config.NewSize(&s.local, far.MinLocal, 0), "local", "local memory to use if nobody has the heap open; one with large values may need as much as it had")
 	return cmd
 }
@@ -77,6 +82,13 @@ func (s stdout) Commit() error         { return s.w.End() }
 func (s stdout) Close() error          { return nil }
 
 func (s *heapSaver) run(cmd *cobra.Command, name string) (err error) {
+	row, err := s.find(cmd, name)
+	if err != nil {
+		return fmt.Errorf("cannot save heap %s: %w", name, err)
+	}
+	if row.shared != nil {
+		return s.runParts(cmd, row)
+	}
 	var to out
 	said := cmd.OutOrStdout()
 	if s.file == "" {
@@ -92,77 +104,177 @@ func (s *heapSaver) run(cmd *cobra.Command, name string) (err error) {
 	defer end()
 	w := to.Writer()
 	had := w.Offset()
-	if err := s.save(cmd, name, w); err != nil {
-		if s.file != "" && w.Offset() > 0 {
-			err = fmt.Errorf("%w; %s has %s of it, and the same command goes on with that", err, heapfile.Partial(s.file), config.FormatSize(w.Offset()))
-		}
-		return fmt.Errorf("cannot save heap %s: %w", name, err)
-	}
-	if err := to.Commit(); err != nil {
-		return fmt.Errorf("cannot save heap %s: %w", name, err)
+	if err := s.copy(cmd, name, to); err != nil {
+		return s.brokenOff(name, err, w.Offset())
 	}
 	end()
-	fmt.Fprintf(said, "saved heap %s: %s", name, config.FormatSize(w.Offset()))
-	if had > 0 {
-		fmt.Fprintf(said, ", of which %s were there", config.FormatSize(had))
-	}
-	fmt.Fprintln(said)
+	printSaved(said, name, w.Offset(), had)
 	return nil
 }
 
-// save copies the heap: from its server, or else from the nodes.
-func (s *heapSaver) save(cmd *cobra.Command, name string, w *saved.Writer) error {
-	var row *keptRow
-	err := s.t.kept.run(cmd, name, func(ctx context.Context, c daemon.Registers) (err error) {
-		row, err = keptHeap(ctx, c, name)
-		return err
-	})
-	switch {
-	case err != nil:
-		return err
-	case row.Trouble != "":
-		return errors.New(row.Trouble)
+// brokenOff is why a heap was not saved, of which there are so many bytes.
+func (s *heapSaver) brokenOff(name string, err error, have int64) error {
+	if s.file != "" && have > 0 {
+		err = fmt.Errorf("%w; %s has %s of it, and the same command goes on with that", err, heapfile.Partial(s.file), config.FormatSize(have))
 	}
+	return fmt.Errorf("cannot save heap %s: %w", name, err)
+}
+
+func printSaved(to io.Writer, name string, size, had int64) {
+	fmt.Fprintf(to, "saved heap %s: %s", name, config.FormatSize(size))
+	if had > 0 {
+		fmt.Fprintf(to, ", of which %s were there", config.FormatSize(had))
+	}
+	fmt.Fprintln(to)
+}
+
+// runParts saves a heap of partitions, one after the other.
+func (s *heapSaver) runParts(cmd *cobra.Command, row *keptRow) (err error) {
+	if s.file == "" {
+		return &usageError{&config.Error{Source: "--output", Err: fmt.Errorf("it is not given, and heap %s has partitions; expected the directory that is to have a file for each", row.Name)}}
+	}
+	dir, err := heapfile.CreateDir(s.file, row.Partitions, s.force)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	size, had := int64(0), int64(0)
+	for number := range row.Partitions {
+		if err := s.savePart(cmd, daemon.PartitionHeap(row.Name, number), dir, number, &size, &had); err != nil {
+			return s.brokenOff(row.Name, fmt.Errorf("partition %d: %w", number, err), size)
+		}
+	}
+	if err := dir.Commit(); err != nil {
+		return s.brokenOff(row.Name, err, size)
+	}
+	printSaved(cmd.OutOrStdout(), row.Name, size, had)
+	return nil
+}
+
+// savePart saves a partition, and counts what there is of it, and was before.
+func (s *heapSaver) savePart(cmd *cobra.Command, name string, dir *heapfile.Dir, number int, size, had *int64) (err error) {
+	to, there, err := dir.Create(number)
+	if to == nil {
+		*size, *had = *size+there, *had+there
+		return err
+	}
+	defer func() { err = errors.Join(err, to.Close()) }()
+	end := progress.Waiting(progress.Terminal(cmd.ErrOrStderr()), "saving heap "+name)
+	defer end()
+	w := to.Writer()
+	*had += w.Offset()
+	err = s.copy(cmd, name, to)
+	*size += w.Offset()
+	return err
+}
+
+// copy saves a heap to what is made for it. If its server needs the memory that a snapshot of it has kept, or another server has the partition
+// that it is, a later snapshot is taken, which goes on with what there is.
+func (s *heapSaver) copy(cmd *cobra.Command, name string, to out) error {
+	ctx, w, since := cmd.Context(), to.Writer(), time.Now()
+	for try := 1; ; try++ {
+		row, err := s.find(cmd, name)
+		if err != nil {
+			return err
+		}
+		had := w.Offset()
+		if err = s.save(cmd, row, w); err == nil {
+			return to.Commit()
+		}
+		if w.Offset() > had {
+			since = time.Now()
+		}
+		refused, again := refusal(err)
+		moves := row.of != nil && len(row.of.Servers) > 0 && (again || !refused) && time.Since(since) < moveTime
+		if ctx.Err() != nil || !moves && (!again || try >= mostSaves) {
+			return err
+		}
+		select {
+		case <-time.After(min(time.Duration(try)*100*time.Millisecond, time.Second)):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// refusal reports whether err is not about a connection, and whether another snapshot may be read where this one could not.
+func refusal(err error) (refused, again bool) {
+	var reply redis.Error
+	if !errors.As(err, &reply) {
+		return errors.Is(err, saved.ErrAnother) || errors.As(err, new(*usageError)), false
+	}
+	code, _, _ := strings.Cut(reply.Error(), " ")
+	return true, code == "OVERTAKEN" || code == "TRYAGAIN" || code == "LOADING"
+}
+
+// find returns what is known of a heap, and of which one it is a partition, if it is any's.
+func (s *heapSaver) find(cmd *cobra.Command, name string) (row *keptRow, err error) {
+	err = s.t.kept.run(cmd, name, func(ctx context.Context, c daemon.Registers) error {
+		if row, err = keptHeap(ctx, c, name); err != nil {
+			return err
+		}
+		return row.partOf(ctx, c)
+	})
+	if err == nil && row.Trouble != "" {
+		err = errors.New(row.Trouble)
+	}
+	return row, err
+}
+
+// save copies the heap: from its server, or else from the nodes.
+func (s *heapSaver) save(cmd *cobra.Command, row *keptRow, w *saved.Writer) error {
 	number := uint64(0)
 	if row.root != nil {
 		number = row.root.Heap
 	}
-	url := s.server
+	url, ask := s.server, []any{"polder", "snapshot"}
 	if url == "" && directory.CheckAddress(row.Owner) == nil {
 		url = "redis://" + row.Owner
 	}
-	if url != "" {
-		server, err := redisServer(url, os.Getenv("REDISCLI_AUTH"))
-		if err != nil {
-			return &usageError{err}
+	if row.of != nil {
+		ask = append(ask, "partition", row.number)
+		if len(row.of.Servers) == 0 {
+			return s.open(cmd, row.Name, w)
 		}
-		server.ReadTimeout = snapshotTime
-		logging.Disable() // what goes wrong is in the error
-		c := redis.NewClient(server)
-		stop := context.AfterFunc(cmd.Context(), func() { _ = c.Close() })
-		defer func() {
-			if stop() {
-				_ = c.Close() // every reply has come, or none counts
-			}
-		}()
-		answers := c.Ping(cmd.Context()).Err()
-		if answers == nil || s.server != "" {
-			return saveFrom(cmd.Context(), c, number, w)
+		owner, ok := row.of.Server(row.of.Owner[row.number])
+		if !ok {
+			return errors.New("no server has it at the moment")
 		}
-		if cmd.Context().Err() != nil {
-			return context.Cause(cmd.Context())
-		}
-		var refused redis.Error
-		if errors.As(answers, &refused) {
-			return fmt.Errorf("%s: %w", row.Owner, answers)
-		}
-		err = s.open(cmd, name, w)
-		if err != nil {
-			err = fmt.Errorf("%w (and %s, which the manifest calls its server, does not answer: %w; --server says where it is reached)", err, row.Owner, answers)
-		}
-		return err
+		scheme, _, _ := strings.Cut(cmp.Or(s.server, "redis://"), "://") // the others are reached as that one
+		url = scheme + "://" + owner.Addr
 	}
-	return s.open(cmd, name, w)
+	if url == "" {
+		return s.open(cmd, row.Name, w)
+	}
+	server, err := redisServer(url, os.Getenv("REDISCLI_AUTH"))
+	if err != nil {
+		return &usageError{err}
+	}
+	server.ReadTimeout = snapshotTime
+	logging.Disable() // what goes wrong is in the error
+	c := redis.NewClient(server)
+	stop := context.AfterFunc(cmd.Context(), func() { _ = c.Close() })
+	defer func() {
+		if stop() {
+			_ = c.Close() // every reply has come, or none counts
+		}
+	}()
+	answers := c.Ping(cmd.Context()).Err()
+	if answers == nil || s.server != "" {
+		return saveFrom(cmd.Context(), c, ask, number, w)
+	}
+	if cmd.Context().Err() != nil {
+		return context.Cause(cmd.Context())
+	}
+	var refused redis.Error
+	if errors.As(answers, &refused) || row.of != nil {
+		return fmt.Errorf("%s: %w", server.Addr, answers)
+	}
+	err = s.open(cmd, row.Name, w)
+	if err != nil {
+		err = fmt.Errorf("%w (and %s, which the manifest calls its server, does not answer: %w; --server says where it is reached)", err, row.Owner, answers)
+	}
+	return err
 }
 
 // open saves a heap that nobody has open.
@@ -188,29 +300,8 @@ func (s *heapSaver) open(cmd *cobra.Command, name string, w *saved.Writer) error
 	})
 }
 
-// saveFrom copies what a server has that goes on serving. If it needs the memory that a snapshot of it has kept, another one is taken, which
-// goes on with what there is.
-func saveFrom(ctx context.Context, c *redis.Client, number uint64, w *saved.Writer) error {
-	for try := 1; ; try++ {
-		err := saveOnce(ctx, c, number, w)
-		var refused redis.Error
-		if !errors.As(err, &refused) || try == mostSaves {
-			return err
-		}
-		code, _, _ := strings.Cut(refused.Error(), " ")
-		if code != "OVERTAKEN" && code != "TRYAGAIN" {
-			return err
-		}
-		select {
-		case <-time.After(time.Duration(try) * 100 * time.Millisecond):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-func saveOnce(ctx context.Context, c *redis.Client, number uint64, w *saved.Writer) error {
-	args := []any{"polder", "snapshot"}
+// saveFrom copies what a server has that goes on serving. Args ask for a snapshot.
+func saveFrom(ctx context.Context, c *redis.Client, args []any, number uint64, w *saved.Writer) error {
 	var b []byte
 	for position, n := range w.Have() {
 		b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, position), n)
@@ -256,10 +347,11 @@ func newHeapLoad() *cobra.Command {
 	var t keptTool
 	name := ""
 	cmd := &cobra.Command{
-		Use:   "load FILE",
+		Use:   "load COPY",
 		Short: "Make a new heap of a copy that heap save has written",
-		Long: "Makes a new heap in the memory of nodes of a file that polder heap save has written. All of\n" +
-			"the file is checked before anything is borrowed. polder serve --heap NAME serves the heap then.",
+		Long: "Makes a new heap in the memory of nodes of a file, or of partitions a directory, that polder\n" +
+			"heap save has written. All of it is checked before anything is borrowed. polder serve --heap\n" +
+			"NAME serves the heap then.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
@@ -274,17 +366,7 @@ func newHeapLoad() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			f, err := os.Open(args[0])
-			if err != nil {
-				return err
-			}
-			defer func() { _ = f.Close() }() // it has been read only
-			c, err := loadHeap(cmd, f, func(ctx context.Context, c *saved.Contents) error { return daemon.LoadHeap(ctx, control, cfg, f, c) })
-			if err != nil {
-				return fmt.Errorf("cannot load %s: %w", args[0], err)
-			}
-			fmt.Fprintf(cmd.OutOrStdout(), "heap %s is there: %d segments, %s\n", name, c.Segments, config.FormatSize(c.Bytes+c.Checkpoint))
-			return nil
+			return load(cmd, args[0], cfg, control)
 		},
 	}
 	fs := cmd.Flags()
@@ -296,24 +378,61 @@ func newHeapLoad() *cobra.Command {
 	return cmd
 }
 
-// loadHeap checks a file, and then has load load it.
-func loadHeap(cmd *cobra.Command, f *os.File, load func(ctx context.Context, c *saved.Contents) error) (*saved.Contents, error) {
-	begin := make([]byte, 5)
-	if n, _ := f.ReadAt(begin, 0); bytes.Equal(begin[:n], []byte("REDIS")) {
-		return nil, errors.New("it is an RDB file: polder rdb load loads it into a server that runs")
-	}
-	show := progress.Terminal(cmd.ErrOrStderr())
-	end := progress.Waiting(show, "checking the file")
-	c, err := saved.Check(cmd.Context(), f)
-	end()
+// load makes a heap of a copy.
+func load(cmd *cobra.Command, path string, cfg daemon.BorrowConfig, control *operator.Control) error {
+	st, err := os.Stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("%w; nothing was loaded", err)
+		return err
 	}
-	defer progress.Waiting(show, "loading")()
-	err = load(cmd.Context(), c)
+	paths := []string{path}
+	if st.IsDir() {
+		if paths, err = heapfile.Parts(path); err != nil {
+			return err
+		}
+	}
+	var files []io.ReadSeeker
+	var contents []*saved.Contents
+	var sum saved.Contents
+	for _, path := range paths {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }() // it has been read only
+		c, err := checkCopy(cmd, f)
+		if err != nil {
+			return fmt.Errorf("cannot load %s: %w; nothing was loaded", path, err)
+		}
+		files, contents = append(files, f), append(contents, c)
+		sum.Segments, sum.Bytes = sum.Segments+c.Segments, sum.Bytes+c.Bytes+c.Checkpoint
+	}
+	defer progress.Waiting(progress.Terminal(cmd.ErrOrStderr()), "loading")()
+	if st.IsDir() {
+		err = daemon.LoadPartitions(cmd.Context(), control, cfg, files, contents)
+	} else {
+		err = daemon.LoadHeap(cmd.Context(), control, cfg, files[0], contents[0])
+	}
 	var size *saved.SegmentSizeError
 	if errors.As(err, &size) {
 		err = fmt.Errorf("%w: expected nodes that were started with --chunk %s", err, config.FormatSize(int64(size.Want)))
 	}
-	return c, err
+	if err != nil {
+		return fmt.Errorf("cannot load %s: %w", path, err)
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "heap %s is there: ", cfg.Heap)
+	if st.IsDir() {
+		fmt.Fprintf(cmd.OutOrStdout(), "%d partitions, ", len(files))
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "%d segments, %s\n", sum.Segments, config.FormatSize(sum.Bytes))
+	return nil
+}
+
+// checkCopy checks a file.
+func checkCopy(cmd *cobra.Command, f *os.File) (*saved.Contents, error) {
+	begin := make([]byte, 5)
+	if n, _ := f.ReadAt(begin, 0); bytes.Equal(begin[:n], []byte("REDIS")) {
+		return nil, errors.New("it is an RDB file: polder rdb load loads it into a server that runs")
+	}
+	defer progress.Waiting(progress.Terminal(cmd.ErrOrStderr()), "checking the file")()
+	return saved.Check(cmd.Context(), f)
 }

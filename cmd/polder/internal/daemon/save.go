@@ -9,6 +9,7 @@ import (
 	"polder/far/named"
 	"polder/far/saved"
 	"polder/internal/operator"
+	"polder/partition"
 	"polder/resp"
 	"polder/resp/clientmem"
 )
@@ -100,6 +101,41 @@ func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 	defer func() { err = errors.Join(err, m.close()) }()
 	err = m.open(ctx, p, cfg, at, 0)
 	return m.kept != nil && m.kept.owner != nil, err
+}
+
+// LoadPartitions makes a new heap of partitions in the memory of nodes, of a snapshot of each of them, which have contents. No server joins it before it has
+// everything. If that fails what was made of it is removed, as far as nodes could be told.
+func LoadPartitions(ctx context.Context, c *operator.Control, cfg BorrowConfig, from []io.ReadSeeker, contents []*saved.Contents) (err error) {
+	return WithRegisters(ctx, c, cfg, func(all Registers) (err error) {
+		reg, err := all.Register(cfg.Heap)
+		if err != nil {
+			return err
+		}
+		defer reg.Close()
+		version, err := partition.Reserve(ctx, reg, len(from), named.Vacant)
+		if errors.Is(err, partition.ErrTaken) {
+			return HeapError(cfg.Heap)
+		}
+		if err != nil {
+			return err
+		}
+		defer func() {
+			if err == nil {
+				return
+			}
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), nodeTime)
+			defer cancel()
+			err = errors.Join(err, RemoveHeap(ctx, Removal{BorrowConfig: cfg, Control: c}, func(string, error) {}))
+		}()
+		for number := range from {
+			part := cfg
+			part.Heap = PartitionHeap(cfg.Heap, number)
+			if err := LoadHeap(ctx, c, part, from[number], contents[number]); err != nil {
+				return fmt.Errorf("partition %d: %w", number, err)
+			}
+		}
+		return partition.Release(ctx, reg, version)
+	})
 }
 
 // HeapError says that there is a heap of that name.

@@ -1,4 +1,4 @@
-// Package heapfile writes the copy of a heap to a file: whole, or not under its name.
+// Package heapfile writes the copy of a heap to a file, or one of partitions to a directory: whole, or not under its name.
 //
 // What there is so far is in FILE.part, which one process at a time has. It is there until the copy is complete, so that one that has broken off is
 // continued behind its last whole part. Then it is synced, renamed, and the directory synced.
@@ -78,31 +78,36 @@ func (c *File) Commit() error {
 	if err := c.f.Sync(); err != nil {
 		return err
 	}
-	if err := c.rename(); err != nil {
+	if err := rename(c.f.Name(), c.path, c.force); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(c.path))
+	return syncDir(filepath.Dir(c.path))
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-func (c *File) rename() error {
-	if c.force {
-		return os.Rename(c.f.Name(), c.path)
+// rename gives what is at from the name to, and replaces what is there if force is set.
+func rename(from, to string, force bool) error {
+	if force {
+		return os.Rename(from, to)
 	}
-	err := unix.Renameat2(unix.AT_FDCWD, c.f.Name(), unix.AT_FDCWD, c.path, unix.RENAME_NOREPLACE)
+	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	switch {
 	case errors.Is(err, unix.EEXIST):
-		return existsError(c.path)
+		return existsError(to)
 	case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS): // the file system cannot do that
-		if _, err := os.Lstat(c.path); err == nil {
-			return existsError(c.path)
+		if _, err := os.Lstat(to); err == nil {
+			return existsError(to)
 		}
-		return os.Rename(c.f.Name(), c.path)
+		return os.Rename(from, to)
 	case err != nil:
-		return fmt.Errorf("cannot rename %s: %w", c.f.Name(), err)
+		return fmt.Errorf("cannot rename %s: %w", from, err)
 	}
 	return nil
 }
