@@ -30,7 +30,7 @@ const (
 	// mostSaves is how often a snapshot is taken, if its server has to take memory back from it.
 	mostSaves = 8
 	// moveTime is for how long nothing may come of a partition that goes from one server to another, or whose server was killed.
-	moveTime = 30 * time.Second
+	moveTime = 15 * time.Second
 	// partsAhead is how many parts are asked for at a time.
 	partsAhead = 4
 	// haveBytes is how long an argument is that says what there is already.
@@ -251,6 +251,17 @@ func (s *heapSaver) save(cmd *cobra.Command, row *keptRow, w *saved.Writer) erro
 		return &usageError{err}
 	}
 	server.ReadTimeout = snapshotTime
+	if server.TLSConfig != nil {
+		_, control, err := s.t.kept.open(cmd, row.Name)
+		if err != nil {
+			return err
+		}
+		if c := control.Security.Dial(); c != nil { // what the witnesses are shown, and are known by
+			name := server.TLSConfig.ServerName
+			server.TLSConfig = c.Clone()
+			server.TLSConfig.ServerName = name
+		}
+	}
 	logging.Disable() // what goes wrong is in the error
 	c := redis.NewClient(server)
 	stop := context.AfterFunc(cmd.Context(), func() { _ = c.Close() })

@@ -188,7 +188,7 @@ func (c *ServeConfig) largest(data int64) int64 {
 // likeliest mistake.
 func (p *process) listen(cfg ServeConfig) error {
 	open := func() (net.Listener, error) { return cfg.Security.Listen(listen.Client, "listen", cfg.Listen) }
-	if cfg.Partitions > 0 { // the other servers forward what their clients say
+	if cfg.keptAtNodes() { // other servers forward what their clients say, and polder heap save copies the heap
 		open = func() (net.Listener, error) { return cfg.Security.ListenPeers("listen", cfg.Listen) }
 	}
 	lis, err := open()
