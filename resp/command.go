@@ -28,7 +28,6 @@ const (
 	flagStandby                      // allowed while another server has the heap
 	flagEach                         // without a key: about all partitions that are here
 	flagMerge                        // its handler goes through them
-	flagWhole                        // refused by a server of partitions
 )
 
 var flagNames = []struct {

@@ -81,8 +81,7 @@
 // command waits, for Config.OpTimeout at most.
 //
 // All keys of a command are in one slot, and so are those of a transaction with what it watches. What is about all keys is about
-// the partitions that are here; what is about a whole heap (SYNC) is refused. WATCH of keys
-// elsewhere takes a connection there that is the client's alone (tie.go), by which EXEC goes, too.
+// the partitions that are here. WATCH of keys elsewhere takes a connection there that is the client's alone (tie.go), by which EXEC goes, too.
 // A partition does not go before the replies have been sent that show what it has, so a session sends them before it waits for another server.
 //
 // # As a cache

@@ -14,7 +14,7 @@ import (
 // SYNC is a dump: the reply is an RDB file, as redis-cli --rdb takes it. It is made while the client reads it, some at
 // a time, with the locks that MGET would take. So every key is as it was at some moment of the dump, and those that are
 // there throughout are in it; but it is no picture of one moment. A hash too large for one step is copied at the moment
-// it has its turn, and the copy is dumped.
+// it has its turn, and the copy is dumped. A server of partitions dumps those that are here, one after the other.
 
 // What a client has said by REPLCONF.
 type replica struct {
@@ -23,8 +23,9 @@ type replica struct {
 }
 
 const (
-	errNoReplicas replyError = "ERR Polder has no replicas: SYNC is for redis-cli --rdb, which says REPLCONF capa eof and no port"
-	errNoDump     replyError = "ERR a cache has no dump: any key may vanish meanwhile"
+	errNoReplicas  replyError = "ERR Polder has no replicas: SYNC is for redis-cli --rdb, which says REPLCONF capa eof and no port"
+	errNoPartition replyError = "TRYAGAIN the server has none of the partitions"
+	errNoDump      replyError = "ERR a cache has no dump: any key may vanish meanwhile"
 )
 
 func cmdReplConf(s *session, a [][]byte) error {
@@ -53,11 +54,20 @@ func cmdSync(s *session, a [][]byte) error {
 	case s.replica.replicas || !s.replica.streams || s.mute != muteNone:
 		return errNoReplicas
 	}
-	if err := s.srv.lacks(); err != nil {
+	d := &dump{s: s, batch: dumpKeys}
+	err := s.each(0, func(int) (bool, error) {
+		d.rest = append(d.rest, s.srv)
+		d.entries += s.srv.keys.Len()
+		return false, s.srv.lacks()
+	})
+	if err != nil {
 		return err
 	}
+	if len(d.rest) == 0 {
+		return errNoPartition
+	}
 	s.out = append(s.out, "$EOF:"+s.srv.runID+"\r\n"...)
-	s.dump = &dump{s: s, batch: dumpKeys}
+	s.dump = d
 	return nil
 }
 
@@ -83,6 +93,8 @@ type dump struct {
 	s   *session
 	crc uint64 // of what is written
 
+	rest    []*Server // whose data is to be dumped, of which the first is being dumped
+	entries int       // about how many keys all have
 	begun   bool
 	cursor  uint64
 	scanned bool     // the scan has come to its end
@@ -109,6 +121,9 @@ func (s *session) dumpOn() status {
 		more, err = d.step()
 	}
 	s.settle()
+	if err == nil && s.front.parts != nil && !s.shown() { // else a partition could not go before a slow client has read this
+		err = errors.New("what it shows may not be shown")
+	}
 	switch {
 	case err != nil:
 		s.srv.cfg.Logger.Error("a client is disconnected because its dump cannot be made", "client", s.info.id, "err", errText(err))
@@ -124,14 +139,22 @@ func (s *session) dumpOn() status {
 
 // step appends a part of the file, and reports whether there is more.
 func (d *dump) step() (more bool, err error) {
-	s := d.s
+	s, at := d.s, d.rest[0]
+	if !at.stay() {
+		return false, errors.New("a partition has gone to another server")
+	}
+	s.srv = at
+	defer func() {
+		s.srv = s.front
+		at.endUse()
+	}()
 	from := len(s.out) - s.mark
 	d.wrote = false
 	s.room(dumpStep)
 	switch {
 	case !d.begun:
 		d.begun = true
-		s.out = rdb.AppendStart(s.out, redisVersion, time.Now(), s.srv.keys.Len())
+		s.out = rdb.AppendStart(s.out, redisVersion, time.Now(), d.entries)
 	case d.copied != nil:
 		err = d.writeCopied()
 	case len(d.large) > 0:
@@ -142,9 +165,12 @@ func (d *dump) step() (more bool, err error) {
 		err = d.writeKeys()
 	case !d.scanned:
 		err = d.scan()
+	case len(d.rest) > 1:
+		err = at.lacks()
+		d.rest, d.cursor, d.scanned = d.rest[1:], 0, false
 	default:
 		s.out = rdb.AppendEnd(s.out, d.crc)
-		return false, s.srv.lacks()
+		return false, at.lacks()
 	}
 	d.crc = rdb.Sum(d.crc, s.out[s.mark+from:])
 	return true, err
@@ -153,7 +179,7 @@ func (d *dump) step() (more bool, err error) {
 // close forgets a dump that may not be done.
 func (d *dump) close() {
 	if d.copied != nil {
-		d.s.srv.sweeper.unpin(d.copied)
+		d.rest[0].sweeper.unpin(d.copied)
 		d.copied = nil
 	}
 }

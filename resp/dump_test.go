@@ -231,6 +231,82 @@ func (c *client) dump() (file string) {
 	return string(b[:len(b)-len(mark)])
 }
 
+// Servers that share a heap dump the partitions that they have, and a Redis that loads all of their dumps has everything.
+func TestServersOfPartitionsAreDumped(t *testing.T) {
+	c := startCluster(t, 2, 5, far.MinLocal)
+	cls := []*client{dial(t, c.addrs[0]), dial(t, c.addrs[1])}
+	furnish(cls[0], rand.New(rand.NewPCG(5, 6)), 600)
+	got, both := map[string]string{}, 0
+	for i, addr := range c.addrs {
+		want := contents(t, cls[i])
+		all := contents(t, loaded(t, dumped(t, addr)))
+		same(t, addr+" loaded by Redis", all, want)
+		maps.Copy(got, all)
+		both += len(all)
+	}
+	if both != len(got) || both < 600 {
+		t.Errorf("the dumps have %d keys, %d different ones, want 603", both, len(got))
+	}
+	for p := range 5 {
+		c.move(p, 0)
+	}
+	cls[1].send(encode("REPLCONF", "capa", "eof") + "SYNC\r\n")
+	for _, want := range []string{"+OK", "-" + string(errNoPartition)} {
+		if got := cls[1].recv().String(); got != want {
+			t.Errorf("of a server that has nothing: %s, want %s", got, want)
+		}
+	}
+}
+
+// A partition is not kept from going by a client that does not read its dump, which does not come to its end then, as if it were whole.
+func TestAPartitionGoesThoughItIsDumped(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		c := startCluster(t, 2, 2, roomy/8)
+		server := 0
+		if cfg.Loops < 0 {
+			server = 1 // which has none
+		}
+		cl := dial(t, c.addrs[server])
+		value := strings.Repeat("v", 100_000)
+		tag := "{" + c.keyIn(server, "k") + "}"
+		for i := range 200 {
+			if got := cl.do("SET", tag+strconv.Itoa(i), value).String(); got != "+OK" {
+				t.Fatal(got)
+			}
+		}
+		for _, hash := range []bool{false, true} {
+			args := []string{"HSET", tag + "h"}
+			for i := range 300 {
+				args = append(args, strconv.Itoa(i), value[:10_000])
+			}
+			if hash { // it is copied for the dump
+				cl.do("FLUSHALL")
+				cl.do(args...)
+			}
+			slow := dial(t, c.addrs[server])
+			slow.send(encode("REPLCONF", "capa", "eof") + "SYNC\r\n")
+			if got := slow.recv().String(); got != "+OK" {
+				t.Fatal(got)
+			}
+			time.Sleep(50 * time.Millisecond) // until nothing more fits into what is between
+			began := time.Now()
+			c.move(server, 1-server)
+			if took := time.Since(began); took > testTimeout/4 {
+				t.Errorf("the move has taken %v", took)
+			}
+			mark, _ := slow.r.ReadString('\n')
+			b, _ := io.ReadAll(slow.r)
+			if len(b) < 1000 || strings.HasSuffix(string(b), strings.TrimSpace(mark[len("$EOF:"):])) {
+				t.Errorf("of the dump there are %d bytes, and it is whole", len(b))
+			}
+			c.move(server, server)
+			if got := cl.do("HLEN", tag+"h").String(); hash && got != ":300" {
+				t.Errorf("HLEN then: %s", got)
+			}
+		}
+	})
+}
+
 // A checkpoint that is taken while a hash is being dumped keeps no copy of it.
 func TestACheckpointDuringADump(t *testing.T) {
 	k := newKept(t, Journal{})
@@ -288,7 +364,7 @@ func TestADumpOfWhatIsLost(t *testing.T) {
 	fill(t, c)
 	s := srv.newSession()
 	defer s.close()
-	d := &dump{s: s, batch: dumpKeys}
+	d := &dump{s: s, batch: dumpKeys, rest: []*Server{srv}}
 	more, err := d.step()
 	if !more || err != nil {
 		t.Fatalf("the first step: %v, %v", more, err)

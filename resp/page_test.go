@@ -47,7 +47,7 @@ func row(b *strings.Builder, c *command) {
 		text string
 	}{
 		{flagWrite, "changes keys"}, {flagRead, "reads keys"}, {flagAdmin, "for operators"}, {flagNoAuth, "before the password, too"},
-		{flagNoMulti, "not in a transaction"}, {flagRefused, "refused, as Redis does by default"}, {flagEach, "with `--partitions` about those of the server"}, {flagWhole, "not with `--partitions`"},
+		{flagNoMulti, "not in a transaction"}, {flagRefused, "refused, as Redis does by default"}, {flagEach, "with `--partitions` about those of the server"},
 	} {
 		if c.flags&f.f != 0 {
 			what = append(what, f.text)

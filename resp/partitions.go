@@ -101,16 +101,20 @@ func (srv *Server) stores() (list []*Server) {
 
 // use returns a partition that does not go before endUse; nil if it is not here.
 func (srv *Server) use(number int) *Server {
-	at := srv.parts[number].Load()
-	if at == nil {
-		return nil
+	if at := srv.parts[number].Load(); at != nil && at.stay() {
+		return at
 	}
-	at.part.uses.Add(1)
-	if at.part.leaving.Load() {
-		at.endUse()
-		return nil
+	return nil
+}
+
+// stay keeps a partition from going before endUse, unless it has begun to go; then it reports false. What is no partition stays.
+func (srv *Server) stay() bool {
+	srv.part.uses.Add(1)
+	if srv.part.leaving.Load() {
+		srv.endUse()
+		return false
 	}
-	return at
+	return true
 }
 
 func (srv *Server) endUse() { srv.part.uses.Add(-1) }
@@ -217,7 +221,7 @@ func (s *session) watchedSlot() int {
 
 // mayQueue refuses what a transaction of a server of partitions cannot have.
 func (s *session) mayQueue(cmd *command, args [][]byte) error {
-	if cmd.flags&(flagEach|flagWhole) != 0 {
+	if cmd.flags&flagEach != 0 {
 		return errWholeHeap
 	}
 	slot, err := s.slotOf(&command{name: "exec"}, nil)
@@ -251,8 +255,6 @@ func (s *session) performAway(cmd *command, args [][]byte) bool {
 		}
 	}
 	switch {
-	case err == nil && cmd.flags&flagWhole != 0:
-		err = errWholeHeap
 	case err == nil && slot < 0 && cmd.flags&flagEach != 0:
 		return s.performEach(cmd, args)
 	case err == nil && slot < 0:

@@ -228,7 +228,7 @@ func TestClientsOfAClusterAreTold(t *testing.T) {
 		{"CLUSTER MYID", strconv.Quote(clusterID(0))},
 		{"GET " + there, `"1"`},
 		{"WATCH " + there, "+OK"}, {"UNWATCH", "+OK"},
-		{"WAIT 0 0", ":0"}, {"WAITAOF 1 0 0", "[:1 :0]"}, {"SYNC", "-" + string(errWholeHeap)},
+		{"WAIT 0 0", ":0"}, {"WAITAOF 1 0 0", "[:1 :0]"}, {"SYNC", "-" + string(errNoReplicas)},
 		{"MULTI", "+OK"}, {"INCR " + there, "+QUEUED"}, {"INCR " + there, "+QUEUED"}, {"EXEC", "[:2 :3]"},
 		{"MULTI", "+OK"}, {"INCR " + there, "+QUEUED"}, {"INCR " + also, crossed}, {"EXEC", "-" + string(errExecAbort)},
 		{"MULTI", "+OK"}, {"DBSIZE", "-" + string(errWholeHeap)}, {"EXEC", "-" + string(errExecAbort)},

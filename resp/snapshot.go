@@ -51,8 +51,7 @@ type copied struct {
 // source is the server whose heap is to be copied, which does not go before endUse. Of a server of partitions it is one of them, which the arguments
 // begin with; what follows is returned.
 func (s *session) source(args [][]byte) (at *Server, rest [][]byte, err error) {
-	if s.front.parts == nil {
-		s.front.part.uses.Add(1)
+	if s.front.parts == nil && s.front.stay() {
 		return s.front, args, nil
 	}
 	if len(args) < 2 || !is(args[0], "partition") {
@@ -132,8 +131,7 @@ func cmdPolderPart(s *session, a [][]byte) error {
 		return errNoSnapshot
 	}
 	at := s.snap.of
-	if at.part.uses.Add(1); at.part.leaving.Load() { // the partition's, which waits for nobody who does nothing
-		at.endUse()
+	if !at.stay() {
 		s.endSnapshot()
 		return errPartitionGone
 	}

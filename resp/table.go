@@ -232,9 +232,6 @@ var commandTable = sync.OnceValue(func() *table {
 	for _, name := range []string{"flushall", "flushdb", "save", "bgsave", "bgrewriteaof"} {
 		t.by[name].flags |= flagEach
 	}
-	for _, name := range []string{"sync", "replconf"} {
-		t.by[name].flags |= flagWhole
-	}
 	for _, name := range []string{"subscribe", "psubscribe", "unsubscribe", "punsubscribe", "ping", "quit", "reset"} {
 		t.by[name].flags |= flagSubscribed
 	}
