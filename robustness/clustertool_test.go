@@ -49,6 +49,22 @@ func TestASharedHeapIsNotMistaken(t *testing.T) {
 	if err := connect(t, server).Set(t.Context(), "k", "v", 0).Err(); err != nil {
 		t.Errorf("after all of that: %v", err)
 	}
+
+	// A heap that was there before is not taken for a partition, and keeps what it has.
+	other := proctest.Start(t, "serve", append(named(far, witnesses), "--heap", "sales.1")...)
+	if err := connect(t, other).Set(t.Context(), "k", "v", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	sales := append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error"}, append(args, "--heap", "sales")...)
+	if out, errs, code := proctest.Output(t, nil, sales...); code != 1 || !strings.Contains(errs, "there is a heap sales.1, which would be taken for a partition of heap sales") {
+		t.Errorf("a heap of partitions where one has the name of a partition: %d, %s%s", code, out, errs)
+	}
+	if got, err := connect(t, proctest.Start(t, "serve", append(named(far, witnesses), "--heap", "sales.1")...)).Get(t.Context(), "k").Result(); err != nil || got != "v" {
+		t.Errorf("the heap has %q then, %v", got, err)
+	}
 }
 
 // TestASharedHeapIsListedAndRemoved when no server has it, or by force, and then its name is free for any use.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -174,6 +175,9 @@ func (s *shared) leave() (err error) {
 
 func (s *shared) join(ctx context.Context, reg holder.Register) (*partition.Member, error) {
 	defer s.p.Waiting("waiting for the witnesses")()
+	if err := s.checkNames(ctx, reg); err != nil {
+		return nil, err
+	}
 	m, err := partition.Join(ctx, partition.Config{
 		Register: reg, ID: s.id, Addr: s.p.me(), Partitions: s.cfg.Partitions,
 		Open: s.openPart, Prepare: s.preparePart, Close: s.closePart, Spent: s.spent, Vacant: named.Vacant, Changed: s.changed, Logger: s.p.Logger,
@@ -202,6 +206,50 @@ func (s *shared) changed(m *partition.Map) {
 }
 
 // explainJoin adds to the error of a join what is to be done about it.
+// checkNames fails if there is no map yet, and a heap that is not of partitions has a name of one of them: it would be taken for that.
+func (s *shared) checkNames(ctx context.Context, reg holder.Register) error {
+	if ok, err := vacant(ctx, reg); err != nil || !ok {
+		return err
+	}
+	names, err := s.kept.Names(ctx)
+	if err != nil {
+		return err
+	}
+	for number := range s.cfg.Partitions {
+		name := PartitionHeap(s.cfg.Heap, number)
+		if !slices.Contains(names, name) {
+			continue
+		}
+		part, err := s.kept.Register(name)
+		if err != nil {
+			return err
+		}
+		ok, err := vacant(ctx, part)
+		if err = errors.Join(err, part.Close()); err != nil {
+			return err
+		}
+		if ok {
+			continue
+		}
+		if ok, err := vacant(ctx, reg); err != nil || !ok { // another server has made the map meanwhile, and the heap is a partition's
+			return err
+		}
+		return fmt.Errorf("there is a heap %s, which would be taken for a partition of heap %s: expected another name with --heap, or that %s is removed (polder heap rm)",
+			name, s.cfg.Heap, name)
+	}
+	return nil
+}
+
+// vacant reports whether there is no heap in a register.
+func vacant(ctx context.Context, reg holder.Register) (bool, error) {
+	b, _, err := reg.Read(ctx)
+	if err != nil || len(b) == 0 {
+		return err == nil, err
+	}
+	_, gone := named.Vacant(b)
+	return gone, nil
+}
+
 func explainJoin(err error) error {
 	var count *partition.CountError
 	switch {
