@@ -335,3 +335,15 @@ func TestStatusSaysWhichNodeIsLeaving(t *testing.T) {
 		t.Errorf("got %v, %s", err, b.String())
 	}
 }
+
+// TestStatusDoesNotCountWhatPartitionsShare: each of them sees all that a node has yet to lend, and has borrowed a part.
+func TestStatusDoesNotCountWhatPartitionsShare(t *testing.T) {
+	samples := func(a, b float64) *Metric {
+		return &Metric{Samples: []Sample{{Labels: map[string]string{"node": "a:1", "partition": "0"}, Value: a}, {Labels: map[string]string{"node": "a:1", "partition": "1"}, Value: b}}}
+	}
+	s := State{Service: "serve", Metrics: Metrics{"polder_pool_node_up": samples(1, 1), "polder_pool_borrowed_bytes": samples(1<<20, 2<<20), "polder_pool_available_bytes": samples(7<<20, 8<<20)}}
+	var b bytes.Buffer
+	if err := s.Print(&b); err != nil || !strings.Contains(b.String(), "a:1: up, 3 MiB borrowed, 8 MiB more to be had") {
+		t.Errorf("got %v, %s", err, b.String())
+	}
+}

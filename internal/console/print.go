@@ -117,7 +117,7 @@ func (s *State) Print(w io.Writer) error {
 		if m.Sum("polder_pool_node_leaving", node) > 0 {
 			state = "leaving"
 		}
-		row("node", "%s: %s, %s borrowed, %s more to be had", n, state, bytes("polder_pool_borrowed_bytes", node), bytes("polder_pool_available_bytes", node))
+		row("node", "%s: %s, %s borrowed, %s more to be had", n, state, bytes("polder_pool_borrowed_bytes", node), FormatBytes(m.Max("polder_pool_available_bytes", node)))
 		row("", "%d reads (%s), %d writes (%s), %d reconnects, %d chunks lost", m.Int("polder_pool_reads_total", node), bytes("polder_pool_read_bytes_total", node),
 			m.Int("polder_pool_writes_total", node), bytes("polder_pool_written_bytes_total", node), m.Int("polder_pool_reconnects_total", node), m.Int("polder_pool_lost_total", node))
 	}

@@ -108,6 +108,19 @@ func (m Metrics) Sum(name string, match ...string) (sum float64) {
 	return sum
 }
 
+// Max is the largest of a metric's values over all labels that match, for what is
+// there several times: the partitions of a server see the same nodes. It is 0 if there are none.
+func (m Metrics) Max(name string, match ...string) (most float64) {
+	if metric := m[name]; metric != nil {
+		for _, s := range metric.Samples {
+			if s.matches(match) {
+				most = max(most, s.Value)
+			}
+		}
+	}
+	return most
+}
+
 // Int is Sum as an integer.
 func (m Metrics) Int(name string, match ...string) int64 { return int64(m.Sum(name, match...)) }
 
