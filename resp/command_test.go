@@ -174,7 +174,7 @@ func TestCommands(t *testing.T) {
 			DEBUG SLEEP 1 -> -ERR DEBUG command not allowed. If the enable-debug-command option is set to "local", you can run it from a local connection, otherwise you need to set this option in the configuration file, and then restart the server.
 			POLDER -> -ERR wrong number of arguments for 'polder' command
 			POLDER FOO -> -ERR unknown subcommand 'FOO'. Try POLDER HELP.
-			POLDER HELP -> [+POLDER <subcommand> [<arg> [value] [opt] ...]. Subcommands are: +HELP +PART +SNAPSHOT +STATS]
+			POLDER HELP -> [+POLDER <subcommand> [<arg> [value] [opt] ...]. Subcommands are: +HELP +PART +PUBLISH +SNAPSHOT +STATS]
 		`,
 		"RESP3": `
 			HELLO 2 -> ["server" "redis" "version" "7.0.15" "proto" :2 "id" :1 "mode" "standalone" "role" "master" "modules" []]

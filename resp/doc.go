@@ -132,7 +132,7 @@
 // (what replies show, and when they may).
 //
 // Commands: command and table (what there is), keys, strings, setoptions, numbers,
-// expire, scan, glob, connection, multi and watch, introspect; pubsub; sentinel; monitor, slowlog and
+// expire, scan, glob, connection, multi and watch, introspect; pubsub, and herald (what other servers are told of it); sentinel; monitor, slowlog and
 // latency for those who operate it.
 //
 // Hashes: hash (commands), fields (a list of them), hashwrite, hashscan, large (blocks),

@@ -204,8 +204,18 @@ func (s *session) unsubscribe(kind string, names [][]byte, all map[string]struct
 	return s.over()
 }
 
+// cmdPublish replies with how many of this server have got the message. Those of other servers get it a little later.
 func cmdPublish(s *session, a [][]byte) error {
-	s.int(s.srv.pubsub.publish(a[1], a[2]))
+	if c := s.front.cfg.Cluster; c != nil {
+		s.front.tell(c.Map(), a[1], a[2])
+	}
+	s.int(s.front.pubsub.publish(a[1], a[2]))
+	return nil
+}
+
+// cmdPolderPublish is what a server says to another one of a message that was published there.
+func cmdPolderPublish(s *session, a [][]byte) error {
+	s.int(s.front.pubsub.publish(a[2], a[3]))
 	return nil
 }
 

@@ -54,6 +54,7 @@ type Server struct {
 	stripes     [numStripes]stripe
 	watches     watchTable
 	pubsub      pubsub
+	herald      herald
 	sweeper     sweeper
 	monitors    atomic.Pointer[[]*feed] // changed under mu; nil if nobody monitors
 	slow        slowLog

@@ -13,7 +13,7 @@ type counters struct {
 	protocolErrors, authFailures           atomic.Int64
 	outputDrops, idleDrops                 atomic.Int64
 	fetches, fetchedKeys, waits, handovers atomic.Int64
-	lost, timeouts, forwarded              atomic.Int64
+	lost, timeouts, forwarded, untold      atomic.Int64
 
 	rounds, fetchTimes prometheus.Histogram
 }
@@ -53,6 +53,7 @@ type Stats struct {
 	Lost            int64 // LOST replies
 	Timeouts        int64 // TRYAGAIN replies
 	Forwarded       int64 // commands that another server was asked to carry out
+	Untold          int64 // messages that another server was perhaps not told of
 	Keys            int64 // keys stored
 	LargeHashes     int64 // hashes kept in blocks
 	HashBlocks      int64 // their blocks
@@ -95,6 +96,7 @@ func (srv *Server) Stats() Stats {
 		Lost:            c.lost.Load(),
 		Timeouts:        c.timeouts.Load(),
 		Forwarded:       c.forwarded.Load(),
+		Untold:          c.untold.Load(),
 		Keys:            int64(keys),
 		LargeHashes:     hashes,
 		HashBlocks:      int64(blocks),
@@ -133,6 +135,7 @@ var metrics = []metric{
 	{"loop_handovers", "Times an event loop went on in another goroutine.", false, func(s *Stats) int64 { return s.Handovers }, nil},
 	{"lost_replies", "Replies that a value is lost.", false, func(s *Stats) int64 { return s.Lost }, overFar},
 	{"timeout_replies", "Replies that far memory did not answer.", false, func(s *Stats) int64 { return s.Timeouts }, overFar},
+	{"untold", "Messages published here that another server was perhaps not told of, and so its subscribers.", false, func(s *Stats) int64 { return s.Untold }, func(srv *Server) bool { return srv.parts != nil }},
 	{"forwarded", "Commands that another server, which has the partition, was asked to carry out.", false, func(s *Stats) int64 { return s.Forwarded }, func(srv *Server) bool { return srv.parts != nil }},
 	{"keys", "Keys stored.", true, func(s *Stats) int64 { return s.Keys }, nil},
 	{"large_hashes", "Hashes kept in blocks.", true, func(s *Stats) int64 { return s.LargeHashes }, overFar},

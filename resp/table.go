@@ -225,6 +225,7 @@ var commandTable = sync.OnceValue(func() *table {
 	def("polder|stats", 2, 0, noKey, cmdPolderStats)
 	def("polder|snapshot", -2, flagAdmin|flagNoMulti, noKey, cmdPolderSnapshot)
 	def("polder|part", 2, flagAdmin|flagNoMulti, noKey, cmdPolderPart)
+	def("polder|publish", 4, 0, noKey, cmdPolderPublish)
 	def("polder|help", 2, 0, noKey, cmdHelp)
 	for _, name := range []string{"keys", "scan", "dbsize", "randomkey", "lastsave", "wait", "waitaof"} {
 		t.by[name].flags |= flagEach | flagMerge

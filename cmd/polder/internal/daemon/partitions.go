@@ -205,7 +205,6 @@ func (s *shared) changed(m *partition.Map) {
 	}
 }
 
-// explainJoin adds to the error of a join what is to be done about it.
 // checkNames fails if there is no map yet, and a heap that is not of partitions has a name of one of them: it would be taken for that.
 func (s *shared) checkNames(ctx context.Context, reg holder.Register) error {
 	if ok, err := vacant(ctx, reg); err != nil || !ok {
@@ -250,6 +249,7 @@ func vacant(ctx context.Context, reg holder.Register) (bool, error) {
 	return gone, nil
 }
 
+// explainJoin adds to the error of a join what is to be done about it.
 func explainJoin(err error) error {
 	var count *partition.CountError
 	switch {
