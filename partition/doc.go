@@ -5,7 +5,7 @@
 //
 //	m, err := partition.Join(ctx, partition.Config{
 //		Register: register, ID: id, Addr: "10.0.0.5:6379", Partitions: 64,
-//		Open:  func(ctx context.Context, p int) error { ... }, // own the heap of partition p, and serve it
+//		Open:  func(ctx context.Context, p int, mine <-chan struct{}) error { ... }, // own the heap of partition p when mine is closed, and serve it
 //		Close: func(ctx context.Context, p int) error { ... }, // stop serving it, and give up the heap
 //	})
 //	owner := m.Map().Owner[partition.Of(partition.Slot(key), 64)]
@@ -34,8 +34,11 @@
 //
 // # Moves
 //
-// A planned move is an entry of Map.Next. The owner waits until the next owner has beaten, and so knows of the plan. Then it hands over one partition at a time: it calls Config.Prepare and Config.Close, and then
-// makes the next owner the owner. The next owner looks at the register every 10 ms meanwhile, and calls Config.Open as soon as it owns the partition.
+// A planned move is an entry of Map.Next. The next owner says in the map which partition it expects (Server.Expects), one at a time, and calls Config.Open for it, which
+// prepares what it can. The owner then calls Config.Prepare, makes the next owner the owner, and calls Config.Close, one partition at a time, too. While the register cannot be
+// changed it goes on serving the partition. Config.Open, of the next owner, waits until the partition was given up. Who expects a partition, or hands one over, looks at the register every 10 ms.
+//
+// A server of an earlier version does not say what it expects. It gets its partitions, several at a time, when it has beaten since the moves were planned.
 //
 // # Load
 //

@@ -43,7 +43,14 @@ func Example() {
 	join := func(digit, addr string) *partition.Member {
 		m, err := partition.Join(ctx, partition.Config{
 			Register: reg, ID: strings.Repeat(digit, 40), Addr: addr, Partitions: 8, Beat: 20 * time.Millisecond, Patience: time.Minute,
-			Open:  func(context.Context, int) error { return nil }, // own the partition's heap, and serve it
+			Open: func(ctx context.Context, _ int, mine <-chan struct{}) error {
+				select { // prepare for the partition's heap until then
+				case <-mine:
+					return nil // own it, and serve it
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			},
 			Close: func(context.Context, int) error { return nil }, // give it up
 		})
 		if err != nil {

@@ -21,6 +21,7 @@ type Server struct {
 	Beat    uint64 // changes while the server lives
 	Leaving bool   // it gives its partitions away, and gets none
 	Extra   int    // how many partitions more than an equal share it is to have, because of their load; less if negative
+	Expects int    // 1 more than the partition that it is to get next, or is opening; 0 if it expects none
 }
 
 // Map is what the servers agree on.
@@ -30,7 +31,7 @@ type Map struct {
 	Owner      []string // for each partition the ID of the server that has it, or is to take it now; "" if nobody does
 	Next       []string // for each partition the ID of the server to which the owner is to hand it over; "" if it stays
 	Load       []Level  // for each partition how much there was to do when an owner last said it
-	Epoch      uint64   // grows with every change of Owner, or of Servers except for Beat and Extra
+	Epoch      uint64   // grows with every change of Owner, or of Servers except for Beat, Extra and Expects
 	Removing   bool     // nobody may join: the partitions are yet to be filled, or are being removed, and then the map
 }
 
@@ -60,16 +61,16 @@ func (m *Map) clone() *Map {
 	return &c
 }
 
-// sameOwners reports whether the maps have the same owners, and the same servers except for Beat and Extra: whether they are of one Epoch.
+// sameOwners reports whether the maps have the same owners, and the same servers except for Beat, Extra and Expects: whether they are of one Epoch.
 func (m *Map) sameOwners(other *Map) bool {
 	return slices.Equal(m.Owner, other.Owner) && slices.EqualFunc(m.Servers, other.Servers, func(a, b Server) bool {
-		a.Beat, a.Extra = b.Beat, b.Extra
+		a.Beat, a.Extra, a.Expects = b.Beat, b.Extra, b.Expects
 		return a == b
 	})
 }
 
-// The encoding is JSON, and begins with the same bytes in every format. Load and Extra came later, in the same format: a server that does not know
-// them drops them when it beats, and nothing moves because of load while there is such a server.
+// The encoding is JSON, and begins with the same bytes in every format. Load, Extra and Expects came later, in the same format: a server that does not know
+// them drops them when it beats. While there is such a server nothing moves because of load, and several partitions may be on their way to a server at a time.
 const (
 	magic     = "polder partitions"
 	format    = 1
@@ -96,6 +97,7 @@ type encodedServer struct {
 	Beat    uint64 `json:"beat,omitempty"`
 	Leaving bool   `json:"leaving,omitempty"`
 	Extra   int    `json:"extra,omitempty"`
+	Expects int    `json:"expects,omitempty"`
 }
 
 // IsMap reports whether b begins as a map in any format does. It may be damaged otherwise.
@@ -169,6 +171,9 @@ func Decode(b []byte) (*Map, error) {
 		}
 		if max(s.Extra, -s.Extra) > e.Partitions {
 			return nil, fmt.Errorf("server %d of the map is to have %d partitions more than its share, and there are %d", i, s.Extra, e.Partitions)
+		}
+		if s.Expects < 0 || s.Expects > e.Partitions {
+			return nil, fmt.Errorf("server %d of the map expects partition %d of %d", i, s.Expects-1, e.Partitions)
 		}
 		m.Servers = append(m.Servers, Server(s))
 	}

@@ -46,11 +46,13 @@ type Config struct {
 	// times Beat. It should be the same at all servers.
 	Patience time.Duration
 
-	// Open makes the partition served here. If it fails it is called again, after pauses that grow up to 5 s. ctx ends when the partition is
+	// Open makes the partition served here. It is called when the partition is to come next: it prepares for it, and waits until
+	// mine is closed, when the partition is this server's. The owner before gives it up only then, so Open waits for that, too.
+	// If it fails it is called again, after pauses that grow up to 5 s. ctx ends when the partition is
 	// to be another server's, or Member.Close is called.
-	Open func(ctx context.Context, p int) error
-	// Prepare, if set, is called before Close when a partition is to be handed over, while it is still served: it makes Close quick.
-	// If it fails the partition is closed and handed over anyway. ctx ends as that of Open.
+	Open func(ctx context.Context, p int, mine <-chan struct{}) error
+	// Prepare, if set, is called before a partition is handed over, while it is still served: it makes Close quick.
+	// If it fails the partition is handed over anyway. ctx ends as that of Open.
 	Prepare func(ctx context.Context, p int) error
 	// Close ends the serving of a partition that Open has opened and gives it up, so that the next owner can have it at once. An error
 	// is logged, and the partition counts as closed. ctx ends when that of Member.Close does.
@@ -176,15 +178,13 @@ func (m *Member) Doubt() {
 	}
 }
 
-// run beats, and looks at the register more often while a partition is on its way here or from here, or the map is in doubt.
+// run beats, and looks at the register more often while a partition is on its way here or from here, or the map is in doubt. What the map
+// does not say of this server although others wait for it, it says at once.
 func (m *Member) run() {
 	next, answered, lost := time.Now().Add(m.cfg.Beat), time.Now(), false
 	for {
 		pause := max(time.Until(next), 0)
-		m.mu.Lock()
-		moving := m.handing != nobody || slices.Contains(m.Map().Next, m.cfg.ID)
-		m.mu.Unlock()
-		if moving {
+		if m.moving() {
 			pause = min(pause, pollEvery)
 		}
 		if !sleep(m.ctx, min(pause, pollEvery)) {
@@ -198,11 +198,14 @@ func (m *Member) run() {
 		}
 		var err error
 		ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience/2)
-		if now := time.Now(); now.Before(next) {
-			_, _, err = m.look(ctx)
-		} else {
+		switch now := time.Now(); {
+		case !now.Before(next):
 			next = now.Add(m.cfg.Beat)
 			err = m.change(ctx, m.live)
+		case m.expecting(m.Map()):
+			err = m.change(ctx, m.expect)
+		default:
+			_, _, err = m.look(ctx)
 		}
 		cancel()
 		switch now := time.Now(); {
@@ -218,12 +221,28 @@ func (m *Member) run() {
 	}
 }
 
+// moving reports whether a partition is on its way here or from here.
+func (m *Member) moving() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.Map()
+	if me, _ := now.Server(m.cfg.ID); m.handing != nobody || me.Expects != 0 {
+		return true
+	}
+	for p, next := range now.Next {
+		if next != "" && (next == m.cfg.ID || now.Owner[p] == m.cfg.ID) {
+			return true
+		}
+	}
+	return false
+}
+
 // live changes this server's beat, puts it into the map if it is not there, and does what must be done.
 func (m *Member) live(to *Map) bool {
 	m.beat++
 	me := Server{ID: m.cfg.ID, Addr: m.cfg.Addr, Beat: m.beat, Leaving: m.leaving.Load()}
 	if i, ok := to.find(me.ID); ok {
-		me.Extra = to.Servers[i].Extra
+		me.Extra, me.Expects = to.Servers[i].Extra, to.Servers[i].Expects
 		to.Servers[i] = me
 	} else {
 		to.Servers = slices.Insert(to.Servers, i, me)
@@ -231,7 +250,38 @@ func (m *Member) live(to *Map) bool {
 	m.measure(to)
 	step(to, m.dead)
 	m.ease(to)
+	m.expect(to)
 	return true
+}
+
+// expect has the map say which partition is to come here next: one at a time, so that nobody waits for one while others are opened. It reports whether
+// the map says something else.
+func (m *Member) expect(to *Map) bool {
+	i, ok := to.find(m.cfg.ID)
+	if !ok {
+		return false
+	}
+	was := to.Servers[i].Expects
+	if p := was - 1; p != nobody && m.comes(to, p) {
+		return false
+	}
+	p := slices.Index(to.Next, m.cfg.ID)
+	to.Servers[i].Expects = p + 1
+	return to.Servers[i].Expects != was
+}
+
+// expecting reports whether expect would change a map.
+func (m *Member) expecting(now *Map) bool { return m.expect(now.clone()) }
+
+// comes reports whether partition p is on its way here, or has just come and is not open yet.
+func (m *Member) comes(now *Map, p int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if now.Owner[p] != m.cfg.ID {
+		return now.Next[p] == m.cfg.ID
+	}
+	s := m.parts[p]
+	return s == nil || !s.open && (s.came.IsZero() || time.Since(s.came) < m.cfg.Beat)
 }
 
 // dead reports whether another server's beat has not changed for Patience.

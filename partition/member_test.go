@@ -72,16 +72,19 @@ func TestJoinRefusesWhatDoesNotFit(t *testing.T) {
 	})
 }
 
-// TestAMoveIsPreparedAndQuick: the next owner opens a partition within 20 ms of when the owner has closed it.
+// TestAMoveIsPreparedAndQuick: the next owner has begun to open a partition when the owner prepares it, and goes on at once when the owner has closed it.
 func TestAMoveIsPreparedAndQuick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		a := w.start(1, 4)
 		w.until("all is open", a.serves(0, 1, 2, 3))
 		var preparing, most atomic.Int32
-		closed := map[int]time.Time{} // guarded by w.mu
+		closed, expected := map[int]time.Time{}, map[int]int{} // guarded by w.mu
 		a.onPrepare = func(_ context.Context, p int) error {
 			w.mu.Lock()
+			if expected[p] == 0 {
+				t.Errorf("partition %d is prepared, and the next owner does not expect it", p)
+			}
 			if pause := time.Since(closed[0]); p == 1 && pause > 100*time.Millisecond {
 				t.Errorf("the second partition is prepared %v after the first one was closed, want at once", pause)
 			}
@@ -96,11 +99,19 @@ func TestAMoveIsPreparedAndQuick(t *testing.T) {
 		}
 		a.onClose = func(_ context.Context, p int) error {
 			w.mu.Lock()
+			if n := expected[p]; n != 1 {
+				t.Errorf("partition %d is closed, and the next owner has begun to open it %d times, want once", p, n)
+			}
 			closed[p] = time.Now()
 			w.mu.Unlock()
 			return errDown // nor does this
 		}
 		b := w.host(2)
+		b.onExpect = func(p int) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			expected[p]++
+		}
 		b.onOpen = func(_ context.Context, p int) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -119,11 +130,135 @@ func TestAMoveIsPreparedAndQuick(t *testing.T) {
 		if n := most.Load(); n != 1 {
 			t.Errorf("%d partitions are handed over at a time, want 1", n)
 		}
+		a.onClose = nil
 		b.leave()
 		w.until("all is back", a.serves(0, 1, 2, 3))
 		if got, want := b.calls()[2:], []string{"prepare 0", "close 0", "prepare 1", "close 1"}; !slices.Equal(got, want) {
 			t.Errorf("who left did %v, want %v", got, want)
 		}
+		a.leave()
+	})
+}
+
+// TestPartitionsComeOneAtATime to a server, whoever has them, so that each is opened as fast as can be; but one that cannot be opened holds up the others for no more than
+// a beat.
+func TestPartitionsComeOneAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		hosts := []*host{w.start(1, 9), w.start(2, 9), w.start(3, 9)}
+		living := map[string]*host{}
+		for _, h := range hosts {
+			living[h.id] = h
+		}
+		w.until("it is balanced", func() bool { return w.wrong(living) == "" })
+		var closing, most atomic.Int32
+		for _, h := range hosts {
+			h.onClose = func(context.Context, int) error {
+				most.Store(max(most.Load(), closing.Add(1)))
+				time.Sleep(200 * time.Millisecond)
+				return nil
+			}
+		}
+		d := w.host(4)
+		var first time.Time // guarded by w.mu
+		d.onOpen = func(ctx context.Context, p int) error {
+			time.Sleep(200 * time.Millisecond)
+			closing.Add(-1)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if first.IsZero() {
+				first = time.Now()
+			}
+			return nil
+		}
+		if err := d.join(9); err != nil {
+			t.Fatal(err)
+		}
+		living[d.id] = d
+		w.until("all has moved", func() bool { return w.wrong(living) == "" })
+		if n := most.Load(); n != 1 {
+			t.Errorf("%d partitions were neither open at the server that had them nor at the next one, want 1", n)
+		}
+		w.mu.Lock()
+		took := time.Since(first)
+		w.mu.Unlock()
+		if took > time.Second {
+			t.Errorf("the second partition was open %v after the first one, want 400ms and a few looks", took)
+		}
+		for _, h := range hosts {
+			h.onClose = nil
+		}
+		var opened atomic.Int32
+		e := w.host(5)
+		e.onOpen = func(ctx context.Context, p int) error {
+			if opened.Add(1) == 1 {
+				time.Sleep(time.Minute)
+			}
+			return nil
+		}
+		for _, h := range hosts {
+			h.leave()
+		}
+		w.until("all is at one", d.serves(0, 1, 2, 3, 4, 5, 6, 7, 8))
+		if err := e.join(9); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Second)
+		w.mu.Lock()
+		n := len(e.parts)
+		w.mu.Unlock()
+		if n != 3 {
+			t.Errorf("while one of four partitions is being opened %d others are open, want 3", n)
+		}
+		time.Sleep(time.Minute)
+		e.leave()
+		d.leave()
+	})
+}
+
+// TestAServerHandsOverOneAtATime, to whomever: what is prepared for the next move does not slow down this one.
+func TestAServerHandsOverOneAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		a, b, c := w.start(1, 6), w.start(2, 6), w.start(3, 6)
+		w.until("it is balanced", func() bool { return w.wrong(map[string]*host{a.id: a, b.id: b, c.id: c}) == "" })
+		var handing atomic.Int32
+		a.onPrepare = func(_ context.Context, p int) error {
+			if n := handing.Add(1); n != 1 {
+				t.Errorf("%d partitions are handed over at a time, want 1", n)
+			}
+			return nil
+		}
+		a.onClose = func(context.Context, int) error {
+			time.Sleep(3 * time.Second)
+			handing.Add(-1)
+			return nil
+		}
+		a.leave()
+		w.until("the others have all", func() bool { return w.wrong(map[string]*host{b.id: b, c.id: c}) == "" })
+		b.leave()
+		c.leave()
+	})
+}
+
+// TestAServerOfAnEarlierVersionGetsPartitions, which does not say what it expects, and gives them back.
+func TestAServerOfAnEarlierVersionGetsPartitions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		a := w.start(1, 4)
+		w.until("all is open", a.serves(0, 1, 2, 3))
+		b := w.host(2)
+		b.old = true
+		if err := b.join(4); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		w.until("it is balanced", func() bool { return w.wrong(map[string]*host{a.id: a, b.id: b}) == "" })
+		if took := time.Since(began); took > 3*time.Second {
+			t.Errorf("it took %v, want a few beats", took)
+		}
+		b.leave()
+		w.until("all is back", a.serves(0, 1, 2, 3))
 		a.leave()
 	})
 }
@@ -145,6 +280,13 @@ func TestAMoveThatIsNotWantedAnyMoreEndsBeforeTheClose(t *testing.T) {
 		if got := a.calls()[2:]; !slices.Equal(got, []string{"prepare 0"}) {
 			t.Errorf("the owner did %v, want prepare 0 alone", got)
 		}
+		w.mu.Lock()
+		for _, m := range a.told {
+			if slices.Contains(m.Owner, "") {
+				t.Errorf("nobody owned a partition: %+v", m)
+			}
+		}
+		w.mu.Unlock()
 		a.leave()
 	})
 }

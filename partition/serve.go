@@ -3,12 +3,15 @@ package partition
 import (
 	"context"
 	"slices"
+	"time"
 )
 
 // served is a partition that is opened, served or closed here.
 type served struct {
 	ctx    context.Context // ends when it is to be closed
 	cancel context.CancelFunc
+	mine   chan struct{} // closed when it is this server's
+	came   time.Time     // when that was, or zero; guarded by Member.mu
 	open   bool          // it is served; guarded by Member.mu
 	lost   chan struct{} // capacity 1: has something in it when it was closed because another server has opened it
 	done   chan struct{} // closed when it is closed
@@ -28,27 +31,34 @@ func (m *Member) Lost(p int) {
 	}
 }
 
-// serve begins what the map says: opening partitions, closing those that other servers own, handing one over. What nobody owns goes on being served.
+// serve begins what the map says: opening partitions that are this server's, or that it expects, closing those that are not, handing one over. What nobody owns
+// goes on being served.
 //
 // Preconditions: mu is held.
 func (m *Member) serve() {
 	now, me := m.Map(), m.cfg.ID
+	self, _ := now.Server(me)
 	for p, owner := range now.Owner {
-		switch s := m.parts[p]; {
-		case s != nil && owner != me && owner != "":
+		s, next := m.parts[p], self.Expects == p+1 && now.Next[p] == me
+		switch {
+		case s != nil && owner != me && owner != "" && !(next && s.came.IsZero()):
 			s.cancel()
-		case s == nil && owner == me && p != m.handing && m.ctx.Err() == nil:
-			s = &served{lost: make(chan struct{}, 1), done: make(chan struct{})}
+		case s == nil && (owner == me || next) && m.ctx.Err() == nil:
+			s = &served{mine: make(chan struct{}), lost: make(chan struct{}, 1), done: make(chan struct{})}
 			s.ctx, s.cancel = context.WithCancel(m.ctx)
 			m.parts[p] = s
 			m.wg.Go(func() { m.keep(p, s) })
+		}
+		if s != nil && owner == me && s.came.IsZero() {
+			s.came = time.Now()
+			close(s.mine)
 		}
 	}
 	if m.handing != nobody || m.ctx.Err() != nil {
 		return
 	}
 	for p := range now.Owner {
-		if now.toHandOver(p, me) {
+		if now.toHandOver(p, me) && m.expected(now, p) {
 			m.handing = p
 			m.wg.Go(func() { m.handOver(p) })
 			return
@@ -92,7 +102,7 @@ func (m *Member) keep(p int, s *served) {
 // opened opens a partition, and reports whether it is open. It tries until the partition is to be closed.
 func (m *Member) opened(p int, s *served) bool {
 	for pause := firstPause; s.ctx.Err() == nil; pause = min(2*pause, mostPause) {
-		err := m.cfg.Open(s.ctx, p)
+		err := m.cfg.Open(s.ctx, p, s.mine)
 		if err == nil {
 			m.setOpen(s, true)
 			return true
@@ -126,32 +136,23 @@ func (m *Member) lookAgain(ctx context.Context) bool {
 	}
 }
 
-// handOver hands a partition over to the next owner, unless the map changes its mind before the partition is closed.
+// handOver makes the next owner of a partition the owner, unless the map changes its mind before that. Only then the partition is closed: until it is known that
+// the map has changed it is served here, and the next owner is ready meanwhile.
 func (m *Member) handOver(p int) {
+	m.mu.Lock()
+	s := m.parts[p]
+	open := s != nil && s.open
+	m.mu.Unlock()
 	defer func() {
 		m.mu.Lock()
 		m.handing = nobody
 		m.serve()
 		m.mu.Unlock()
 	}()
-	if !m.expected(p) {
-		return
-	}
-	m.mu.Lock()
-	s := m.parts[p]
-	open := s != nil && s.open
-	m.mu.Unlock()
 	if open && m.cfg.Prepare != nil {
 		if err := m.cfg.Prepare(s.ctx, p); err != nil && s.ctx.Err() == nil {
 			m.cfg.Logger.Warn("cannot prepare a partition for being handed over", "partition", p, "error", err)
 		}
-		if !m.Map().toHandOver(p, m.cfg.ID) {
-			return
-		}
-	}
-	if s != nil {
-		s.cancel()
-		<-s.done
 	}
 	for {
 		ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience/2)
@@ -163,31 +164,25 @@ func (m *Member) handOver(p int) {
 			return true
 		})
 		cancel()
-		if err == nil || !sleep(m.ctx, m.cfg.Beat) {
+		if err == nil {
+			break
+		}
+		if !sleep(m.ctx, m.cfg.Beat) {
 			return
 		}
 	}
+	if s != nil && m.Map().Owner[p] != m.cfg.ID { // install has had it closed
+		<-s.done
+	}
 }
 
-// expected waits until the next owner of p has beaten since the move was planned, and so has seen the plan: else it could not know for a beat that it
-// is the owner, and nobody would serve the partition. It reports whether p is still to be handed over.
-func (m *Member) expected(p int) bool {
-	for {
-		m.mu.Lock()
-		renewed, now, planned := m.renewed, m.Map(), m.planned[p]
-		m.mu.Unlock()
-		if !now.toHandOver(p, m.cfg.ID) {
-			return false
-		}
-		if next, _ := now.Server(now.Next[p]); next.Beat != planned {
-			return true
-		}
-		select {
-		case <-renewed:
-		case <-m.ctx.Done():
-			return false
-		}
-	}
+// expected reports whether the next owner of p waits for it. One of a version that does not say what it expects does so when it has beaten since the move
+// was planned: it has seen the plan then.
+//
+// Preconditions: mu is held.
+func (m *Member) expected(now *Map, p int) bool {
+	next, _ := now.Server(now.Next[p])
+	return next.Expects == p+1 || next.Expects == 0 && next.Beat != m.planned[p]
 }
 
 // handedOver reports whether this server owns nothing any more, or there is no server that could take it.

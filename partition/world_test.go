@@ -104,7 +104,8 @@ type host struct {
 	log   []string          // what was called
 	told  []*Map            // to Changed
 
-	// Called, if they are set, by the functions of the same name.
+	// Called, if they are set, by the functions of the same name; onExpect when open begins, before the partition is this process's.
+	onExpect  func(p int)
 	onOpen    func(ctx context.Context, p int) error
 	onPrepare func(ctx context.Context, p int) error
 	onClose   func(ctx context.Context, p int) error
@@ -227,7 +228,7 @@ func (h *host) Swap(ctx context.Context, version uint64, value []byte) (uint64, 
 		}
 		clear(m.Load)
 		for i := range m.Servers {
-			m.Servers[i].Extra = 0
+			m.Servers[i].Extra, m.Servers[i].Expects = 0, 0
 		}
 		value = m.Encode()
 	}
@@ -280,7 +281,35 @@ func (h *host) has(p int) having {
 	return h.parts[p]
 }
 
-func (h *host) open(ctx context.Context, p int) error {
+// comes waits until a partition is this process's, and whoever has it open gives it up, or has not been heard of for a while.
+func (h *host) comes(ctx context.Context, p int, mine <-chan struct{}) error {
+	select {
+	case <-mine:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for began := time.Now(); time.Since(began) < DefaultPatience; {
+		h.w.mu.Lock()
+		other := h.w.open[p]
+		lives := other != nil && other != h && !other.dead && !other.cut
+		h.w.mu.Unlock()
+		if !lives {
+			break
+		}
+		if !sleep(ctx, time.Millisecond) {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func (h *host) open(ctx context.Context, p int, mine <-chan struct{}) error {
+	if h.onExpect != nil {
+		h.onExpect(p)
+	}
+	if err := h.comes(ctx, p, mine); err != nil {
+		return err
+	}
 	h.w.mu.Lock()
 	if have := h.parts[p]; have == serving || have == fenced {
 		h.w.t.Errorf("%s opens partition %d, which it has open", h.id, p)

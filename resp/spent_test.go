@@ -84,6 +84,7 @@ func TestServersShareTheLoad(t *testing.T) {
 	links := forward.New(forward.Config{})
 	t.Cleanup(links.Close)
 	var members [2]atomic.Pointer[partition.Member]
+	given := make([]sync.Mutex, partitions) // held by who has a partition open: the next owner waits until it is given up
 	for i := range members {
 		srv, err := NewLoading(Config{
 			Logger: slog.New(slog.DiscardHandler), OpTimeout: testTimeout, Loops: 1, MaxBulk: 1 << 20,
@@ -107,7 +108,18 @@ func TestServersShareTheLoad(t *testing.T) {
 	for i, srv := range c.servers {
 		m, err := partition.Join(t.Context(), partition.Config{
 			Register: reg, ID: clusterID(i), Addr: c.addrs[i], Partitions: partitions, Beat: beat, Patience: testTimeout,
-			Open: func(ctx context.Context, p int) (err error) {
+			Open: func(ctx context.Context, p int, mine <-chan struct{}) (err error) {
+				select {
+				case <-mine:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+				given[p].Lock()
+				defer func() {
+					if err != nil {
+						given[p].Unlock()
+					}
+				}()
 				if c.stores[p], err = disk.Open(disk.Config{Dir: c.dirs[p], SegmentSize: 128 << 10, Size: 64 << 20}); err != nil {
 					return err
 				}
@@ -120,6 +132,7 @@ func TestServersShareTheLoad(t *testing.T) {
 				return nil
 			},
 			Close: func(ctx context.Context, p int) error {
+				defer given[p].Unlock()
 				return errors.Join(srv.RemovePartition(ctx, p), c.heaps[p].Close(), c.stores[p].Close())
 			},
 			Changed: func(*partition.Map) { srv.MapChanged() },

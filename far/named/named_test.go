@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -284,6 +285,65 @@ func TestOneProcessHasTheHeap(t *testing.T) {
 		next.close(t)
 		w.check(t)
 	})
+}
+
+// TestAHeapThatIsGivenUpIsTakenAtOnce by a process that has waited for it for a while: within an eighth of that while. One that waits for long asks seldom.
+func TestAHeapThatIsGivenUpIsTakenAtOnce(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		reg := new(countedRegister)
+		first, err := named.Own(t.Context(), reg, named.Config{Me: "first"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		owned := make(chan *named.Owner)
+		go func() {
+			o, err := named.Own(t.Context(), reg, named.Config{Me: "next", Standby: true})
+			if err != nil {
+				t.Error(err)
+			}
+			owned <- o
+		}()
+		const gone = 45 * time.Millisecond
+		time.Sleep(gone)
+		if err := first.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		next := <-owned
+		if late := time.Since(began) - gone; late > gone/8+2*time.Millisecond {
+			t.Errorf("it was taken %v after it had been given up, want at most %v", late, gone/8+2*time.Millisecond)
+		}
+		go func() {
+			o, err := named.Own(t.Context(), reg, named.Config{Me: "third", Standby: true})
+			if err != nil {
+				t.Error(err)
+			}
+			owned <- o
+		}()
+		time.Sleep(time.Minute)
+		before := reg.reads.Load()
+		time.Sleep(time.Minute)
+		if n := reg.reads.Load() - before; n > 15*60 {
+			t.Errorf("an owner and one that waits for long have read the manifest %d times in a minute, want some 4 and 8 times a second", n)
+		}
+		if err := next.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := (<-owned).Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// countedRegister counts reads.
+type countedRegister struct {
+	register
+	reads atomic.Int64
+}
+
+func (r *countedRegister) Read(ctx context.Context) ([]byte, uint64, error) {
+	r.reads.Add(1)
+	return r.register.Read(ctx)
 }
 
 // TestNobodyShowsWhatIsOld: until the last moment at which the one owner shows something, the next one is not ready.

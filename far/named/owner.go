@@ -166,10 +166,10 @@ func (o *Owner) raise(ctx context.Context) error {
 		return err
 	}
 	o.see(m, 0)
-	said := false
+	said, began := false, o.cfg.now()
 	for {
 		if m.Owner != "" {
-			now, v, err := o.watch(ctx, m, version)
+			now, v, err := o.watch(ctx, m, version, began)
 			if err != nil {
 				return err
 			}
@@ -246,16 +246,24 @@ func (o *Owner) see(m *Manifest, still time.Duration) {
 // aliveEvery is how often the kernel is asked whether an owner on this machine has ended.
 const aliveEvery = 25 * time.Millisecond
 
+// Between two looks at the manifest of an owner that lives is an eighth of the time since the first one: soon after it the owner may be about to give the heap up.
+const (
+	firstEvery = 2 * time.Millisecond
+	lastEvery  = 16 // part of Patience
+)
+
 // watch looks at the manifest m until it changes, but for no longer than Patience and only until it is known that its owner is dead,
-// and returns it as it is then.
-func (o *Owner) watch(ctx context.Context, m *Manifest, version uint64) (*Manifest, uint64, error) {
+// and returns it as it is then. It has been looked at since first.
+func (o *Owner) watch(ctx context.Context, m *Manifest, version uint64, first time.Duration) (*Manifest, uint64, error) {
 	began := o.cfg.now()
-	deadline, every := began+o.cfg.Patience, o.cfg.Patience/16
-	pause, looked := every, began
-	if isHere(m.Process) {
-		pause = min(every, aliveEvery)
-	}
+	deadline, looked := began+o.cfg.Patience, began
+	here := isHere(m.Process)
 	for {
+		every := min(max((o.cfg.now()-first)/8, firstEvery), o.cfg.Patience/lastEvery)
+		pause := every
+		if here {
+			pause = min(every, aliveEvery)
+		}
 		timer := o.proc.NewTimer(pause)
 		if o.proc.Wait(timer, ctx.Done()) != turns.Late {
 			timer.Stop()

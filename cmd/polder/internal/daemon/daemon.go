@@ -55,6 +55,7 @@ type process struct {
 	owner      string                                       // what it calls itself as the owner of a heap; "" for its address
 	gone       func(ctx context.Context, owner string) bool // see named.Config; nil to ask at the owner's address
 	manifests  Registers                                    // of all partitions, which their server closes; nil if it is no partition
+	mine       <-chan struct{}                              // closed when the partition is this server's; nil if it is no partition
 	admin      net.Listener                                 // nil if none is wanted
 	closers    []func() error
 	failed     chan error // a part's end; the first ends the daemon

@@ -173,6 +173,16 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 		p.Logger.Warn("two nodes keep the manifest, and this server goes on with one of them while the other does not answer: no other server takes over then, "+
 			"until both answer or an operator says that this one is dead (polder heap open --force); if it is not, there are two histories, and one of them is lost", "heap", cfg.Heap, "nodes", strings.Join(cfg.Far, ", "))
 	}
+	if p.mine != nil {
+		ready, end := dialAhead(ctx, poolCfg.Nodes)
+		defer end()
+		poolCfg.Nodes = ready
+		select {
+		case <-p.mine:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 	ended := p.Waiting(fmt.Sprintf("waiting until heap %s is free", cfg.Heap))
 	p.setHealth(fmt.Errorf("heap %s is not this process's yet", cfg.Heap))
 	gone := p.gone

@@ -286,8 +286,8 @@ func (s *shared) gone(ctx context.Context, owner string) bool {
 	return ok && s.member.Gone(ctx, id)
 }
 
-// openPart makes a partition served here.
-func (s *shared) openPart(ctx context.Context, number int) error {
+// openPart makes a partition served here, when it is this server's.
+func (s *shared) openPart(ctx context.Context, number int, mine <-chan struct{}) error {
 	<-s.made
 	if s.server == nil {
 		return errors.New("there is no server")
@@ -297,7 +297,7 @@ func (s *shared) openPart(ctx context.Context, number int) error {
 	s.mu.Lock()
 	s.opening++
 	s.mu.Unlock()
-	part, err := s.openAs(ctx, number, cfg)
+	part, err := s.openAs(ctx, number, cfg, mine)
 	s.mu.Lock()
 	s.opening--
 	if err == nil {
@@ -323,14 +323,14 @@ func (s *shared) openPart(ctx context.Context, number int) error {
 }
 
 // openAs makes room in the budget, and opens a partition there.
-func (s *shared) openAs(ctx context.Context, number int, cfg ServeConfig) (*sharedPart, error) {
+func (s *shared) openAs(ctx context.Context, number int, cfg ServeConfig, mine <-chan struct{}) (*sharedPart, error) {
 	if err := s.divide(ctx); err != nil {
 		return nil, err
 	}
 	// How a heap is laid out follows from the budget with which it is opened, so that is the least which it may have.
 	cfg.Local, cfg.MaxLocal = s.least, cfg.Local
 	part := &sharedPart{of: newProcess("serve", &operator.Control{Out: io.Discard, Logger: s.p.Logger.With("partition", number), Security: s.p.Security})}
-	part.of.reached, part.of.owner, part.of.gone, part.of.manifests = s.p.me(), s.owner(), s.gone, s.kept
+	part.of.reached, part.of.owner, part.of.gone, part.of.manifests, part.of.mine = s.p.me(), s.owner(), s.gone, s.kept, mine
 	if err := s.openHeap(ctx, number, part, cfg); err != nil {
 		return nil, errors.Join(err, part.close())
 	}
