@@ -367,10 +367,21 @@ func (m *Member) change(ctx context.Context, f func(*Map) bool) error {
 			return nil
 		case !errors.Is(err, holder.ErrChanged) && !errors.Is(err, holder.ErrUnknown):
 			return fmt.Errorf("cannot change the map of partitions: %w", err)
-		case !sleep(ctx, rand.N(most)):
+		case !m.rest(ctx, rand.N(most)):
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// rest is sleep, but looks at the register meanwhile while a partition is on its way here or from here: nobody is to wait for it because others change the map, too.
+func (m *Member) rest(ctx context.Context, d time.Duration) bool {
+	for ; d > pollEvery && m.moving(); d -= pollEvery {
+		if !sleep(ctx, pollEvery) {
+			return false
+		}
+		_, _, _ = m.look(ctx) // the change finds out what is wrong
+	}
+	return sleep(ctx, d)
 }
 
 // install makes a map the one that this member acts on, unless it has a newer one. It notes which servers have beaten.
