@@ -55,11 +55,24 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// packers are of use again: one takes a megabyte.
-var packers = sync.Pool{New: func() any {
-	w, _ := flate.NewWriter(nil, flate.BestSpeed) // the level is one
-	return w
-}}
+// packer is of use again: it takes a megabyte, and is too dear to be collected and made anew, as what a sync.Pool has is.
+var packer struct {
+	mu sync.Mutex
+	w  *flate.Writer // nil before it was needed; guarded by mu
+}
+
+// pack appends b to out, compressed.
+func pack(out *bytes.Buffer, b []byte) {
+	packer.mu.Lock()
+	defer packer.mu.Unlock()
+	if packer.w == nil {
+		packer.w, _ = flate.NewWriter(out, flate.BestSpeed) // the level is one
+	} else {
+		packer.w.Reset(out)
+	}
+	_, _ = packer.w.Write(b) // a Buffer takes everything
+	_ = packer.w.Close()
+}
 
 // Encode is the manifest as bytes.
 func (m *Manifest) Encode() []byte {
@@ -85,11 +98,7 @@ func (m *Manifest) Encode() []byte {
 		b = str(put64(b, t.Number), t.Name)
 	}
 	var packed bytes.Buffer
-	w := packers.Get().(*flate.Writer)
-	w.Reset(&packed)
-	_, _ = w.Write(b) // a Buffer takes everything
-	_ = w.Close()
-	packers.Put(w)
+	pack(&packed, b)
 	out := put64(nil, manifestMagic)
 	out = put32(out, crc32.Checksum(packed.Bytes(), castagnoli))
 	return append(out, packed.Bytes()...)

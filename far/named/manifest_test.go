@@ -3,6 +3,7 @@ package named_test
 import (
 	"errors"
 	"reflect"
+	"runtime"
 	"testing"
 	"time"
 
@@ -64,5 +65,20 @@ func TestAManifestIsReadAsItWasWritten(t *testing.T) {
 		if _, err := named.DecodeManifest(b[:i]); err == nil {
 			t.Errorf("the first %d bytes of a manifest are taken for one", i)
 		}
+	}
+}
+
+// TestAManifestIsEncodedWithoutGarbage of the size of what packs it, also when garbage was collected since the last time.
+func TestAManifestIsEncodedWithoutGarbage(t *testing.T) {
+	m := someManifest()
+	m.Encode()
+	runtime.GC()
+	runtime.GC()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	m.Encode()
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 64<<10 {
+		t.Errorf("%d bytes are allocated for a manifest, want some KiB", n)
 	}
 }

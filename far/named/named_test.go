@@ -287,6 +287,32 @@ func TestOneProcessHasTheHeap(t *testing.T) {
 	})
 }
 
+// TestAManifestThatHasNotChangedIsNotDecoded by its owner, who asks for it several times a second.
+func TestAManifestThatHasNotChangedIsNotDecoded(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		reg := new(countedRegister)
+		o, err := named.Own(t.Context(), reg, named.Config{Me: "me", Beat: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		reg.mu.Lock()
+		value := reg.value
+		reg.value = []byte("no manifest, which nobody finds out while the version is the same")
+		reg.mu.Unlock()
+		before := reg.reads.Load()
+		time.Sleep(10 * time.Second)
+		if n := reg.reads.Load() - before; n < 50 || !o.Shown(0) {
+			t.Errorf("the manifest was read %d times, and the owner has evidence: %v; want some 80 times, and some", n, o.Shown(0))
+		}
+		reg.mu.Lock()
+		reg.value = value
+		reg.mu.Unlock()
+		if err := o.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // TestAHeapThatIsGivenUpIsTakenAtOnce by a process that has waited for it for a while: within an eighth of that while. One that waits for long asks seldom.
 func TestAHeapThatIsGivenUpIsTakenAtOnce(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T) {

@@ -161,7 +161,7 @@ func Own(ctx context.Context, reg holder.Register, cfg Config) (*Owner, error) {
 
 // raise raises the epoch, when the owner is gone.
 func (o *Owner) raise(ctx context.Context) error {
-	m, version, err := o.look(ctx)
+	m, version, err := o.look(ctx, nil, 0)
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func (o *Owner) raise(ctx context.Context) error {
 		}
 		if err != nil {
 			was := m
-			if m, version, err = o.look(ctx); err != nil {
+			if m, version, err = o.look(ctx, m, version); err != nil {
 				return err
 			}
 			if m.Epoch != next.Epoch || m.Nonce != o.nonce {
@@ -223,13 +223,15 @@ func (o *Owner) raise(ctx context.Context) error {
 	}
 }
 
-// look reads the manifest, which is empty for a heap that never was.
-func (o *Owner) look(ctx context.Context) (*Manifest, uint64, error) {
+// look reads the manifest, which is empty for a heap that never was. If it still has the version at which it was known, that is it.
+func (o *Owner) look(ctx context.Context, known *Manifest, at uint64) (*Manifest, uint64, error) {
 	b, version, err := o.reg.Read(ctx)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, 0, err
-	}
-	if b == nil {
+	case known != nil && version == at: // fast path
+		return known, version, nil
+	case b == nil:
 		return &Manifest{}, version, nil
 	}
 	m, err := DecodeManifest(b)
@@ -279,7 +281,7 @@ func (o *Owner) watch(ctx context.Context, m *Manifest, version uint64, first ti
 			over = o.cfg.Gone(ctx, m.Owner)
 		}
 		looked = now
-		m, v, err := o.look(ctx)
+		m, v, err := o.look(ctx, m, version)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -397,7 +399,7 @@ const retryPause = 50 * time.Millisecond
 // sync reads the manifest if nobody knows what it is. o.changing must be held.
 func (o *Owner) sync(ctx context.Context) error {
 	asked := o.cfg.now()
-	m, version, err := o.look(ctx)
+	m, version, err := o.look(ctx, o.m, o.version)
 	if err != nil {
 		return err
 	}
