@@ -6,7 +6,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
-	"time"
+	"sync"
 
 	"polder/internal/config"
 	"polder/internal/hostmem"
@@ -21,7 +21,6 @@ import (
 const (
 	goLimit      = 15 << 20
 	goPercent    = 400 // the live heap is a few MiB: collect when that is needed, not at every 4
-	limitPeriod  = time.Second
 	liveHeadroom = 4 << 20
 
 	// That of a process that serves swap, which asks the kernel for memory when it
@@ -51,26 +50,36 @@ func boundGoMemory(limit int64, percent int) (stop func()) {
 		return func() {}
 	}
 	before, percent := debug.SetMemoryLimit(limit), debug.SetGCPercent(percent)
-	end, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		tick := time.NewTicker(limitPeriod)
-		defer tick.Stop()
-		for {
-			select {
-			case <-end:
-				return
-			case <-tick.C:
-			}
-			live, beside := goMemory()
-			debug.SetMemoryLimit(memoryLimit(limit, live, beside))
-		}
-	}()
+	end := afterCollections(func() {
+		live, beside := goMemory()
+		debug.SetMemoryLimit(memoryLimit(limit, live, beside))
+	})
 	return func() {
-		close(end)
-		<-ended
+		end()
 		debug.SetMemoryLimit(before)
 		debug.SetGCPercent(percent)
+	}
+}
+
+// afterCollections calls f soon after each collection of garbage, until stop is called: who opens a partition has some more live within milliseconds, and would be held
+// up by one collection after the other if the limit stayed behind.
+func afterCollections(f func()) (stop func()) {
+	var mu sync.Mutex
+	ended := false // guarded by mu
+	var collected func(*[16]byte)
+	collected = func(garbage *[16]byte) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !ended {
+			f()
+			runtime.SetFinalizer(garbage, collected) // with the next collection
+		}
+	}
+	runtime.SetFinalizer(new([16]byte), collected)
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		ended = true
 	}
 }
 

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"runtime"
 	"runtime/debug"
+	"sync/atomic"
 	"testing"
 
 	"polder/internal/config"
 	"polder/internal/hostmem"
+	"polder/pool/pooltest"
 )
 
 func TestTheMemoryLimitGivesWayToLiveMemory(t *testing.T) {
@@ -33,8 +35,7 @@ func TestLittleGarbageIsNotCollectedWithoutEnd(t *testing.T) {
 	}
 	defer boundGoMemory(goLimit, goPercent)()
 	runtime.GC()
-	of, beside := goMemory()
-	debug.SetMemoryLimit(memoryLimit(goLimit, of, beside))
+	pooltest.Eventually(t, "the limit gives way", func() bool { return debug.SetMemoryLimit(-1) > goLimit })
 	var before, after debug.GCStats
 	debug.ReadGCStats(&before)
 	for range garbage >> 10 {
@@ -48,6 +49,24 @@ func TestLittleGarbageIsNotCollectedWithoutEnd(t *testing.T) {
 }
 
 var sink []byte
+
+// TestTheLimitFollowsEachCollection, until it is to follow no more.
+func TestTheLimitFollowsEachCollection(t *testing.T) {
+	var n atomic.Int64
+	stop := afterCollections(func() { n.Add(1) })
+	for want := range int64(3) {
+		runtime.GC()
+		pooltest.Eventually(t, "it is called after a collection", func() bool { return n.Load() > want })
+	}
+	stop()
+	was := n.Load()
+	for range 3 {
+		runtime.GC()
+	}
+	if got := n.Load(); got != was {
+		t.Errorf("it is called %d times after the end", got-was)
+	}
+}
 
 func TestTheMemoryLimitIsGivenBack(t *testing.T) {
 	before := debug.SetMemoryLimit(-1)
