@@ -216,6 +216,50 @@ func TestPartitionsComeOneAtATime(t *testing.T) {
 	})
 }
 
+// TestAPartitionComesToAServerThatCannotBeat, since others change the map again and again before it has: it sees nevertheless at once that it is the owner.
+func TestAPartitionComesToAServerThatCannotBeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		a := w.start(1, 2)
+		w.until("all is open", a.serves(0, 1))
+		b := w.host(2)
+		setLate := func(late bool) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			b.late = late
+		}
+		a.onPrepare = func(context.Context, int) error {
+			setLate(true)
+			time.Sleep(3 * time.Second)
+			return nil
+		}
+		var closed time.Time // guarded by w.mu
+		a.onClose = func(context.Context, int) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			closed = time.Now()
+			return nil
+		}
+		b.onOpen = func(context.Context, int) error {
+			w.mu.Lock()
+			late := time.Since(closed)
+			w.mu.Unlock()
+			if late > 20*time.Millisecond {
+				t.Errorf("it is opened %v after it was closed, want within 20ms", late)
+			}
+			setLate(false)
+			return nil
+		}
+		if err := b.join(2); err != nil {
+			t.Fatal(err)
+		}
+		w.until("it has moved", b.serves(0))
+		a.onClose = nil
+		b.leave()
+		a.leave()
+	})
+}
+
 // TestAServerHandsOverOneAtATime, to whomever: what is prepared for the next move does not slow down this one.
 func TestAServerHandsOverOneAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -97,6 +97,7 @@ type host struct {
 	// Guarded by world.mu.
 	cut   bool // the register cannot be reached
 	deaf  bool // the register can be read only
+	late  bool // others are always faster to change the register
 	dead  bool
 	old   bool // it is of a version that knows nothing of loads; set before it joins
 	parts map[int]having
@@ -233,10 +234,13 @@ func (h *host) Swap(ctx context.Context, version uint64, value []byte) (uint64, 
 		value = m.Encode()
 	}
 	h.w.mu.Lock()
-	deaf := h.deaf
+	deaf, late := h.deaf, h.late
 	h.w.mu.Unlock()
-	if deaf {
+	switch {
+	case deaf:
 		return 0, errDown
+	case late:
+		return 0, holder.ErrChanged
 	}
 	unheard, never := h.w.chance(10), h.w.chance(50)
 	h.w.mu.Lock()
