@@ -1,6 +1,9 @@
 package far
 
-import "math/bits"
+import (
+	"math/bits"
+	"polder/far/index"
+)
 
 // What a miss brings is not always worth a place in local memory, which costs the
 // copy of it, and the eviction of something else, perhaps of something better. So
@@ -24,20 +27,20 @@ const (
 
 // admits reports whether the entry of the far word w, which is about to be fetched,
 // should be local from now on, and remembers the time if not. sh.mu must be held.
-func (sh *shard) admits(h *Heap, w *word) bool {
+func (sh *shard) admits(h *Heap, w *index.Word) bool {
 	shift := h.epochShift()
 	then := sh.missed >> shift
-	sh.missed += uint64(w.size())
+	sh.missed += uint64(w.Size())
 	now := sh.missed >> shift
 	if now != then {
 		h.core.Logs.Weigh()
 	}
 	// Fetching what is larger than an epoch's worth does not make it old at once.
-	stamp := uint64(*w & stampMask >> stampShift)
+	stamp := uint64(*w & index.StampMask >> index.StampShift)
 	if stamp != 0 && (then+epochs-(stamp-1))%epochs <= 1 || h.core.Logs.Roomy() {
 		return true
 	}
-	*w = *w&^stampMask | word(now%epochs+1)<<stampShift
+	*w = *w&^index.StampMask | index.Word(now%epochs+1)<<index.StampShift
 	return false
 }
 

@@ -24,7 +24,7 @@ func (h *Heap) audit() error {
 	for _, m := range *h.maps.Load() {
 		for i := range m.shards() {
 			sh := m.at(i)
-			t.Index[heap.Tables] += sh.t.bytes()
+			t.Index[heap.Tables] += sh.t.Bytes()
 			entries, lost, used := 0, 0, 0
 			if sh.hasLeaves() {
 				t.Index[heap.Leaves] += sh.cold.Bytes()
@@ -37,43 +37,43 @@ func (h *Heap) audit() error {
 				t.Index[heap.Leaves] += sh.cold.shelf.dir.Bytes()
 				t.Unsure = true
 			}
-			for b := range sh.t.buckets {
-				for j, w := range sh.t.buckets[b].words {
+			for b := range sh.t.Buckets {
+				for j, w := range sh.t.Buckets[b].Words {
 					if w == 0 {
 						continue
 					}
 					used++
-					if w.far() && w.addr() == 0 {
-						if w.visible() {
+					if w.Far() && w.Addr() == 0 {
+						if w.Visible() {
 							lost++
 						}
 						continue
 					}
-					if w.visible() && w.isLost() {
+					if w.Visible() && w.IsLost() {
 						lost++
-					} else if w.visible() {
+					} else if w.Visible() {
 						entries++
 					}
-					if w.far() {
-						t.AddFar(w.addr(), w.size())
+					if w.Far() {
+						t.AddFar(w.Addr(), w.Size())
 						continue
 					}
-					e := h.entryAt(w.addr())
-					if tag := sh.t.buckets[b].tags[j]; e.Hash().tag() != tag || m.shard(e.Hash()) != sh || e.Owner() != m.id {
-						return fmt.Errorf("map %q: the entry at %#x is not that of tag %#x in shard %d", m.name, w.addr(), tag, i)
+					e := h.entryAt(w.Addr())
+					if tag := sh.t.Buckets[b].Tags[j]; e.Hash().tag() != tag || m.shard(e.Hash()) != sh || e.Owner() != m.id {
+						return fmt.Errorf("map %q: the entry at %#x is not that of tag %#x in shard %d", m.name, w.Addr(), tag, i)
 					}
-					if sizeclass.Of(e.FarSize()) != uint8(w>>heap.AddrBits) || wordFlagsOf(e) != w.ofEntry() {
+					if sizeclass.Of(e.FarSize()) != uint8(w>>heap.AddrBits) || wordFlagsOf(e) != w.OfEntry() {
 						return fmt.Errorf("map %q: the word %#x is not that of its entry", m.name, w)
 					}
-					t.AddLocal(w.addr(), e.Size(), e.Clean())
+					t.AddLocal(w.Addr(), e.Size(), e.Clean())
 					if e.Clean() {
-						t.AddFar(e.Far(), w.size())
+						t.AddFar(e.Far(), w.Size())
 					}
 				}
 			}
-			if entries != sh.entries || lost != sh.lost || used != sh.t.used {
+			if entries != sh.entries || lost != sh.lost || used != sh.t.Used {
 				return fmt.Errorf("map %q, shard %d: %d entries, %d lost, %d in all, but counted are %d, %d, %d",
-					m.name, i, entries, lost, used, sh.entries, sh.lost, sh.t.used)
+					m.name, i, entries, lost, used, sh.entries, sh.lost, sh.t.Used)
 			}
 		}
 	}
@@ -102,9 +102,9 @@ func (h *Heap) auditLeaves(sh *shard, add func(addr uint64, size int)) error {
 		count := 0
 		for k := range leaves[0].Len() {
 			sl := leaves[0].At(k)
-			if w := word(sl.Word); !sh.known(sl.Tag) {
-				add(w.addr(), w.size())
-				if !w.isLost() {
+			if w := sl.Word; !sh.known(sl.Tag) {
+				add(w.Addr(), w.Size())
+				if !w.IsLost() {
 					count++
 				}
 			}

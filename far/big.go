@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 // A value longer than Heap.pieces is stored as pieces: entries of the same map
@@ -126,7 +127,7 @@ func (m *ByteMap) setPiece(ctx context.Context, big bigHead, i int, part []byte)
 	hs := m.hash(k[:])
 	sh := m.shard(hs)
 	r := newEntry{key: k[:], value: part, flags: entryPiece}
-	try := func(*holding) step { return stepOf(m.insert(sh, hs, none, nil, &r)) }
+	try := func(*holding) step { return stepOf(m.insert(sh, hs, index.None, nil, &r)) }
 	return m.do(ctx, sh, hs, k[:], try)
 }
 
@@ -143,7 +144,7 @@ func (m *ByteMap) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byt
 		hs := m.hash(k[:])
 		sh := m.shard(hs)
 		try := func(hd *holding) step {
-			p, e, st := sh.find(m.h, hs, k[:], kindPiece, hd, true)
+			p, e, st := sh.find(m.h, hs, k[:], index.Pieces, hd, true)
 			if st == remote && hd == nil && i >= fetched {
 				return step{err: errFarPiece}
 			}
@@ -153,8 +154,8 @@ func (m *ByteMap) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byt
 			if want := min(big.piece, big.size-i*big.piece); len(e.Value()) != want {
 				return step{err: big.corrupt(fmt.Errorf("piece %d has %d bytes, want %d", i, len(e.Value()), want))}
 			}
-			w := sh.t.word(p)
-			*w = w.touched()
+			w := sh.t.Word(p)
+			*w = w.Touched()
 			dst = append(dst, e.Value()...)
 			return step{}
 		}
@@ -189,7 +190,7 @@ func (m *ByteMap) fetchPieces(ctx context.Context, big bigHead, i, j int) error 
 		k = big.key(i + n)
 		return k[:]
 	}
-	return m.fetch(ctx, j-i, key, kindPiece, false, func(int) {})
+	return m.fetch(ctx, j-i, key, index.Pieces, false, func(int) {})
 }
 
 // orphan is the pieces of a value whose head is gone.
@@ -223,7 +224,7 @@ func (o *orphan) bury(ctx context.Context) error {
 		hs := o.m.hash(k[:])
 		sh := o.m.shard(hs)
 		err := o.m.do(ctx, sh, hs, k[:], func(hd *holding) step {
-			p, e, st := sh.find(o.m.h, hs, k[:], kindPiece, hd, false)
+			p, e, st := sh.find(o.m.h, hs, k[:], index.Pieces, hd, false)
 			switch st {
 			case absent:
 				return step{}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 // Updates of large values go on while other keys of the shard are set, which
@@ -130,7 +131,7 @@ func TestPiecesOfAnUnreadableHeadGo(t *testing.T) {
 				fillTiny(t, h.NewByteMap("other"), 400)
 				bad := map[int]bool{}
 				if how == "lost" {
-					store.loseThat(m, func(w word) bool { return w&wordBig != 0 })
+					store.loseThat(m, func(w index.Word) bool { return w&index.Big != 0 })
 					for i := range n {
 						bad[i] = true
 					}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 // ByteMap is a hash map from byte strings to byte strings on a Heap. Entries are local or
@@ -55,10 +56,10 @@ func (m *ByteMap) get(ctx context.Context, key, dst []byte, grow bool) (Entry, i
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	sh.mu.Lock()
-	p, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
+	p, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)
 	if st == present && !e.Big() && !e.Expired() {
-		w := sh.t.word(p)
-		*w = w.touched()
+		w := sh.t.Word(p)
+		*w = w.Touched()
 		sh.count.hits++
 		ent := metaOf(e)
 		ent.Value = append(dst, e.Value()...)
@@ -107,15 +108,15 @@ func (m *ByteMap) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []by
 		big = bigHead{}
 		clears := m.clears.Load()
 		err = m.slow(ctx, sh, hs, key, func(hd *holding) step {
-			p, e, st := sh.find(m.h, hs, key, kindEntry, hd, true)
+			p, e, st := sh.find(m.h, hs, key, index.Entries, hd, true)
 			switch {
 			case st != present:
 				return sh.miss(m.h, p, st, needWhole)
 			case e.Expired():
 				return sh.expireNow(m.h, p, e)
 			}
-			w := sh.t.word(p)
-			*w = w.touched()
+			w := sh.t.Word(p)
+			*w = w.Touched()
 			ent = metaOf(e)
 			if e.Big() {
 				big = bigOf(e)
@@ -172,7 +173,7 @@ func (m *ByteMap) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, i
 	if sh.closed {
 		return Entry{}, 0, step{err: m.gone()}
 	}
-	p, e, st := sh.find(m.h, hs, key, kindEntry, hd, false)
+	p, e, st := sh.find(m.h, hs, key, index.Entries, hd, false)
 	switch {
 	case st != present:
 		return Entry{}, 0, sh.miss(m.h, p, st, needHead)
@@ -204,7 +205,7 @@ func (m *ByteMap) set(ctx context.Context, r newEntry) error {
 	}
 	// The fast path: what it replaces is local, and there is room.
 	sh.mu.Lock()
-	if p, old, st := sh.find(m.h, hs, r.key, kindEntry, nil, false); !st.waits() && !sh.closed {
+	if p, old, st := sh.find(m.h, hs, r.key, index.Entries, nil, false); !st.waits() && !sh.closed {
 		if err := m.insert(sh, hs, p, old, &r); !lacksRoom(err) {
 			sh.mu.Unlock()
 			return err
@@ -218,7 +219,7 @@ func (m *ByteMap) set(ctx context.Context, r newEntry) error {
 // shard's lock. Either may be nil.
 func (m *ByteMap) setSlow(ctx context.Context, sh *shard, hs hash, r newEntry, was *snapshot, ok func() error) error {
 	return m.slow(ctx, sh, hs, r.key, func(hd *holding) step {
-		p, old, st := sh.find(m.h, hs, r.key, kindEntry, hd, was.whole())
+		p, old, st := sh.find(m.h, hs, r.key, index.Entries, hd, was.whole())
 		if st.waits() {
 			return sh.miss(m.h, p, st, was.need())
 		}
@@ -261,7 +262,7 @@ func (m *ByteMap) deleteSlow(ctx context.Context, sh *shard, hs hash, key []byte
 }
 
 func (m *ByteMap) tryDelete(sh *shard, hs hash, key []byte, hd *holding, t *Txn) (bool, step) {
-	p, e, st := sh.find(m.h, hs, key, kindEntry, hd, false)
+	p, e, st := sh.find(m.h, hs, key, index.Entries, hd, false)
 	switch {
 	case sh.closed:
 		return false, step{err: m.gone()}
@@ -336,16 +337,16 @@ func (m *ByteMap) clear(last bool) {
 			sh.mu.Unlock()
 			return
 		}
-		for b := range sh.t.buckets {
-			for _, w := range sh.t.buckets[b].words {
+		for b := range sh.t.Buckets {
+			for _, w := range sh.t.Buckets[b].Words {
 				switch {
 				case w == 0:
 				// Pieces go as entries of their own, so the heads need not
 				// be remembered as orphans.
-				case w.far():
-					m.h.bury(w&^wordBig, nil)
+				case w.Far():
+					m.h.bury(w&^index.Big, nil)
 				default:
-					e := m.h.entryAt(w.addr())
+					e := m.h.entryAt(w.Addr())
 					e[19] &^= entryBig
 					m.h.bury(w, e)
 				}
@@ -354,7 +355,7 @@ func (m *ByteMap) clear(last bool) {
 		if d := sh.detach(); d != nil {
 			m.h.settler.bury(d)
 		}
-		m.h.core.Logs.ShrinkIndex(heap.Tables, sh.t.clear(last))
+		m.h.core.Logs.ShrinkIndex(heap.Tables, sh.t.Clear(last))
 		if last {
 			sh.closed, sh.heads = true, nil
 		}

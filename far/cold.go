@@ -15,9 +15,9 @@ import (
 // tag's leaf has of it is void. Otherwise the leaf has all of its entries. So whatever a call does to an
 // entry, it does to words in the table, after their tag has become known; and the words go back to
 // the leaf when they are settled, by the settler. A word that is settled, or that has come from its leaf
-// and is as it was there, is wordSettled, and the table may forget it.
+// and is as it was there, is Settled, and the table may forget it.
 //
-// What was removed leaves a wordGone behind, until that is settled. Only words of entries that are far, and that
+// What was removed leaves a Gone behind, until that is settled. Only words of entries that are far, and that
 // have neither an expiry nor pieces, nor are in a transaction, are settled; the others stay in the table.
 type leafIndex struct {
 	index.Dir
@@ -44,26 +44,6 @@ var errSettling = errors.New("no place in a table")
 // lacksRoom reports whether err is one that a call waits for, and tries again.
 func lacksRoom(err error) bool { return heap.LacksRoom(err) || err == errSettling }
 
-// settles reports whether w is the word of an entry that can be settled.
-func (w word) settles() bool { return w.far() && w.flags() == 0 && w.addr() != 0 }
-
-// gone reports whether w says that its tag has no other entry.
-func (w word) gone() bool { return w&^(wordSettled|hotMask) == wordGone }
-
-// tells reports whether w makes its tag known.
-func (w word) tells() bool { return w != 0 && !w.is(kindPiece) }
-
-// unsure reports whether w says that its tag may have had an entry that was lost with its leaf.
-func (w word) unsure() bool { return w&^(wordSettled|hotMask) == wordFar|wordLost }
-
-// forgets reports whether the table may forget w, if no other word has its tag.
-func (w word) forgets() bool { return w&wordSettled != 0 && (w.settles() || w.gone() || w.unsure()) }
-
-// settled is what a leaf has of w.
-func (w word) settled() word {
-	return w & (heap.AddrMask | wordFar | wordLost | 0xff<<heap.AddrBits)
-}
-
 // hasLeaves reports whether the shard may know entries by leaves alone.
 func (sh *shard) hasLeaves() bool { return sh.cold != nil && sh.cold.Len() > 0 }
 
@@ -72,8 +52,8 @@ func (sh *shard) known(tag uint32) bool {
 	if !sh.hasLeaves() {
 		return true
 	}
-	for p := range sh.t.matches(tag) {
-		if sh.t.word(p).tells() {
+	for p := range sh.t.Matches(tag) {
+		if sh.t.Word(p).Tells() {
 			return true
 		}
 	}
@@ -95,11 +75,11 @@ func (sh *shard) consult(h *Heap, tag uint32, hd *holding) status {
 			return unread
 		}
 	}
-	return sh.learn(h, tag, i, leaf, hotOne)
+	return sh.learn(h, tag, i, leaf, index.HotOne)
 }
 
-// learn is consult with the leaf of tag, which is that of range i; warmth is what the words are given of hotMask.
-func (sh *shard) learn(h *Heap, tag uint32, i int, leaf index.Leaf, warmth word) status {
+// learn is consult with the leaf of tag, which is that of range i; warmth is what the words are given of HotMask.
+func (sh *shard) learn(h *Heap, tag uint32, i int, leaf index.Leaf, warmth index.Word) status {
 	c := sh.cold
 	ref := c.At(i)
 	if ref == 0 {
@@ -114,39 +94,39 @@ func (sh *shard) learn(h *Heap, tag uint32, i int, leaf index.Leaf, warmth word)
 	if !sh.roomy() {
 		_ = sh.more(h, tag)
 	}
-	places := sh.t.places()
-	if warmth == hotMask {
+	places := sh.t.Places()
+	if warmth == index.HotMask {
 		places -= places / 32 // the last ones are for those who read
 	}
-	if sh.t.used+max(n, 1) >= places {
+	if sh.t.Used+max(n, 1) >= places {
 		return crowded
 	}
 	switch {
 	case n == 0 && ref.Lost():
-		sh.t.insert(tag, wordFar|wordLost|wordSettled|warmth) // there may have been one
+		sh.t.Insert(tag, index.Far|index.Lost|index.Settled|warmth) // there may have been one
 		sh.lost++
 		return present
 	case n == 0:
-		sh.t.insert(tag, wordGone|wordSettled|warmth)
+		sh.t.Insert(tag, index.Gone|index.Settled|warmth)
 		return present
 	}
 	less := 0
 	for k := first; k < first+n; k++ {
-		w := word(leaf.At(k).Word) | warmth
-		if w.isLost() {
+		w := leaf.At(k).Word | warmth
+		if w.IsLost() {
 			c.lost--
 		} else {
 			less++
-			if h.core.Far.Seg(w.addr()).Gone() {
-				w |= wordLost
+			if h.core.Far.Seg(w.Addr()).Gone() {
+				w |= index.Lost
 				sh.entries--
 				sh.lost++
 				h.core.Count.Lost.Add(1)
 			} else if n == 1 {
-				w |= wordSettled
+				w |= index.Settled
 			}
 		}
-		sh.t.insert(tag, w)
+		sh.t.Insert(tag, w)
 	}
 	at, _ := c.Group(i)
 	count := c.At(at).Count() - less
@@ -162,7 +142,7 @@ func (sh *shard) learn(h *Heap, tag uint32, i int, leaf index.Leaf, warmth word)
 // table grow. It does not forget keep. It fails with errSettling if the settler is at work, and as GrowIndex
 // does. sh.mu must be held.
 func (sh *shard) more(h *Heap, keep uint32) error {
-	if sh.t.bytes() == 0 || !h.tight() {
+	if sh.t.Bytes() == 0 || !h.tight() {
 		return sh.grow(h)
 	}
 	if sh.cold == nil {
@@ -196,51 +176,51 @@ func (sh *shard) more(h *Heap, keep uint32) error {
 // table does not know are looked for along the whole of a chain. sh.mu must be held.
 func (sh *shard) roomy() bool {
 	if sh.hasLeaves() {
-		return sh.t.used < sh.t.places()*3/4
+		return sh.t.Used < sh.t.Places()*3/4
 	}
-	return sh.t.roomy()
+	return sh.t.Roomy()
 }
 
 func (sh *shard) full() bool {
 	if sh.hasLeaves() && !sh.cold.crowded {
-		return sh.t.used >= sh.t.places()*7/8
+		return sh.t.Used >= sh.t.Places()*7/8
 	}
-	return sh.t.full()
+	return sh.t.Full()
 }
 
 // ripe reports whether it is worthwhile to settle the words of sh. sh.mu must be held.
 func (sh *shard) ripe() bool {
 	n := 0
-	for p := range sh.t.all() {
-		if w := *sh.t.word(p); w.settles() || w.gone() {
+	for p := range sh.t.All() {
+		if w := *sh.t.Word(p); w.Settles() || w.IsGone() {
 			n++
 		}
 	}
-	return n*8 >= sh.t.used
+	return n*8 >= sh.t.Used
 }
 
 // forget forgets settled words that have not been used for a while, but not those of keep, until a sixteenth of the
 // table is free beyond what makes it roomy. sh.mu must be held.
 func (sh *shard) forget(h *Heap, keep uint32) {
 	c, t := sh.cold, &sh.t
-	enough := t.places()*11/16 - 1 // of 12/16, at which it is not roomy
+	enough := t.Places()*11/16 - 1 // of 12/16, at which it is not roomy
 	if !sh.hasLeaves() || c.shelf != nil {
 		return
 	}
-	for range 4 * len(t.buckets) { // after which hotMask is 0
-		if t.used <= enough {
+	for range 4 * len(t.Buckets) { // after which HotMask is 0
+		if t.Used <= enough {
 			return
 		}
-		if c.hand++; c.hand >= len(t.buckets) {
+		if c.hand++; c.hand >= len(t.Buckets) {
 			c.hand = 0
 		}
-		for i := range bucketEntries {
-			p := place(c.hand*bucketEntries + i)
-			w, tag := t.word(p), t.tag(p)
+		for i := range index.BucketEntries {
+			p := index.Place(c.hand*index.BucketEntries + i)
+			w, tag := t.Word(p), t.Tag(p)
 			switch {
-			case !w.forgets() || tag == keep || h.cleans(*w):
-			case *w&hotMask != 0:
-				*w -= hotOne
+			case !w.Forgets() || tag == keep || h.cleans(*w):
+			case *w&index.HotMask != 0:
+				*w -= index.HotOne
 			case sh.alone(p):
 				sh.leave(p)
 			}
@@ -249,57 +229,57 @@ func (sh *shard) forget(h *Heap, keep uint32) {
 }
 
 // leave removes the word at p from the table, of which its leaf has all that there is to know. sh.mu must be held.
-func (sh *shard) leave(p place) {
-	c, w := sh.cold, *sh.t.word(p)
+func (sh *shard) leave(p index.Place) {
+	c, w := sh.cold, *sh.t.Word(p)
 	switch {
-	case w.unsure():
+	case w.Unsure():
 		sh.lost--
-	case w.gone():
-	case w.isLost():
+	case w.IsGone():
+	case w.IsLost():
 		c.lost++
 	default:
-		at, _ := c.Group(c.Of(sh.t.tag(p)))
+		at, _ := c.Group(c.Of(sh.t.Tag(p)))
 		c.Set(at, c.At(at).WithCount(c.At(at).Count()+1))
 	}
-	sh.t.remove(p)
+	sh.t.Remove(p)
 }
 
 // cleans reports whether w refers to the far segment that is being cleaned.
-func (h *Heap) cleans(w word) bool {
+func (h *Heap) cleans(w index.Word) bool {
 	id := h.cleaning.Load()
-	return id != 0 && w.addr()/h.core.Far.Units == id
+	return id != 0 && w.Addr()/h.core.Far.Units == id
 }
 
 // alone reports whether the word at p is the only one that makes its tag known. sh.mu must be held.
-func (sh *shard) alone(p place) bool {
-	for q := range sh.t.matches(sh.t.tag(p)) {
-		if q != p && sh.t.word(q).tells() {
+func (sh *shard) alone(p index.Place) bool {
+	for q := range sh.t.Matches(sh.t.Tag(p)) {
+		if q != p && sh.t.Word(q).Tells() {
 			return false
 		}
 	}
 	return true
 }
 
-// takeOut removes the word at p from the table, and leaves a wordGone if its leaf may have it.
+// takeOut removes the word at p from the table, and leaves a Gone if its leaf may have it.
 // sh.mu must be held.
-func (sh *shard) takeOut(p place) {
-	if !sh.hasLeaves() || !sh.t.word(p).tells() {
-		sh.t.remove(p)
+func (sh *shard) takeOut(p index.Place) {
+	if !sh.hasLeaves() || !sh.t.Word(p).Tells() {
+		sh.t.Remove(p)
 		return
 	}
 	if sh.alone(p) {
-		*sh.t.word(p) = wordGone
+		*sh.t.Word(p) = index.Gone
 		return
 	}
-	tag := sh.t.tag(p)
-	sh.t.remove(p)
+	tag := sh.t.Tag(p)
+	sh.t.Remove(p)
 	sh.soil(tag)
 }
 
 // soil makes the words with a tag ones that the table must not forget. sh.mu must be held.
 func (sh *shard) soil(tag uint32) {
-	for p := range sh.t.matches(tag) {
-		*sh.t.word(p) &^= wordSettled
+	for p := range sh.t.Matches(tag) {
+		*sh.t.Word(p) &^= index.Settled
 	}
 }
 
@@ -320,8 +300,8 @@ func (sh *shard) loseLeaf(h *Heap, i int) {
 	for k := first; k < first+n; k++ {
 		c.Set(k, c.At(k).AsLost())
 		lo, hi := c.Range(k)
-		for p := range sh.t.within(lo, hi) {
-			*sh.t.word(p) &^= wordSettled // nobody else has it any more
+		for p := range sh.t.Within(lo, hi) {
+			*sh.t.Word(p) &^= index.Settled // nobody else has it any more
 		}
 	}
 }

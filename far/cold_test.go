@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/index"
 	"polder/internal/failpoint"
 )
 
@@ -165,8 +166,8 @@ func settleAll(t *testing.T, ctx context.Context, m *ByteMap) {
 			if !sh.hasLeaves() {
 				return
 			}
-			for p := range sh.t.all() {
-				if w := *sh.t.word(p); w&wordSettled != 0 && w.settles() && sh.alone(p) {
+			for p := range sh.t.All() {
+				if w := *sh.t.Word(p); w&index.Settled != 0 && w.Settles() && sh.alone(p) {
 					sh.leave(p)
 				}
 			}
@@ -563,7 +564,7 @@ func TestAnIterationReadsALeafAgainWhoseSegmentIsAnother(t *testing.T) {
 			continue
 		}
 		for _, same := range []bool{true, false} {
-			s := scanner{m: m, b: h.core.NewBatch(scanStep), of: word.committed, leaf: scannedLeaf{a, seg, nil}}
+			s := scanner{m: m, b: h.core.NewBatch(scanStep), of: index.Word.Committed, leaf: scannedLeaf{a, seg, nil}}
 			if !same {
 				s.leaf.seg = new(heap.FarSegment)
 			}
@@ -730,10 +731,10 @@ func TestWhatIsForgottenWhileLeavesAreSplitIsCounted(t *testing.T) {
 			delete(changed, sh)
 			audit(sh)
 		}
-		for p := range sh.t.all() {
-			w := *sh.t.word(p)
-			i := sh.cold.Of(sh.t.tag(p))
-			if first, n := sh.cold.Group(i); n == 2 && i != first && w&wordSettled != 0 && w.settles() && sh.alone(p) && !h.cleans(w) {
+		for p := range sh.t.All() {
+			w := *sh.t.Word(p)
+			i := sh.cold.Of(sh.t.Tag(p))
+			if first, n := sh.cold.Group(i); n == 2 && i != first && w&index.Settled != 0 && w.Settles() && sh.alone(p) && !h.cleans(w) {
 				sh.leave(p)
 				forgotten.Add(1)
 				changed[sh] = true

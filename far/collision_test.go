@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 // twins returns two keys that the index of m cannot tell apart.
@@ -49,8 +50,8 @@ func evacuateBy(t *testing.T, m, other *ByteMap) {
 		for i := range m.shards() {
 			sh := m.at(i)
 			sh.mu.Lock()
-			for p := range place(len(sh.t.buckets) * bucketEntries) {
-				if w := *sh.t.word(p); w != 0 && !w.far() {
+			for p := range index.Place(len(sh.t.Buckets) * index.BucketEntries) {
+				if w := *sh.t.Word(p); w != 0 && !w.Far() {
 					local++
 				}
 			}
@@ -82,7 +83,7 @@ func TestLostEntryIsNotTakenForItsTwin(t *testing.T) {
 			mustSet(t, m, b, []byte("b"))
 			evacuateAll(t, h, m)
 			first := true
-			store.loseThat(m, func(w word) bool {
+			store.loseThat(m, func(w index.Word) bool {
 				ok := first
 				first = false
 				return ok

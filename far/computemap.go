@@ -9,6 +9,7 @@ import (
 
 	"polder/far/farlog"
 	"polder/far/heap"
+	"polder/far/index"
 	"polder/far/record"
 	"polder/far/store"
 	"polder/internal/offload"
@@ -113,7 +114,7 @@ func (w *mapWindow) shard(ctx context.Context, at uint64) {
 			return
 		}
 		var next uint64
-		if _, next, w.err = w.m.scan(ctx, cursor, word.committed, w); w.err == nil {
+		if _, next, w.err = w.m.scan(ctx, cursor, index.Word.Committed, w); w.err == nil {
 			w.err = w.lost
 		}
 		if w.err != nil {
@@ -139,26 +140,26 @@ func (w *mapWindow) rewind() {
 }
 
 // visit takes note of an entry. The lock of its shard is held.
-func (w *mapWindow) visit(tag uint32, word word) {
+func (w *mapWindow) visit(tag uint32, word index.Word) {
 	h := w.m.h
 	w.seen++
-	if !word.far() {
-		if e := h.entryAt(word.addr()); !e.Expired() {
+	if !word.Far() {
+		if e := h.entryAt(word.Addr()); !e.Expired() {
 			w.lost = errors.Join(w.lost, w.add(e.Value()))
 		}
 		return
 	}
-	if word.isLost() {
+	if word.IsLost() {
 		return // its shard says so
 	}
-	seg := w.pins.Hold(word.addr(), func() bool { return true }) // the lock keeps it referred to
+	seg := w.pins.Hold(word.Addr(), func() bool { return true }) // the lock keeps it referred to
 	if seg == nil {
-		w.lost = &LostError{Segment: h.core.Far.Seg(word.addr()).Seg.Name()}
+		w.lost = &LostError{Segment: h.core.Far.Seg(word.Addr()).Seg.Name()}
 		return
 	}
-	off := h.core.Far.Offset(word.addr())
-	p := store.ScanPart{Seg: seg.Seg, Seed: seg.Seed, Off: off, Number: uint64(tag), N: min(word.size(), h.core.Far.SegSize-off)}
-	if word&wordTTL != 0 {
+	off := h.core.Far.Offset(word.Addr())
+	p := store.ScanPart{Seg: seg.Seg, Seed: seg.Seed, Off: off, Number: uint64(tag), N: min(word.Size(), h.core.Far.SegSize-off)}
+	if word&index.TTL != 0 {
 		w.reads = append(w.reads, p)
 	} else {
 		w.parts = append(w.parts, p)

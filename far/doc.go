@@ -178,8 +178,8 @@
 // and, here, mapowner (entries); host knows both. entry is the bytes of an entry. In far memory all are records of
 // package far/record.
 //
-// What the data structures stand on: heap, api, errors, store, scopes, registry (the heap of a pointer), word
-// and table and shard (a map's index), slow (what waits),
+// What the data structures stand on: heap, api, errors, store, scopes, registry (the heap of a pointer), shard
+// (a map's index, of what package index has), slow (what waits),
 // loss, sweep (for what has expired), keep (checkpoints, and opening a heap again), snapshot (what package far/saved copies to a file).
 //
 // Fetching, which heap does for all owners: fetch, many and admit of entries; prefetch of the objects of structures.

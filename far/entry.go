@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/index"
 	"polder/far/record"
 )
 
@@ -94,16 +95,16 @@ func metaOf(e entry) Entry {
 }
 
 // wordFlagsOf is the flags that e's word carries.
-func wordFlagsOf(e entry) word {
-	var f word
+func wordFlagsOf(e entry) index.Word {
+	var f index.Word
 	if e.expires() {
-		f |= wordTTL
+		f |= index.TTL
 	}
 	if e[19]&entryPiece != 0 {
-		f |= wordPiece
+		f |= index.Piece
 	}
 	if e.Big() {
-		f |= wordBig
+		f |= index.Big
 	}
 	return f
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 // fillTiny sets n keys of 1000 bytes, far more than a tiny heap has local.
@@ -375,8 +376,8 @@ func TestLostSegments(t *testing.T) {
 func TestLostPartsOfLargeValues(t *testing.T) {
 	for _, part := range []struct {
 		name string
-		flag word
-	}{{"heads", wordBig}, {"pieces", wordPiece}} {
+		flag index.Word
+	}{{"heads", index.Big}, {"pieces", index.Piece}} {
 		t.Run(part.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := newFaultStore(tinySegment, 4000)
@@ -387,7 +388,7 @@ func TestLostPartsOfLargeValues(t *testing.T) {
 				}
 				fillTiny(t, h.NewByteMap("other"), 400)
 				first := true
-				if store.loseThat(m, func(w word) bool {
+				if store.loseThat(m, func(w index.Word) bool {
 					ok := first && w&part.flag != 0
 					first = first && !ok
 					return ok
@@ -415,7 +416,7 @@ func TestLostPartsOfLargeValues(t *testing.T) {
 				time.Sleep(time.Second)
 				words := 0
 				for i := range m.shards() {
-					words += m.at(i).t.used
+					words += m.at(i).t.Used
 				}
 				if want := (n - lost) * (1 + (30000+h.pieces-1)/h.pieces); words != want {
 					t.Errorf("%d entries are left, heads and pieces, want %d", words, want)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/index"
 	"polder/internal/buddy"
 )
 
@@ -69,14 +70,14 @@ func (s *faultStore) Alloc(ctx context.Context) (heap.Segment, error) {
 
 // loseThat loses the segments that hold the far copies of the entries in m that
 // want asks for.
-func (s *faultStore) loseThat(m *ByteMap, want func(w word) bool) int {
+func (s *faultStore) loseThat(m *ByteMap, want func(w index.Word) bool) int {
 	gone := map[heap.Segment]bool{}
 	for i := range m.shards() {
 		sh := m.at(i)
 		sh.mu.Lock()
-		for p := range place(len(sh.t.buckets) * bucketEntries) {
-			if w := *sh.t.word(p); w.far() && want(w) {
-				gone[m.h.core.Far.Seg(w.addr()).Seg] = true
+		for p := range index.Place(len(sh.t.Buckets) * index.BucketEntries) {
+			if w := *sh.t.Word(p); w.Far() && want(w) {
+				gone[m.h.core.Far.Seg(w.Addr()).Seg] = true
 			}
 		}
 		sh.mu.Unlock()

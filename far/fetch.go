@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"polder/far/heap"
+	"polder/far/index"
 	"polder/far/record"
 )
 
@@ -36,23 +37,23 @@ func (hd *holding) release(h *Heap) {
 }
 
 // board joins the flight of the far entry at p, or begins one of which the caller
-// is the leader; as a part of b, where its number is index, unless that is nil. If there is no buffer for it,
+// is the leader; as a part of b, where its number is that, unless that is nil. If there is no buffer for it,
 // it returns no flight but the channel to wait for, and the caller must let go of
 // all its flights before it waits. Who wants the head gets as much of the key as
 // klen bytes. sh.mu must be held.
-func (m *ByteMap) board(b *heap.Batch, index int, sh *shard, p place, use heap.Use, klen int) (f *heap.Flight, leader bool, busy <-chan struct{}) {
-	return m.boardWord(b, index, sh, sh.t.tag(p), sh.t.word(p), use, klen)
+func (m *ByteMap) board(b *heap.Batch, number int, sh *shard, p index.Place, use heap.Use, klen int) (f *heap.Flight, leader bool, busy <-chan struct{}) {
+	return m.boardWord(b, number, sh, sh.t.Tag(p), sh.t.Word(p), use, klen)
 }
 
 // boardWord is board for the far entry of a word, which may be a copy if the use is UseHead.
-func (m *ByteMap) boardWord(b *heap.Batch, index int, sh *shard, tag uint32, at *word, use heap.Use, klen int) (f *heap.Flight, leader bool, busy <-chan struct{}) {
+func (m *ByteMap) boardWord(b *heap.Batch, number int, sh *shard, tag uint32, at *index.Word, use heap.Use, klen int) (f *heap.Flight, leader bool, busy <-chan struct{}) {
 	h := m.h
 	w := *at
 	sh.count.misses++
-	if f := h.core.Join(w.addr(), use); f != nil {
+	if f := h.core.Join(w.Addr(), use); f != nil {
 		sh.count.coalesced++
 		if b != nil {
-			b.Join(f, index)
+			b.Join(f, number)
 		}
 		return f, false, nil
 	}
@@ -60,18 +61,18 @@ func (m *ByteMap) boardWord(b *heap.Batch, index int, sh *shard, tag uint32, at 
 		Owner:  (*mapOwner)(m),
 		Number: uint64(sh.id)<<32 | uint64(tag),
 		Word:   uint64(w),
-		Addr:   w.addr(),
-		N:      min(w.size(), h.core.Far.SegSize-h.core.Far.Offset(w.addr())),
-		Size:   w.size(),
-		Index:  index,
+		Addr:   w.Addr(),
+		N:      min(w.Size(), h.core.Far.SegSize-h.core.Far.Offset(w.Addr())),
+		Size:   w.Size(),
+		Index:  number,
 		Use:    use,
 	}
 	if use == heap.UseHead {
 		head := record.HeaderSize + klen
-		if w&wordTTL != 0 {
+		if w&index.TTL != 0 {
 			head += record.ExpirySize
 		}
-		if w&wordBig != 0 {
+		if w&index.Big != 0 {
 			head += bigHeadSize
 		}
 		want.N = min(want.N, head)
@@ -108,7 +109,7 @@ func (m *ByteMap) fly(ctx context.Context, f *heap.Flight, leader bool) error {
 // the long way, unless there is an error.
 //
 // Preconditions: sh.mu is held; demand unlocks it.
-func (m *ByteMap) demand(ctx context.Context, sh *shard, p place, key []byte) (*heap.Flight, error) {
+func (m *ByteMap) demand(ctx context.Context, sh *shard, p index.Place, key []byte) (*heap.Flight, error) {
 	h := m.h
 	if ctx.Err() != nil || h.core.Begin() != nil {
 		sh.mu.Unlock()
@@ -155,7 +156,7 @@ func (m *ByteMap) Prefetch(ctx context.Context, keys ...[]byte) error {
 	}
 	defer h.core.End()
 	var large []int
-	err := m.fetch(ctx, len(keys), func(i int) []byte { return keys[i] }, kindEntry, false, func(i int) { large = append(large, i) })
+	err := m.fetch(ctx, len(keys), func(i int) []byte { return keys[i] }, index.Entries, false, func(i int) { large = append(large, i) })
 	if err != nil {
 		return err
 	}
@@ -178,7 +179,7 @@ func (m *ByteMap) Prefetch(ctx context.Context, keys ...[]byte) error {
 // it remembers their headers and keys instead, and reads no values if they need not be
 // read. What key returns is valid until it is called again. It calls large with the numbers
 // of entries that may be large ones, of which there is more.
-func (m *ByteMap) fetch(ctx context.Context, n int, key func(i int) []byte, kind word, heads bool, large func(i int)) (err error) {
+func (m *ByteMap) fetch(ctx context.Context, n int, key func(i int) []byte, kind index.Word, heads bool, large func(i int)) (err error) {
 	b := m.h.core.NewBatch(n)
 	b.Insist = true
 	var failed error // the first of the store
@@ -199,7 +200,7 @@ func (m *ByteMap) fetch(ctx context.Context, n int, key func(i int) []byte, kind
 		sh.mu.Lock()
 		defer sh.mu.Unlock()
 		p, _, st := sh.find(m.h, hs, k, kind, nil, use != heap.UseHead)
-		isLarge := p != none && *sh.t.word(p)&wordBig != 0
+		isLarge := p != index.None && *sh.t.Word(p)&index.Big != 0
 		if st == remote {
 			if ctx.Err() != nil {
 				return 0, nil, context.Cause(ctx)
@@ -208,7 +209,7 @@ func (m *ByteMap) fetch(ctx context.Context, n int, key func(i int) []byte, kind
 			if _, _, busy := m.board(b, i, sh, p, use, len(k)); busy != nil {
 				return 0, busy, nil
 			}
-			if kind == kindEntry && !heads {
+			if kind == index.Entries && !heads {
 				sh.count.prefetched++
 			}
 		}
@@ -272,7 +273,7 @@ func (m *ByteMap) bigOf(key []byte) (bigHead, bool) {
 	sh := m.shard(hs)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	_, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
+	_, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)
 	if st != present || !e.Big() {
 		return bigHead{}, false
 	}
@@ -309,7 +310,7 @@ func (m *ByteMap) FetchHeads(ctx context.Context, keys [][]byte) error {
 		return err
 	}
 	defer m.h.core.End()
-	err := m.fetch(ctx, len(keys), func(i int) []byte { return keys[i] }, kindEntry, true, func(int) {})
+	err := m.fetch(ctx, len(keys), func(i int) []byte { return keys[i] }, index.Entries, true, func(int) {})
 	if err != nil {
 		return err
 	}

@@ -43,17 +43,17 @@ func (f *findingStore) Find(ctx context.Context, l *store.Lookups) {
 		q.Leaf = page
 		leaf, _ := index.Unchecked(page.Body())
 		for k := leaf.Find(uint32(q.Hash)); k < leaf.Len() && leaf.At(k).Tag == uint32(q.Hash); k++ {
-			w := word(leaf.At(k).Word)
-			if w.isLost() {
+			w := leaf.At(k).Word
+			if w.IsLost() {
 				continue
 			}
-			seg, seed := l.Segment(w.addr())
+			seg, seed := l.Segment(w.Addr())
 			if seg == nil {
 				continue
 			}
-			off := int(w.addr()%l.Units) * heap.Unit
-			if e := at(seg, seed, off, min(w.size(), int(l.Units)*heap.Unit-off)); e != nil && e.Number() == q.Hash {
-				q.Entry, q.At, q.Leaf = e, w.addr(), nil
+			off := int(w.Addr()%l.Units) * heap.Unit
+			if e := at(seg, seed, off, min(w.Size(), int(l.Units)*heap.Unit-off)); e != nil && e.Number() == q.Hash {
+				q.Entry, q.At, q.Leaf = e, w.Addr(), nil
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/index"
 	"polder/far/objects"
 	"polder/far/record"
 )
@@ -18,12 +19,12 @@ func forge(t *testing.T, h *Heap, m *ByteMap, fn func(r record.Record) bool) (fo
 	for i := range m.shards() {
 		sh := m.at(i)
 		sh.mu.Lock()
-		for p := range place(len(sh.t.buckets) * bucketEntries) {
-			w := *sh.t.word(p)
-			if w == 0 || !w.far() {
+		for p := range index.Place(len(sh.t.Buckets) * index.BucketEntries) {
+			w := *sh.t.Word(p)
+			if w == 0 || !w.Far() {
 				continue
 			}
-			far, off := h.core.Far.Seg(w.addr()), h.core.Far.Offset(w.addr())
+			far, off := h.core.Far.Seg(w.Addr()), h.core.Far.Offset(w.Addr())
 			s := far.Seg.(*heap.MemSegment)
 			s.Mu.Lock()
 			if r := record.Record(s.Mem[off:]); fn(r) {

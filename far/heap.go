@@ -252,7 +252,7 @@ func (h *Heap) close() error {
 	}
 	shards(func(sh *shard) {
 		sh.mu.Lock()
-		errs = append(errs, sh.t.close(), sh.cold.close())
+		errs = append(errs, sh.t.Close(), sh.cold.close())
 		sh.entries, sh.lost = 0, 0
 		sh.mu.Unlock()
 	})

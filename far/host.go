@@ -209,8 +209,8 @@ func (sh *shard) suspect(h *Heap, r *heap.Suspect, tag uint32, i int, addr uint6
 		return nil // it is known, or asked for again
 	}
 	for k := leaf.Find(tag); k < leaf.Len() && leaf.At(k).Tag == tag; k++ {
-		if word(leaf.At(k).Word).addr() == r.Addr {
-			if sh.learn(h, tag, i, leaf, hotMask) == crowded {
+		if leaf.At(k).Word.Addr() == r.Addr {
+			if sh.learn(h, tag, i, leaf, index.HotMask) == crowded {
 				return heap.ErrNotNow
 			}
 			return nil

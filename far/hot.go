@@ -14,7 +14,7 @@ type temperature struct{ local, hot float64 }
 
 // sample looks at some n buckets of sh. sh.mu must be held.
 func (sh *shard) sample(t *temperature, n int) {
-	all := len(sh.t.buckets)
+	all := len(sh.t.Buckets)
 	step := max(all/n, 1)
 	if all == 0 {
 		return
@@ -22,11 +22,11 @@ func (sh *shard) sample(t *temperature, n int) {
 	// Where an entry lies follows from the hash of its key, so that buckets at
 	// equal distances are as good as random ones.
 	for b := rand.IntN(step); b < all; b += step {
-		for _, w := range sh.t.buckets[b].words {
-			if w != 0 && !w.far() {
-				n := float64(w.size() * step)
+		for _, w := range sh.t.Buckets[b].Words {
+			if w != 0 && !w.Far() {
+				n := float64(w.Size() * step)
 				t.local += n
-				if w.hot() > 0 {
+				if w.Hot() > 0 {
 					t.hot += n
 				}
 			}

@@ -65,7 +65,7 @@ func (h *Heap) abandon() error {
 	var errs []error
 	for _, m := range *h.maps.Load() {
 		for i := range m.shards() {
-			errs = append(errs, m.at(i).t.close(), m.at(i).cold.close())
+			errs = append(errs, m.at(i).t.Close(), m.at(i).cold.close())
 		}
 	}
 	unregister(h)
@@ -226,20 +226,19 @@ func (h *Heap) decodeShard(d *record.Decoder, m *ByteMap, sh *shard) error {
 		return errors.Join(d.Err, fmt.Errorf("%d entries in %d bytes", dirty, len(d.B)))
 	}
 	if n+dirty > 0 {
-		page := int64(arena.PageSize)
-		if err := sh.resize(h, (int64(n+dirty)*bucketSize*3/(2*bucketEntries)+page)/page*page); err != nil {
+		if err := sh.resize(h, index.TableBytes(n+dirty)); err != nil {
 			return err
 		}
 	}
 	for ; len(words) > 0; words = words[12:] {
-		tag, w := binary.LittleEndian.Uint32(words), word(binary.LittleEndian.Uint64(words[4:]))
-		if w&wordFar == 0 || w.addr() != 0 && !w.isLost() && !h.core.Far.Has(w.addr()) {
+		tag, w := binary.LittleEndian.Uint32(words), index.Word(binary.LittleEndian.Uint64(words[4:]))
+		if w&index.Far == 0 || w.Addr() != 0 && !w.IsLost() && !h.core.Far.Has(w.Addr()) {
 			return fmt.Errorf("the word %#x refers to nothing", w)
 		}
-		sh.t.insert(tag, w)
+		sh.t.Insert(tag, w)
 		switch {
-		case !w.visible():
-		case w.isLost():
+		case !w.Visible():
+		case w.IsLost():
 			sh.lost++
 		default:
 			sh.entries++
@@ -280,7 +279,7 @@ func (h *Heap) decodeEntry(m *ByteMap, sh *shard, hs hash, b []byte) error {
 	if r.size() > h.core.Logs.SegSize {
 		return fmt.Errorf("an entry of %d bytes is too long for the local budget", r.size())
 	}
-	if err := m.insert(sh, hs, none, nil, &r); err != nil {
+	if err := m.insert(sh, hs, index.None, nil, &r); err != nil {
 		return fmt.Errorf("no room for an entry that was not in far memory yet: %w", err)
 	}
 	return nil
@@ -484,7 +483,7 @@ func (h *Heap) checkpointSize(maps []*ByteMap) int64 {
 		n += 16 + int64(len(m.name)+len(m.types))
 		for i := range m.shards() {
 			sh := m.at(i)
-			n += 16 + int64(sh.t.used)*12
+			n += 16 + int64(sh.t.Used)*12
 			if sh.cold != nil {
 				n += int64(sh.cold.Len()) * 8
 			}
@@ -545,37 +544,37 @@ func (h *Heap) encodeShard(b []byte, sh *shard) []byte {
 	b = put32(b, uint32(lost))
 	at, n, dirty := len(b), uint32(0), 0
 	b = put32(b, 0)
-	for p := range sh.t.all() {
-		w := *sh.t.word(p)
+	for p := range sh.t.All() {
+		w := *sh.t.Word(p)
 		switch {
-		case w.hidden():
-			w &^= wordHidden
-		case w&wordTxn != 0:
+		case w.Hidden():
+			w &^= index.Hidden
+		case w&index.Txn != 0:
 			continue
 		}
-		if !w.far() {
-			e := h.entryAt(w.addr())
+		if !w.Far() {
+			e := h.entryAt(w.Addr())
 			if !e.Clean() {
 				dirty++
 				continue
 			}
-			w = w.at(e.Far()) | wordFar
+			w = w.At(e.Far()) | index.Far
 		}
 		n++
-		b = put32(b, sh.t.tag(p))
-		b = put64(b, uint64(w&^(hotMask|wordFresh|stampMask)))
+		b = put32(b, sh.t.Tag(p))
+		b = put64(b, uint64(w&^(index.HotMask|index.Fresh|index.StampMask)))
 	}
 	binary.LittleEndian.PutUint32(b[at:], n)
 	b = put32(b, uint32(dirty))
-	for p := range sh.t.all() {
-		w := *sh.t.word(p)
+	for p := range sh.t.All() {
+		w := *sh.t.Word(p)
 		if dirty == 0 {
 			break
 		}
-		if w.far() || w&wordTxn != 0 && !w.hidden() {
+		if w.Far() || w&index.Txn != 0 && !w.Hidden() {
 			continue
 		}
-		if e := h.entryAt(w.addr()); !e.Clean() {
+		if e := h.entryAt(w.Addr()); !e.Clean() {
 			dirty--
 			b = put64(b, uint64(e.Hash()))
 			b = put32(b, uint32(e.end()-heap.ObjectHeader))

@@ -99,7 +99,7 @@ func (s *settler) buryLeaves(d *corpse) bool {
 			for j := range leaves[k].Len() {
 				sl := leaves[k].At(j)
 				if _, known := slices.BinarySearch(d.known, sl.Tag); !known {
-					s.h.bury(word(sl.Word), nil)
+					s.h.bury(sl.Word, nil)
 				}
 			}
 			s.buried(d, first)
@@ -124,9 +124,9 @@ func (sh *shard) detach() *corpse {
 		return nil
 	}
 	d := &corpse{dir: sh.cold.Dir, lost: sh.cold.lost}
-	for p := range sh.t.all() {
-		if sh.t.word(p).tells() {
-			d.known = append(d.known, sh.t.tag(p))
+	for p := range sh.t.All() {
+		if sh.t.Word(p).Tells() {
+			d.known = append(d.known, sh.t.Tag(p))
 		}
 	}
 	slices.Sort(d.known)

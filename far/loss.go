@@ -6,6 +6,7 @@ import (
 	"maps"
 
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 // lose marks the entries of sh that were in s and nowhere else as lost, and reports
@@ -14,27 +15,27 @@ func (sh *shard) lose(h *Heap, s *heap.FarSegment) (heads bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	sh.loseLeaves(h, s)
-	for p := range place(len(sh.t.buckets) * bucketEntries) {
-		at := sh.t.word(p)
+	for p := range index.Place(len(sh.t.Buckets) * index.BucketEntries) {
+		at := sh.t.Word(p)
 		switch w := *at; {
-		case w == 0 || w.isLost():
-		case !w.far():
-			if e := h.entryAt(w.addr()); e.Clean() && e.Far()/h.core.Far.Units == s.ID {
-				h.unclean(e, w.addr())
+		case w == 0 || w.IsLost():
+		case !w.Far():
+			if e := h.entryAt(w.Addr()); e.Clean() && e.Far()/h.core.Far.Units == s.ID {
+				h.unclean(e, w.Addr())
 			}
-		case w.addr()/h.core.Far.Units != s.ID:
-		case w.is(kindPiece):
+		case w.Addr()/h.core.Far.Units != s.ID:
+		case w.Is(index.Pieces):
 			// Nobody asks for a piece but through its head, which tells that
 			// it is missing.
 			sh.remove(h, p, nil)
 		default:
-			*at = w&^wordSettled | wordLost
+			*at = w&^index.Settled | index.Lost
 			h.core.Count.Lost.Add(1)
-			if w.visible() {
+			if w.Visible() {
 				sh.entries--
 				sh.lost++
 			}
-			heads = heads || w&wordBig != 0
+			heads = heads || w&index.Big != 0
 		}
 	}
 	return heads
@@ -50,11 +51,11 @@ func (h *Heap) buryStrays() bool {
 	last := h.version
 	alive := maps.Clone(h.writing)
 	h.mu.Unlock()
-	ok := h.each(ctx, wordBig, func(_ *shard, _ place, e entry) {
+	ok := h.each(ctx, index.Big, func(_ *shard, _ index.Place, e entry) {
 		alive[bigOf(e).version] = true
 	})
-	return ok && h.each(ctx, wordPiece, func(sh *shard, p place, e entry) {
-		if v := binary.LittleEndian.Uint64(e.Key()); p != none && v <= last && !alive[v] {
+	return ok && h.each(ctx, index.Piece, func(sh *shard, p index.Place, e entry) {
+		if v := binary.LittleEndian.Uint64(e.Key()); p != index.None && v <= last && !alive[v] {
 			sh.remove(h, p, e)
 		}
 	})
@@ -63,7 +64,7 @@ func (h *Heap) buryStrays() bool {
 // each calls fn with every entry that has the flags of kind, under the lock of
 // its shard, and reports whether it could read all of them. The place is none
 // for an entry that has moved while it was read.
-func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, entry)) bool {
+func (h *Heap) each(ctx context.Context, kind index.Word, fn func(*shard, index.Place, entry)) bool {
 	for _, m := range *h.maps.Load() {
 		for i := range m.shards() {
 			if !m.each(ctx, m.at(i), kind, fn) {
@@ -77,31 +78,31 @@ func (h *Heap) each(ctx context.Context, kind word, fn func(*shard, place, entry
 // eachHeads is the number of far entries that each reads in one batch.
 const eachHeads = 64
 
-func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard, place, entry)) bool {
+func (m *ByteMap) each(ctx context.Context, sh *shard, kind index.Word, fn func(*shard, index.Place, entry)) bool {
 	klen := MaxKeySize
-	if kind&wordPiece != 0 {
+	if kind&index.Piece != 0 {
 		klen = pieceKeySize
 	}
 	b := m.h.core.NewBatch(eachHeads)
 	defer b.End()
 	size := -1 // of the table; entries keep their places as long as it is the same
-	for p := place(0); ; {
+	for p := index.Place(0); ; {
 		stuck := false
 		sh.mu.Lock()
-		if len(sh.t.buckets) != size {
-			p, size = 0, len(sh.t.buckets)
+		if len(sh.t.Buckets) != size {
+			p, size = 0, len(sh.t.Buckets)
 		}
-		end := place(size * bucketEntries)
+		end := index.Place(size * index.BucketEntries)
 	collect:
 		for ; p < end && b.Len() < eachHeads; p++ {
-			w := *sh.t.word(p)
+			w := *sh.t.Word(p)
 			switch {
-			case w&kind == 0 || kind == wordPiece && w.hidden() || w.isLost():
+			case w&kind == 0 || kind == index.Piece && w.Hidden() || w.IsLost():
 				continue
-			case !w.far():
-				fn(sh, p, m.h.entryAt(w.addr()))
+			case !w.Far():
+				fn(sh, p, m.h.entryAt(w.Addr()))
 				continue
-			case m.h.core.Far.Seg(w.addr()).Gone():
+			case m.h.core.Far.Seg(w.Addr()).Gone():
 				continue
 			}
 			if _, _, busy := m.board(b, 0, sh, p, heap.UseHead, klen); busy != nil {
@@ -118,7 +119,7 @@ func (m *ByteMap) each(ctx context.Context, sh *shard, kind word, fn func(*shard
 			sh.mu.Lock()
 			defer sh.mu.Unlock()
 			_, tag := m.placeOf(&f.Want)
-			fn(sh, sh.t.find(tag, wordFar|word(f.Addr)), entryOf(f))
+			fn(sh, sh.t.Find(tag, index.Far|index.Word(f.Addr)), entryOf(f))
 		})
 		switch {
 		case stuck:

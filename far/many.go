@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 // multiget is one call of GetMany.
@@ -130,11 +131,11 @@ func (t *multiget) get(ctx context.Context, i int) (busy <-chan struct{}) {
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	sh.mu.Lock()
-	p, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
+	p, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)
 	switch {
 	case st == present && !e.Big() && !e.Expired():
-		w := sh.t.word(p)
-		*w = w.touched()
+		w := sh.t.Word(p)
+		*w = w.Touched()
 		sh.count.hits++
 		ent := metaOf(e)
 		t.value = append(t.value[:0], e.Value()...)

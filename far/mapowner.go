@@ -2,6 +2,7 @@ package far
 
 import (
 	"polder/far/heap"
+	"polder/far/index"
 	"polder/far/record"
 	"polder/internal/sizeclass"
 )
@@ -18,31 +19,31 @@ func (o *mapOwner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 	sh := m.shard(e.Hash())
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.t.find(e.Hash().tag(), word(r.Addr))
-	if p == none {
+	p := sh.t.Find(e.Hash().tag(), index.Word(r.Addr))
+	if p == index.None {
 		return false // overwritten, deleted or moved
 	}
 	if e.Expired() {
 		sh.expire(h, p, e)
 		return false
 	}
-	w := sh.t.word(p)
+	w := sh.t.Word(p)
 	n := e.Size()
 	clean := e.Clean() && !h.core.Far.Seg(e.Far()).Gone()
-	switch f, to, at := ev.Place(heap.Locked, n, e.FarSize(), w.hot() > 0, clean); f {
+	switch f, to, at := ev.Place(heap.Locked, n, e.FarSize(), w.Hot() > 0, clean); f {
 	case heap.FateKept:
 		clear(to[copy(to, e):])
 		if e.Clean() {
 			h.core.Logs.Seg(r.Addr).Clean.Add(-int64(n))
 			h.core.Logs.Seg(at).Clean.Add(int64(n))
 		}
-		if ev.Cools() && w.hot() > 0 {
-			*w -= hotOne
+		if ev.Cools() && w.Hot() > 0 {
+			*w -= index.HotOne
 		}
-		*w = w.at(at)
+		*w = w.At(at)
 	case heap.FateDropped:
 		h.core.Logs.Seg(r.Addr).Clean.Add(-int64(n))
-		*w = newWord(e.Far(), e.FarSize(), w.flags()|*w&wordSettled) | wordFar
+		*w = index.NewWord(e.Far(), e.FarSize(), w.Flags()|*w&index.Settled) | index.Far
 	case heap.FateStaged:
 		h.unclean(e, r.Addr)
 		e.putFar(to)
@@ -58,18 +59,18 @@ func (o *mapOwner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, writte
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	e.SetFar(0)
-	p := sh.t.find(e.Hash().tag(), word(r.Addr))
-	if !written || p == none || s.Gone() {
+	p := sh.t.Find(e.Hash().tag(), index.Word(r.Addr))
+	if !written || p == index.None || s.Gone() {
 		return false
 	}
-	w := sh.t.word(p)
+	w := sh.t.Word(p)
 	if stays {
 		e.SetFar(addr)
 		m.h.core.Logs.Seg(r.Addr).Clean.Add(int64(e.Size()))
-		*w &^= wordSettled
+		*w &^= index.Settled
 		return true
 	}
-	*w = newWord(addr, e.FarSize(), w.flags()) | wordFar
+	*w = index.NewWord(addr, e.FarSize(), w.Flags()) | index.Far
 	return true
 }
 
@@ -91,9 +92,9 @@ func (o *mapOwner) Check(r record.Record, want *heap.Want) error {
 	}
 	e := localize(r, want.Addr)
 	sh, tag := (*ByteMap)(o).placeOf(want)
-	w := word(want.Word)
+	w := index.Word(want.Word)
 	if e.Owner() != o.id || e.Hash().tag() != tag || (*ByteMap)(o).shard(e.Hash()) != sh ||
-		wordFlagsOf(e) != w.ofEntry() || sizeclass.Round(e.FarSize()) != w.size() {
+		wordFlagsOf(e) != w.OfEntry() || sizeclass.Round(e.FarSize()) != w.Size() {
 		return heap.ErrForeign
 	}
 	return nil
@@ -114,10 +115,10 @@ func (m *ByteMap) placeOf(w *heap.Want) (sh *shard, tag uint32) {
 
 // farPlace returns the place of the far entry that is wanted, none if the index does not refer
 // to it any more. The lock of sh, which is its shard, must be held.
-func (sh *shard) farPlace(tag uint32, w *heap.Want) place {
-	p := sh.t.find(tag, wordFar|word(w.Addr))
-	if p != none && sh.t.word(p).isLost() {
-		return none
+func (sh *shard) farPlace(tag uint32, w *heap.Want) index.Place {
+	p := sh.t.Find(tag, index.Far|index.Word(w.Addr))
+	if p != index.None && sh.t.Word(p).IsLost() {
+		return index.None
 	}
 	return p
 }
@@ -130,7 +131,7 @@ func (o *mapOwner) Refers(w *heap.Want) bool {
 	sh, tag := (*ByteMap)(o).placeOf(w)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	return sh.farPlace(tag, w) != none || !sh.known(tag)
+	return sh.farPlace(tag, w) != index.None || !sh.known(tag)
 }
 
 // Landed implements Owner.
@@ -147,14 +148,14 @@ func (o *mapOwner) Landed(f *heap.Flight) heap.Landing {
 	defer sh.mu.Unlock()
 	p := sh.farPlace(tag, &f.Want)
 	switch {
-	case p == none && !sh.known(tag):
+	case p == index.None && !sh.known(tag):
 		return heap.Kept // where it is: the index referred to it when the flight began
-	case p == none:
+	case p == index.None:
 		return heap.Elsewhere
 	case !f.Admit && f.Use != heap.UseLocal:
 		return heap.StaysFar
 	}
-	w := sh.t.word(p)
+	w := sh.t.Word(p)
 	e := entryOf(f)
 	n := e.Size()
 	ol := h.openLog(sh)
@@ -167,13 +168,13 @@ func (o *mapOwner) Landed(f *heap.Flight) heap.Landing {
 	clear(local[copy(local, e):])
 	if f.Segment().Gone() { // rescued just in time
 		entry(local).SetFar(0)
-		f.Segment().Live.Add(-int64(w.size()))
+		f.Segment().Live.Add(-int64(w.Size()))
 	} else {
 		h.core.Logs.Seg(addr).Clean.Add(int64(n))
 	}
-	*w = newWord(addr, e.FarSize(), w.flags()|*w&wordSettled)
+	*w = index.NewWord(addr, e.FarSize(), w.Flags()|*w&index.Settled)
 	if f.Use != heap.UseBytes {
-		*w |= wordFresh // it was not used yet
+		*w |= index.Fresh // it was not used yet
 	}
 	return heap.Kept
 }
@@ -185,7 +186,7 @@ func (o *mapOwner) Live(r record.Record, addr uint64) bool {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	p := sh.copyOf(m.h, hs.tag(), addr)
-	if p == none || sh.t.word(p).size() != sizeclass.Round(r.Size()) {
+	if p == index.None || sh.t.Word(p).Size() != sizeclass.Round(r.Size()) {
 		return false // what is longer would hide its neighbours, and count as more when it is moved
 	}
 	if expired(r.Expiry()) {
@@ -206,35 +207,35 @@ func (o *mapOwner) Moved(r record.Record, from, to uint64, s *heap.FarSegment) b
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	p := sh.copyOf(m.h, hs.tag(), from)
-	if p == none || s.Gone() {
+	if p == index.None || s.Gone() {
 		return false
 	}
-	w := sh.t.word(p)
-	*w &^= wordSettled
-	if w.far() {
-		*w = w.at(to)
+	w := sh.t.Word(p)
+	*w &^= index.Settled
+	if w.Far() {
+		*w = w.At(to)
 	} else {
-		m.h.entryAt(w.addr()).SetFar(to)
+		m.h.entryAt(w.Addr()).SetFar(to)
 	}
 	return true
 }
 
 // copyOf returns the entry whose far copy is at addr.
-func (sh *shard) copyOf(h *Heap, tag uint32, addr uint64) place {
-	if p := sh.t.find(tag, wordFar|word(addr)); p != none {
-		if sh.t.word(p).isLost() {
-			return none
+func (sh *shard) copyOf(h *Heap, tag uint32, addr uint64) index.Place {
+	if p := sh.t.Find(tag, index.Far|index.Word(addr)); p != index.None {
+		if sh.t.Word(p).IsLost() {
+			return index.None
 		}
 		return p
 	}
-	for p := range sh.t.matches(tag) {
-		if w := *sh.t.word(p); !w.far() {
-			if e := h.entryAt(w.addr()); e.Clean() && e.Far() == addr {
+	for p := range sh.t.Matches(tag) {
+		if w := *sh.t.Word(p); !w.Far() {
+			if e := h.entryAt(w.Addr()); e.Clean() && e.Far() == addr {
 				return p
 			}
 		}
 	}
-	return none
+	return index.None
 }
 
 // unclean makes a local entry one without a far copy. Its shard's lock must be

@@ -2,16 +2,6 @@ package far
 
 import "unsafe"
 
-// bucketsOf views mem, which is aligned to a page, as buckets.
-func bucketsOf(mem []byte) []bucket {
-	return unsafe.Slice((*bucket)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/bucketSize)
-}
-
-// bucketSize is a cache line, as the declaration below insists.
-const bucketSize = 64
-
-var _ [bucketSize]byte = [unsafe.Sizeof(bucket{})]byte{}
-
 // shardAt is the shard i places behind first.
 func shardAt(first *shard, i int) *shard {
 	return (*shard)(unsafe.Add(unsafe.Pointer(first), uintptr(i)*unsafe.Sizeof(shard{})))

@@ -29,11 +29,11 @@ type scanned struct {
 // only, and e is without its value, as that of Stat. Keys that are far are
 // read, but not kept. If Scan fails, nothing has been yielded.
 func (m *ByteMap) Scan(ctx context.Context, cursor uint64, yield func(key []byte, e Entry)) (uint64, error) {
-	return m.step(ctx, cursor, word.committed, yield)
+	return m.step(ctx, cursor, index.Word.Committed, yield)
 }
 
 // step is Scan of the entries whose words are of a kind.
-func (m *ByteMap) step(ctx context.Context, cursor uint64, of func(word) bool, yield func(key []byte, e Entry)) (uint64, error) {
+func (m *ByteMap) step(ctx context.Context, cursor uint64, of func(index.Word) bool, yield func(key []byte, e Entry)) (uint64, error) {
 	if err := m.h.core.Begin(); err != nil {
 		return cursor, err
 	}
@@ -53,7 +53,7 @@ func (m *ByteMap) step(ctx context.Context, cursor uint64, of func(word) bool, y
 }
 
 // scan returns the entries of the step from cursor, and the next cursor. With look, that is given them instead.
-func (m *ByteMap) scan(ctx context.Context, cursor uint64, of func(word) bool, look *mapWindow) ([]scanned, uint64, error) {
+func (m *ByteMap) scan(ctx context.Context, cursor uint64, of func(index.Word) bool, look *mapWindow) ([]scanned, uint64, error) {
 	klen := 64 // read that much of a far key at once
 	var read []head
 	var leaf scannedLeaf
@@ -89,7 +89,7 @@ func (m *ByteMap) scan(ctx context.Context, cursor uint64, of func(word) bool, l
 type scanner struct {
 	m     *ByteMap
 	b     *heap.Batch
-	of    func(word) bool
+	of    func(index.Word) bool
 	look  *mapWindow // what is given the entries, or nil
 	found []scanned
 	read  []head          // far keys, so that trying again reads others; e is nil if corrupt
@@ -148,19 +148,19 @@ func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 				return at<<32 | max(lo, tag)
 			}
 		}
-	} else if len(t.buckets) > 0 {
-		for home := t.home(uint32(tag)); home < len(t.buckets); home++ {
+	} else if len(t.Buckets) > 0 {
+		for home := t.Home(uint32(tag)); home < len(t.Buckets); home++ {
 			if s.full() {
-				return at<<32 | t.firstTag(home)
+				return at<<32 | t.FirstTag(home)
 			}
-			for b, left := home, len(t.buckets); left > 0; b, left = t.after(b), left-1 {
-				for i := range bucketEntries {
-					p := place(b*bucketEntries + i)
-					if s.of(*t.word(p)) && t.home(t.tag(p)) == home && uint64(t.tag(p)) >= tag {
-						s.visit(sh, t.tag(p), *t.word(p), klen)
+			for b, left := home, len(t.Buckets); left > 0; b, left = t.After(b), left-1 {
+				for i := range index.BucketEntries {
+					p := index.Place(b*index.BucketEntries + i)
+					if s.of(*t.Word(p)) && t.Home(t.Tag(p)) == home && uint64(t.Tag(p)) >= tag {
+						s.visit(sh, t.Tag(p), *t.Word(p), klen)
 					}
 				}
-				if t.buckets[b].over == 0 {
+				if t.Buckets[b].Over == 0 {
 					break
 				}
 			}
@@ -191,9 +191,9 @@ func (s *scanner) collectRange(sh *shard, i int, lo, hi uint64, klen int, first 
 		}
 		return
 	}
-	for p := range sh.t.within(lo, hi) {
-		if w := *sh.t.word(p); s.of(w) {
-			s.visit(sh, sh.t.tag(p), w, klen)
+	for p := range sh.t.Within(lo, hi) {
+		if w := *sh.t.Word(p); s.of(w) {
+			s.visit(sh, sh.t.Tag(p), w, klen)
 		}
 	}
 	if ref.Addr() == 0 {
@@ -202,27 +202,27 @@ func (s *scanner) collectRange(sh *shard, i int, lo, hi uint64, klen int, first 
 	l := s.leaf.leaf
 	for k := l.Find(uint32(lo)); k < l.Len() && uint64(l.At(k).Tag) < hi; k++ {
 		if sl := l.At(k); !sh.known(sl.Tag) {
-			s.visit(sh, sl.Tag, word(sl.Word), klen)
+			s.visit(sh, sl.Tag, sl.Word, klen)
 		}
 	}
 }
 
 // visit takes note of an entry. sh.mu must be held.
-func (s *scanner) visit(sh *shard, tag uint32, w word, klen int) {
+func (s *scanner) visit(sh *shard, tag uint32, w index.Word, klen int) {
 	h := s.m.h
 	if s.look != nil {
 		s.look.visit(tag, w)
 		return
 	}
-	if !w.far() {
-		s.add(h.entryAt(w.addr()))
+	if !w.Far() {
+		s.add(h.entryAt(w.Addr()))
 		return
 	}
-	if w.isLost() || h.core.Far.Seg(w.addr()).Gone() {
+	if w.IsLost() || h.core.Far.Seg(w.Addr()).Gone() {
 		return
 	}
 	for _, d := range s.read {
-		if d.of(h, w.addr()) {
+		if d.of(h, w.Addr()) {
 			s.add(d.e)
 			return
 		}
@@ -277,10 +277,10 @@ func (s *scanner) fetch(ctx context.Context) (err error) {
 // Random returns a key chosen roughly at random, appended to dst, or
 // ErrNotFound if the map is empty.
 func (m *ByteMap) Random(ctx context.Context, dst []byte) ([]byte, error) {
-	return m.random(ctx, word.committed, dst)
+	return m.random(ctx, index.Word.Committed, dst)
 }
 
-func (m *ByteMap) random(ctx context.Context, of func(word) bool, dst []byte) ([]byte, error) {
+func (m *ByteMap) random(ctx context.Context, of func(index.Word) bool, dst []byte) ([]byte, error) {
 	if err := m.h.core.Begin(); err != nil {
 		return dst, err
 	}

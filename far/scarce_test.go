@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 // Calls that want more buffers at once than there are must get by with fewer.
@@ -58,8 +59,8 @@ func TestStrayPiecesGoThoughBuffersAreFew(t *testing.T) {
 			mustSet(t, other, key(i), value(uint64(i), 1000))
 		}
 		first := true
-		if store.loseThat(m, func(w word) bool {
-			ok := first && w&wordBig != 0
+		if store.loseThat(m, func(w index.Word) bool {
+			ok := first && w&index.Big != 0
 			first = first && !ok
 			return ok
 		}) != 1 {
@@ -78,11 +79,11 @@ func kinds(m *ByteMap) (heads, pieces int) {
 	for i := range m.shards() {
 		sh := m.at(i)
 		sh.mu.Lock()
-		for p := range place(len(sh.t.buckets) * bucketEntries) {
-			switch w := *sh.t.word(p); {
-			case w&wordPiece != 0:
+		for p := range index.Place(len(sh.t.Buckets) * index.BucketEntries) {
+			switch w := *sh.t.Word(p); {
+			case w&index.Piece != 0:
 				pieces++
-			case w&wordBig != 0 && !w.isLost():
+			case w&index.Big != 0 && !w.IsLost():
 				heads++
 			}
 		}

@@ -188,9 +188,9 @@ func (s *settler) sweep(m *ByteMap, sh *shard) error {
 	for i := range due {
 		due[i] = c.At(i).Shared()
 	}
-	for p := range sh.t.all() {
-		if w := *sh.t.word(p); len(due) > 0 && w&wordSettled == 0 && (w.settles() || w.gone()) {
-			due[c.Of(sh.t.tag(p))] = true
+	for p := range sh.t.All() {
+		if w := *sh.t.Word(p); len(due) > 0 && w&index.Settled == 0 && (w.Settles() || w.IsGone()) {
+			due[c.Of(sh.t.Tag(p))] = true
 		}
 	}
 	gen := c.gen
@@ -207,8 +207,8 @@ func (s *settler) double(sh *shard) error {
 		sh.mu.Lock()
 		c := sh.cold
 		n := c.count()
-		for p := range sh.t.all() {
-			if sh.t.word(p).settles() {
+		for p := range sh.t.All() {
+			if sh.t.Word(p).Settles() {
 				n++
 			}
 		}

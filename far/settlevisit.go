@@ -38,7 +38,7 @@ type newLeaf struct {
 // hotSlot is a word of a table and its tag.
 type hotSlot struct {
 	tag uint32
-	w   word
+	w   index.Word
 }
 
 // group is the words of a tag, as they were when its leaf was made; in hot from lo to hi.
@@ -217,14 +217,14 @@ func (s *settler) renew(m *ByteMap, sh *shard, u *unit, k int) error {
 	i := u.first + k
 	lo, hi := c.Range(i)
 	from := len(s.hot)
-	for p := range sh.t.within(lo, hi) {
-		if w := *sh.t.word(p); w.tells() {
-			s.hot = append(s.hot, hotSlot{sh.t.tag(p), w})
+	for p := range sh.t.Within(lo, hi) {
+		if w := *sh.t.Word(p); w.Tells() {
+			s.hot = append(s.hot, hotSlot{sh.t.Tag(p), w})
 		}
 	}
 	hot := s.hot[from:]
 	slices.SortFunc(hot, func(a, b hotSlot) int {
-		return cmp.Or(cmp.Compare(a.tag, b.tag), cmp.Compare(a.w.settled(), b.w.settled()))
+		return cmp.Or(cmp.Compare(a.tag, b.tag), cmp.Compare(a.w.AsSettled(), b.w.AsSettled()))
 	})
 	out := s.slots[:0]
 	at, end, cold := u.body.Find(uint32(lo)), u.body.Len(), 0
@@ -236,7 +236,7 @@ func (s *settler) renew(m *ByteMap, sh *shard, u *unit, k int) error {
 		for ; at < end && uint64(u.body.At(at).Tag) < before; at++ {
 			sl := u.body.At(at)
 			out = append(out, sl)
-			if !known && !word(sl.Word).isLost() {
+			if !known && !sl.Word.IsLost() {
 				cold++
 			}
 		}
@@ -251,8 +251,8 @@ func (s *settler) renew(m *ByteMap, sh *shard, u *unit, k int) error {
 		due, clean := true, true
 		for _, x := range words {
 			// What was removed from a range that was lost stays: otherwise it would be lost again.
-			due = due && (x.w.settles() || x.w.gone() && !u.ref.Lost())
-			clean = clean && x.w&wordSettled != 0
+			due = due && (x.w.Settles() || x.w.IsGone() && !u.ref.Lost())
+			clean = clean && x.w&index.Settled != 0
 		}
 		if !due || clean && len(words) == 1 {
 			keep(uint64(tag)+1, true)
@@ -263,10 +263,10 @@ func (s *settler) renew(m *ByteMap, sh *shard, u *unit, k int) error {
 			}
 			n := 0
 			for _, x := range words {
-				if x.w.gone() {
+				if x.w.IsGone() {
 					continue
 				}
-				sl := index.Slot{Word: uint64(x.w.settled()), Tag: tag}
+				sl := index.Slot{Word: x.w.AsSettled(), Tag: tag}
 				out = append(out, sl)
 				changed = changed || first+n >= at || u.body.At(first+n) != sl
 				n++
@@ -351,7 +351,7 @@ func (s *settler) apply(sh *shard, gen, from, to int, written bool) {
 // unknownOf is how many entries only leaf knows. sh.mu must be held.
 func (sh *shard) unknownOf(leaf index.Leaf) (n int) {
 	for i := range leaf.Len() {
-		if s := leaf.At(i); !word(s.Word).isLost() && !sh.known(s.Tag) {
+		if s := leaf.At(i); !s.Word.IsLost() && !sh.known(s.Tag) {
 			n++
 		}
 	}
@@ -362,25 +362,25 @@ func (sh *shard) unknownOf(leaf index.Leaf) (n int) {
 // they stay as they are. sh.mu must be held.
 func (s *settler) settleGroup(sh *shard, was []hotSlot) {
 	tag := was[0].tag
-	var now [8]word
+	var now [8]index.Word
 	n := 0
-	for p := range sh.t.matches(tag) {
-		w := *sh.t.word(p)
-		if !w.tells() {
+	for p := range sh.t.Matches(tag) {
+		w := *sh.t.Word(p)
+		if !w.Tells() {
 			continue
 		}
-		if n == len(now) || !w.settles() && !w.gone() || s.h.cleans(w) {
+		if n == len(now) || !w.Settles() && !w.IsGone() || s.h.cleans(w) {
 			sh.soil(tag)
 			return
 		}
-		now[n] = w.settled()
+		now[n] = w.AsSettled()
 		n++
 	}
 	slices.Sort(now[:n])
 	same, live := n == len(was), 0
 	for i := range was {
-		same = same && now[i] == was[i].w.settled()
-		if !was[i].w.gone() {
+		same = same && now[i] == was[i].w.AsSettled()
+		if !was[i].w.IsGone() {
 			live++
 		}
 	}
@@ -388,11 +388,11 @@ func (s *settler) settleGroup(sh *shard, was []hotSlot) {
 		sh.soil(tag)
 		return
 	}
-	for p := range sh.t.matches(tag) {
-		switch w := sh.t.word(p); {
-		case !w.tells():
-		case live == 1 && !w.gone():
-			*w |= wordSettled
+	for p := range sh.t.Matches(tag) {
+		switch w := sh.t.Word(p); {
+		case !w.Tells():
+		case live == 1 && !w.IsGone():
+			*w |= index.Settled
 		default:
 			sh.leave(p)
 		}

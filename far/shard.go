@@ -7,6 +7,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 // shard is one part of a map: an index, and the lock under which the entries
@@ -17,7 +18,7 @@ import (
 // better: what a hit needs is in the first one.
 type shard struct {
 	mu       sync.Mutex
-	t        table
+	t        index.Table
 	missed   uint64 // bytes that were fetched, see admits
 	count    shardCounters
 	entries  int // without pieces and without the lost
@@ -31,6 +32,14 @@ type shard struct {
 	cold  *leafIndex // nil while there is room for all words in t
 	// Whole lines: see memory_unsafe.go.
 }
+
+// hash is what the heap keeps of a key's hash: as many bits as a record has for a number,
+// of which the low 32 are the tag and those above choose the shard.
+type hash uint64
+
+const hashBits = 40
+
+func (h hash) tag() uint32 { return uint32(h) }
 
 // shardCounters are guarded by the shard's lock, since counting with atomics
 // that all shards share costs more than the rest of a hit.
@@ -120,57 +129,57 @@ const (
 // find looks key up among the entries of a kind. Far entries count as present if hd holds their bytes:
 // the whole of them if whole is set, otherwise their header and key.
 // sh.mu must be held, and is what keeps the bytes in place.
-func (sh *shard) find(h *Heap, hs hash, key []byte, kind word, hd *holding, whole bool) (place, entry, status) {
+func (sh *shard) find(h *Heap, hs hash, key []byte, kind index.Word, hd *holding, whole bool) (index.Place, entry, status) {
 	t := &sh.t
 	tag := hs.tag()
-	known := kind == kindPiece || !sh.hasLeaves()
+	known := kind == index.Pieces || !sh.hasLeaves()
 again:
-	if len(t.buckets) == 0 && known {
-		return none, nil, absent
+	if len(t.Buckets) == 0 && known {
+		return index.None, nil, absent
 	}
-	candidate, st := none, absent
-	b := t.home(tag)
-	for range t.buckets {
-		bk := &t.buckets[b]
-		for i, g := range &bk.tags {
-			w := bk.words[i]
-			if g != tag || !w.is(kind) {
-				known = known || g == tag && w.tells()
+	candidate, st := index.None, absent
+	b := t.Home(tag)
+	for range t.Buckets {
+		bk := &t.Buckets[b]
+		for i, g := range &bk.Tags {
+			w := bk.Words[i]
+			if g != tag || !w.Is(kind) {
+				known = known || g == tag && w.Tells()
 				continue
 			}
 			known = true
-			if !w.far() {
-				if e := h.entryAt(w.addr()); string(e.Key()) == string(key) {
-					return place(b*bucketEntries + i), e, present
+			if !w.Far() {
+				if e := h.entryAt(w.Addr()); string(e.Key()) == string(key) {
+					return index.Place(b*index.BucketEntries + i), e, present
 				}
 				continue
 			}
 			// The slow path: a far entry with the same tag.
 			s := remote
 			var e entry
-			if f := hd.of(w.addr(), whole); f != nil {
+			if f := hd.of(w.Addr(), whole); f != nil {
 				e, s = entryOf(f), corrupt
-			} else if w.isLost() || h.core.Far.Seg(w.addr()).Gone() {
+			} else if w.IsLost() || h.core.Far.Seg(w.Addr()).Gone() {
 				s = lost
 			} else if !whole {
-				e = sh.head(h, w.addr())
+				e = sh.head(h, w.Addr())
 			}
 			if e != nil {
 				if string(e.Key()) == string(key) {
-					return place(b*bucketEntries + i), e, present
+					return index.Place(b*index.BucketEntries + i), e, present
 				}
 				continue
 			}
 			// A lost or corrupt entry is taken for the key's only when no other
 			// can be it.
 			if st == absent || s == remote && st != remote {
-				candidate, st = place(b*bucketEntries+i), s
+				candidate, st = index.Place(b*index.BucketEntries+i), s
 			}
 		}
-		if bk.over == 0 {
+		if bk.Over == 0 {
 			break
 		}
-		b = t.after(b)
+		b = t.After(b)
 	}
 	if !known {
 		if st = sh.consult(h, tag, hd); st == present {
@@ -183,19 +192,19 @@ again:
 
 // remove deletes the entry at p. e is its bytes, nil if they are not at hand.
 // sh.mu must be held.
-func (sh *shard) remove(h *Heap, p place, e entry) {
-	w := *sh.t.word(p)
+func (sh *shard) remove(h *Heap, p index.Place, e entry) {
+	w := *sh.t.Word(p)
 	h.bury(w, e)
 	sh.takeOut(p)
 	sh.uncount(w)
 }
 
 // uncount takes an entry that is to go out of the counts.
-func (sh *shard) uncount(w word) {
+func (sh *shard) uncount(w index.Word) {
 	switch {
-	case !w.visible():
+	case !w.Visible():
 		return
-	case w.isLost():
+	case w.IsLost():
 		sh.lost--
 	default:
 		sh.entries--
@@ -205,21 +214,21 @@ func (sh *shard) uncount(w word) {
 
 // bury accounts for the death of the entry w, whose bytes are e, nil if they
 // are not at hand. The lock of its shard must be held.
-func (h *Heap) bury(w word, e entry) {
+func (h *Heap) bury(w index.Word, e entry) {
 	switch {
-	case w.far() && w.addr() == 0: // only its tag was known
-	case w.far():
-		h.core.BuryFar(w.addr(), w.size())
+	case w.Far() && w.Addr() == 0: // only its tag was known
+	case w.Far():
+		h.core.BuryFar(w.Addr(), w.Size())
 	default:
-		h.buryLocal(e, w.addr())
+		h.buryLocal(e, w.Addr())
 		if e.Clean() {
-			h.core.BuryFar(e.Far(), w.size())
+			h.core.BuryFar(e.Far(), w.Size())
 		}
 	}
 	switch {
 	case e != nil && e.Big():
 		h.orphan(e)
-	case e == nil && w&wordBig != 0 && !w.isLost():
+	case e == nil && w&index.Big != 0 && !w.IsLost():
 		h.strays.Store(true) // only its head knew its pieces
 	}
 	h.core.Logs.Stir()
@@ -228,34 +237,34 @@ func (h *Heap) bury(w word, e entry) {
 // insert stores r in place of what is at p, whose bytes are old; p is none if
 // the key is new. It fails with errNoRoom or errNoShrink if it has to wait, having
 // changed nothing. sh.mu must be held.
-func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *newEntry) error {
+func (m *ByteMap) insert(sh *shard, hs hash, p index.Place, old entry, r *newEntry) error {
 	if err := r.txn.claim(m, sh, hs.tag(), p); err != nil {
 		return err
 	}
 	// What a transaction replaces stays, and so what it stores takes a place.
-	hide := r.txn != nil && p != none && *sh.t.word(p)&wordTxn == 0
-	if (p == none || hide) && !sh.roomy() {
-		var was word
+	hide := r.txn != nil && p != index.None && *sh.t.Word(p)&index.Txn == 0
+	if (p == index.None || hide) && !sh.roomy() {
+		var was index.Word
 		if hide {
-			was = *sh.t.word(p)
+			was = *sh.t.Word(p)
 		}
 		// A transaction gives back the place that it takes.
-		if err := sh.more(m.h, hs.tag()); err != nil && (sh.full() && !hide || sh.t.filled()) {
+		if err := sh.more(m.h, hs.tag()); err != nil && (sh.full() && !hide || sh.t.Filled()) {
 			return err
 		}
 		if hide {
-			p = sh.t.find(hs.tag(), was) // the table may be another one
+			p = sh.t.Find(hs.tag(), was) // the table may be another one
 		}
 	}
 	h := m.h
 	n, far := r.size(), r.farSize()
-	if p != none && !hide && m.overwrite(sh, hs, p, old, r) {
+	if p != index.None && !hide && m.overwrite(sh, hs, p, old, r) {
 		return nil
 	}
 	ol := h.openLog(sh)
 	ol.Mu.Lock()
 	o, addr, ok := h.core.Logs.Place(ol, n, heap.ForMutator)
-	if !ok && p != none && far <= sh.t.word(p).size() {
+	if !ok && p != index.None && far <= sh.t.Word(p).Size() {
 		ol.Mu.Unlock()
 		ol = &h.core.Logs.Shrunk
 		ol.Mu.Lock()
@@ -272,24 +281,24 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *newEntry) er
 	r.put(e, hs, m.id)
 	ol.Mu.Unlock()
 
-	w := newWord(addr, far, wordFlagsOf(e))
-	if r.txn != nil && w.visible() {
-		w |= wordTxn
+	w := index.NewWord(addr, far, wordFlagsOf(e))
+	if r.txn != nil && w.Visible() {
+		w |= index.Txn
 	}
 	switch {
 	case hide:
-		sh.hide(sh.t.word(p))
-		sh.t.insert(hs.tag(), w.touched())
-	case p == none:
-		sh.t.insert(hs.tag(), w)
+		sh.hide(sh.t.Word(p))
+		sh.t.Insert(hs.tag(), w.Touched())
+	case p == index.None:
+		sh.t.Insert(hs.tag(), w)
 	default:
-		was := sh.t.word(p)
-		w |= *was & hotMask
+		was := sh.t.Word(p)
+		w |= *was & index.HotMask
 		h.bury(*was, old)
 		sh.uncount(*was)
-		*was = w.touched()
+		*was = w.Touched()
 	}
-	if w.visible() {
+	if w.Visible() {
 		sh.entries++
 		sh.muts++
 	}
@@ -301,27 +310,27 @@ func (m *ByteMap) insert(sh *shard, hs hash, p place, old entry, r *newEntry) er
 // is neither being written to far memory nor used in place. The evacuator does not mind, since
 // it copies under the shard's lock, too; it walks over entries without the lock,
 // but by words that are overwritten with what they were.
-func (m *ByteMap) overwrite(sh *shard, hs hash, p place, old entry, r *newEntry) bool {
-	w := sh.t.word(p)
-	if w.far() || old.Staged() || old.Big() || r.flags != 0 || old.end() != entryHeader+r.body() || old.Klen() != len(r.key) || m.h.core.Logs.Viewed(w.addr()) {
+func (m *ByteMap) overwrite(sh *shard, hs hash, p index.Place, old entry, r *newEntry) bool {
+	w := sh.t.Word(p)
+	if w.Far() || old.Staged() || old.Big() || r.flags != 0 || old.end() != entryHeader+r.body() || old.Klen() != len(r.key) || m.h.core.Logs.Viewed(w.Addr()) {
 		return false
 	}
 	h := m.h
-	h.unclean(old, w.addr())
+	h.unclean(old, w.Addr())
 	r.put(old[:r.size()], hs, m.id)
-	*w = (newWord(w.addr(), r.farSize(), wordFlagsOf(old)) | *w&(hotMask|wordTxn)).touched()
+	*w = (index.NewWord(w.Addr(), r.farSize(), wordFlagsOf(old)) | *w&(index.HotMask|index.Txn)).Touched()
 	sh.muts++
 	sh.count.sets++
 	return true
 }
 
 // grow gives sh a larger table. sh.mu must be held.
-func (sh *shard) grow(h *Heap) error { return sh.resize(h, sh.t.grownBytes()) }
+func (sh *shard) grow(h *Heap) error { return sh.resize(h, sh.t.GrownBytes()) }
 
 // shrink gives sh a smaller table if that it has is much too large. sh.mu must
 // be held.
 func (sh *shard) shrink(h *Heap) error {
-	if size := sh.t.shrunkBytes(); size != sh.t.bytes() {
+	if size := sh.t.ShrunkBytes(); size != sh.t.Bytes() {
 		return sh.resize(h, size)
 	}
 	return nil
@@ -329,11 +338,11 @@ func (sh *shard) shrink(h *Heap) error {
 
 func (sh *shard) resize(h *Heap, size int64) error {
 	l := &h.core.Logs
-	old := sh.t.bytes()
+	old := sh.t.Bytes()
 	if err := l.GrowIndex(heap.Tables, size, heap.ForMutator); err != nil {
 		return err
 	}
-	if err := sh.t.resize(size); err != nil {
+	if err := sh.t.Resize(size); err != nil {
 		l.ShrinkIndex(heap.Tables, size)
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 // need is what a call has to wait for before it can be tried again.
@@ -23,8 +24,8 @@ const (
 // step is the outcome of one try of a call.
 type step struct {
 	need need
-	at   place      // the far entry that is needed
-	room heap.Claim // for what room is needed
+	at   index.Place // the far entry that is needed
+	room heap.Claim  // for what room is needed
 	err  error
 }
 
@@ -42,7 +43,7 @@ func stepOf(err error) step {
 }
 
 // miss is the step of a call that needs an entry which is not present.
-func (sh *shard) miss(h *Heap, p place, st status, n need) step {
+func (sh *shard) miss(h *Heap, p index.Place, st status, n need) step {
 	if sh.closed {
 		return step{err: heap.ErrClosed}
 	}
@@ -55,29 +56,29 @@ func (sh *shard) miss(h *Heap, p place, st status, n need) step {
 	case crowded:
 		return step{need: needPlace}
 	}
-	w := *sh.t.word(p)
+	w := *sh.t.Word(p)
 	switch st {
 	case lost:
-		if w.addr() == 0 { // it may have been in a leaf that is lost
+		if w.Addr() == 0 { // it may have been in a leaf that is lost
 			return step{err: &heap.LostError{Segment: *h.core.LastLost.Load()}}
 		}
-		if !w.isLost() {
+		if !w.IsLost() {
 			h.core.WakeJanitor() // to account for the whole segment
 		}
-		return step{err: &heap.LostError{Segment: h.core.Far.Seg(w.addr()).Seg.Name()}}
+		return step{err: &heap.LostError{Segment: h.core.Far.Seg(w.Addr()).Seg.Name()}}
 	default:
 		return step{need: n, at: p}
 	}
 }
 
 // expire removes an entry whose time has come.
-func (sh *shard) expire(h *Heap, p place, e entry) {
+func (sh *shard) expire(h *Heap, p index.Place, e entry) {
 	sh.remove(h, p, e)
 	sh.count.expired++
 }
 
 // expireNow is the step of a read that came by an entry whose time has come.
-func (sh *shard) expireNow(h *Heap, p place, e entry) step {
+func (sh *shard) expireNow(h *Heap, p index.Place, e entry) step {
 	sh.expire(h, p, e)
 	return step{err: ErrNotFound}
 }
@@ -124,7 +125,7 @@ func (m *ByteMap) slow(ctx context.Context, sh *shard, hs hash, key []byte, try 
 			if s.need == needWhole || short {
 				use = heap.UseLook
 			}
-			if c := hd.of(sh.t.word(s.at).addr(), use != heap.UseHead); c != nil && c.Corrupt() {
+			if c := hd.of(sh.t.Word(s.at).Addr(), use != heap.UseHead); c != nil && c.Corrupt() {
 				sh.mu.Unlock()
 				return c.Err
 			}

@@ -81,10 +81,10 @@ func farSpots(h *Heap, m *ByteMap) map[spot]bool {
 	spots := map[spot]bool{}
 	add := func(addr uint64) { spots[spot{addr / h.core.Far.Units, h.core.Far.Offset(addr)}] = true }
 	m.eachShard(func(sh *shard) {
-		for p := range sh.t.all() {
-			if w := *sh.t.word(p); w.far() {
-				add(w.addr())
-			} else if e := h.entryAt(w.addr()); e.Clean() {
+		for p := range sh.t.All() {
+			if w := *sh.t.Word(p); w.Far() {
+				add(w.Addr())
+			} else if e := h.entryAt(w.Addr()); e.Clean() {
 				add(e.Far())
 			}
 		}
@@ -183,9 +183,9 @@ func TestBytesOfElsewhereAreNotTaken(t *testing.T) {
 	}
 	where := func(m *ByteMap) (s *heap.FarSegment, off int) {
 		hs := m.hash(key(0))
-		for p := range m.shard(hs).t.matches(hs.tag()) {
-			w := *m.shard(hs).t.word(p)
-			return m.h.core.Far.Seg(w.addr()), m.h.core.Far.Offset(w.addr())
+		for p := range m.shard(hs).t.Matches(hs.tag()) {
+			w := *m.shard(hs).t.Word(p)
+			return m.h.core.Far.Seg(w.Addr()), m.h.core.Far.Offset(w.Addr())
 		}
 		t.Fatal("the key is not in the index")
 		return nil, 0

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 const (
@@ -43,29 +44,29 @@ func (sw *sweeper) sweep(h *Heap) bool {
 	for n := 0; len(m.shards()) > 0 && n < sweepBuckets && b.Len() < sweepHeads; {
 		sh := m.at(sw.shard)
 		sh.mu.Lock()
-		for ; sw.bucket < len(sh.t.buckets) && n < sweepBuckets && b.Len() < sweepHeads; sw.bucket++ {
+		for ; sw.bucket < len(sh.t.Buckets) && n < sweepBuckets && b.Len() < sweepHeads; sw.bucket++ {
 			n++
-			for i := range bucketEntries {
-				p := place(sw.bucket*bucketEntries + i)
-				w := *sh.t.word(p)
-				if w&wordTTL == 0 || w.isLost() {
+			for i := range index.BucketEntries {
+				p := index.Place(sw.bucket*index.BucketEntries + i)
+				w := *sh.t.Word(p)
+				if w&index.TTL == 0 || w.IsLost() {
 					continue
 				}
-				if w.far() {
-					if h.core.Far.Seg(w.addr()).Gone() {
+				if w.Far() {
+					if h.core.Far.Seg(w.Addr()).Gone() {
 						continue
 					}
 					_, _, _ = m.board(b, 0, sh, p, heap.UseHead, sw.klen) // another time if there is no buffer
 					continue
 				}
 				seen++
-				if e := h.entryAt(w.addr()); e.Expired() {
+				if e := h.entryAt(w.Addr()); e.Expired() {
 					sh.expire(h, p, e)
 					expired++
 				}
 			}
 		}
-		end := sw.bucket >= len(sh.t.buckets)
+		end := sw.bucket >= len(sh.t.Buckets)
 		if end {
 			// It shrinks another time if there is no room for both tables.
 			_ = sh.shrink(h)
@@ -103,7 +104,7 @@ func (m *ByteMap) expireFar(f *heap.Flight) bool {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	p := sh.farPlace(tag, &f.Want)
-	if p == none {
+	if p == index.None {
 		return false
 	}
 	sh.expire(m.h, p, entryOf(f))

@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"errors"
+	"polder/far/index"
 	"slices"
 )
 
@@ -120,8 +121,8 @@ func (t *Txn) Clear(m *ByteMap) {
 		if d := sh.detach(); d != nil {
 			sh.cold.shelf = d
 		}
-		for p := range sh.t.all() {
-			if w := *sh.t.word(p); w.is(kindEntry) {
+		for p := range sh.t.All() {
+			if w := *sh.t.Word(p); w.Is(index.Entries) {
 				sh.drop(t.h, p, sh.bytesAt(t.h, p), t)
 			}
 		}
@@ -130,12 +131,12 @@ func (t *Txn) Clear(m *ByteMap) {
 
 // Scan is ByteMap.Scan of what the map is with the changes of t.
 func (t *Txn) Scan(ctx context.Context, m *ByteMap, cursor uint64, yield func(key []byte, e Entry)) (uint64, error) {
-	return m.step(ctx, cursor, word.visible, yield)
+	return m.step(ctx, cursor, index.Word.Visible, yield)
 }
 
 // Random is ByteMap.Random, likewise.
 func (t *Txn) Random(ctx context.Context, m *ByteMap, dst []byte) ([]byte, error) {
-	return m.random(ctx, word.visible, dst)
+	return m.random(ctx, index.Word.Visible, dst)
 }
 
 // Commit makes the changes count.
@@ -148,14 +149,14 @@ func (t *Txn) Rollback() { t.end((*shard).rollback, (*shard).attach) }
 
 // end calls fn for the index words of all keys that t has changed, and perhaps
 // for others, and then leaves for the leaves of the shards that it has cleared.
-func (t *Txn) end(fn func(sh *shard, h *Heap, p place), leaves func(sh *shard, d *corpse)) {
+func (t *Txn) end(fn func(sh *shard, h *Heap, p index.Place), leaves func(sh *shard, d *corpse)) {
 	t.h.ending.RLock()
 	defer t.h.ending.RUnlock()
 	maps := *t.h.maps.Load()
 	for left := t.changed; len(left) > 0; {
 		l := lockShards(maps, left)
 		for i, sh := range l.held() {
-			for p := range sh.t.matches(left[i].tag()) {
+			for p := range sh.t.Matches(left[i].tag()) {
 				fn(sh, t.h, p)
 			}
 		}
@@ -164,7 +165,7 @@ func (t *Txn) end(fn func(sh *shard, h *Heap, p place), leaves func(sh *shard, d
 	}
 	for _, m := range t.cleared {
 		m.eachShard(func(sh *shard) {
-			for p := range sh.t.all() {
+			for p := range sh.t.All() {
 				fn(sh, t.h, p)
 			}
 			if sh.cold != nil && sh.cold.shelf != nil {
@@ -195,16 +196,16 @@ func (t *Txn) owns(c changed) bool {
 // claim makes t the transaction that changes what has this tag in m, if there is
 // no other. A nil t claims nothing, but must not change the entry at p, which may
 // be none, if it is a transaction's. sh.mu must be held.
-func (t *Txn) claim(m *ByteMap, sh *shard, tag uint32, p place) error {
+func (t *Txn) claim(m *ByteMap, sh *shard, tag uint32, p index.Place) error {
 	if t == nil {
-		if p != none && *sh.t.word(p)&wordTxn != 0 {
+		if p != index.None && *sh.t.Word(p)&index.Txn != 0 {
 			return ErrConflict
 		}
 		return nil
 	}
 	c := changedIn(sh, m, tag)
-	for p := range sh.t.matches(tag) {
-		if *sh.t.word(p)&wordTxn == 0 {
+	for p := range sh.t.Matches(tag) {
+		if *sh.t.Word(p)&index.Txn == 0 {
 			continue
 		}
 		if slices.Contains(t.cleared, m) || t.owns(c) {
@@ -221,35 +222,35 @@ func (t *Txn) claim(m *ByteMap, sh *shard, tag uint32, p place) error {
 
 // commit ends the part of a transaction that the word at p has in it, if it
 // has. sh.mu must be held.
-func (sh *shard) commit(h *Heap, p place) {
-	switch w := sh.t.word(p); {
-	case w.hidden():
+func (sh *shard) commit(h *Heap, p index.Place) {
+	switch w := sh.t.Word(p); {
+	case w.Hidden():
 		sh.remove(h, p, sh.bytesAt(h, p))
 	default:
-		*w &^= wordTxn
+		*w &^= index.Txn
 	}
 }
 
 // rollback is commit for a transaction that is to have changed nothing.
-func (sh *shard) rollback(h *Heap, p place) {
-	switch w := sh.t.word(p); {
-	case w.hidden():
-		*w &^= wordHidden
-		if w.isLost() {
+func (sh *shard) rollback(h *Heap, p index.Place) {
+	switch w := sh.t.Word(p); {
+	case w.Hidden():
+		*w &^= index.Hidden
+		if w.IsLost() {
 			sh.lost++
 		} else {
 			sh.entries++
 		}
 		sh.muts++
-	case *w&wordTxn != 0:
+	case *w&index.Txn != 0:
 		sh.remove(h, p, sh.bytesAt(h, p))
 	}
 }
 
 // drop removes the entry at p, whose bytes are e, nil if they are not at hand;
 // as a part of t, which may be nil. sh.mu must be held.
-func (sh *shard) drop(h *Heap, p place, e entry, t *Txn) {
-	if w := sh.t.word(p); t == nil || *w&wordTxn != 0 {
+func (sh *shard) drop(h *Heap, p index.Place, e entry, t *Txn) {
+	if w := sh.t.Word(p); t == nil || *w&index.Txn != 0 {
 		sh.remove(h, p, e)
 	} else {
 		sh.hide(w)
@@ -257,16 +258,16 @@ func (sh *shard) drop(h *Heap, p place, e entry, t *Txn) {
 }
 
 // hide makes the entry of w one that nobody sees. Its shard's lock must be held.
-func (sh *shard) hide(w *word) {
+func (sh *shard) hide(w *index.Word) {
 	sh.uncount(*w)
-	*w |= wordHidden
+	*w |= index.Hidden
 }
 
 // bytesAt returns the bytes of the entry at p, nil if it is far. sh.mu must be
 // held.
-func (sh *shard) bytesAt(h *Heap, p place) entry {
-	if w := *sh.t.word(p); !w.far() {
-		return h.entryAt(w.addr())
+func (sh *shard) bytesAt(h *Heap, p index.Place) entry {
+	if w := *sh.t.Word(p); !w.Far() {
+		return h.entryAt(w.Addr())
 	}
 	return nil
 }
@@ -299,8 +300,8 @@ func lockShards(maps []*ByteMap, entries []changed) (l lockedShards) {
 		l.n++
 	}
 	for i, sh := range l.held() {
-		if len(sh.t.buckets) > 0 {
-			l.over += sh.t.buckets[sh.t.home(entries[i].tag())].over
+		if len(sh.t.Buckets) > 0 {
+			l.over += sh.t.Buckets[sh.t.Home(entries[i].tag())].Over
 		}
 	}
 	return l

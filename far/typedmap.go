@@ -8,6 +8,7 @@ import (
 
 	"polder/codec"
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 // MapConfig configures a Map. The zero value is good for types that need no codec.
@@ -91,7 +92,7 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 	hs := b.hash(key)
 	sh := b.shard(hs)
 	sh.mu.Lock()
-	p, e, st := sh.find(b.h, hs, key, kindEntry, nil, true)
+	p, e, st := sh.find(b.h, hs, key, index.Entries, nil, true)
 	if st == present && !e.Big() && !e.Expired() {
 		m.hit(sh, p, e)
 		if !m.value.Plain() {
@@ -151,12 +152,12 @@ func (m *Map[K, V]) adopt(b []byte) (v V, ok bool, err error) {
 }
 
 // hit notes the use of a local entry. sh.mu must be held.
-func (m *Map[K, V]) hit(sh *shard, p place, e entry) {
-	w := sh.t.word(p)
-	*w = w.touched()
+func (m *Map[K, V]) hit(sh *shard, p index.Place, e entry) {
+	w := sh.t.Word(p)
+	*w = w.Touched()
 	sh.count.hits++
 	if m.exclusive && e.Clean() {
-		m.b.h.unclean(e, w.addr())
+		m.b.h.unclean(e, w.Addr())
 	}
 }
 
@@ -184,9 +185,9 @@ func (m *Map[K, V]) settle(key []byte) {
 	sh := m.b.shard(hs)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p, e, st := sh.find(m.b.h, hs, key, kindEntry, nil, true)
+	p, e, st := sh.find(m.b.h, hs, key, index.Entries, nil, true)
 	if st == present && e.Clean() {
-		m.b.h.unclean(e, sh.t.word(p).addr())
+		m.b.h.unclean(e, sh.t.Word(p).Addr())
 	}
 }
 
@@ -198,7 +199,7 @@ func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok b
 	hs := m.b.hash(key)
 	sh := m.b.shard(hs)
 	sh.mu.Lock()
-	p, e, st := sh.find(m.b.h, hs, key, kindEntry, nil, true)
+	p, e, st := sh.find(m.b.h, hs, key, index.Entries, nil, true)
 	if st == present && !e.Big() && !e.Expired() {
 		m.hit(sh, p, e)
 		dst = append(dst, e.Value()...)
@@ -267,9 +268,9 @@ func (m *Map[K, V]) Deref(s *heap.Scope, k K) *V {
 	hs := m.b.hash(key)
 	sh := m.b.shard(hs)
 	sh.mu.Lock()
-	p, e, st := sh.find(m.b.h, hs, key, kindEntry, nil, true)
+	p, e, st := sh.find(m.b.h, hs, key, index.Entries, nil, true)
 	if st == present && !e.Big() && !e.Expired() {
-		if v, ok := m.value.InPlace(e.Value()); ok && h.View(s, sh.t.word(p).addr()) {
+		if v, ok := m.value.InPlace(e.Value()); ok && h.View(s, sh.t.Word(p).Addr()) {
 			m.hit(sh, p, e)
 			sh.mu.Unlock()
 			return v
@@ -323,7 +324,7 @@ func (m *Map[K, V]) set(ctx context.Context, k K, v *V, expire int64) error {
 		sh := b.shard(hs)
 		r := newEntry{key: key, value: val, expire: expire}
 		sh.mu.Lock()
-		p, old, st := sh.find(b.h, hs, key, kindEntry, nil, false)
+		p, old, st := sh.find(b.h, hs, key, index.Entries, nil, false)
 		if !st.waits() && !sh.closed {
 			if err := b.insert(sh, hs, p, old, &r); !lacksRoom(err) {
 				sh.mu.Unlock()

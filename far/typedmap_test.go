@@ -14,6 +14,7 @@ import (
 
 	"polder/codec"
 	"polder/far/heap"
+	"polder/far/index"
 )
 
 func newMap[K comparable, V any](t testing.TB, h *Heap, cfg MapConfig[K, V]) *Map[K, V] {
@@ -672,7 +673,7 @@ func TestAValueThatIsBeingWrittenIsUsedInPlace(t *testing.T) {
 		hs := m.b.hash(key)
 		sh := m.b.shard(hs)
 		sh.mu.Lock()
-		_, e, st := sh.find(h, hs, key, kindEntry, nil, true)
+		_, e, st := sh.find(h, hs, key, index.Entries, nil, true)
 		staged := st == present && e.Staged()
 		sh.mu.Unlock()
 		if staged {

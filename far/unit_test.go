@@ -3,131 +3,12 @@ package far
 import (
 	"bytes"
 	"context"
-	"math/rand/v2"
 	"testing"
 
 	"polder/far/heap"
 	"polder/far/record"
-	"polder/internal/arena"
 	"polder/internal/invariants"
 )
-
-func TestTableKeepsWhatItIsGiven(t *testing.T) {
-	var tb table
-	defer tb.close()
-	if err := tb.resize(4096); err != nil {
-		t.Fatal(err)
-	}
-	r := rand.New(rand.NewPCG(3, 3))
-	want := map[word]uint32{}
-	for i := range 20000 {
-		switch {
-		case len(want) > 0 && r.IntN(3) == 0:
-			for w, tag := range want {
-				p := tb.find(tag, w)
-				if p == none {
-					t.Fatalf("step %d: word %#x has gone", i, w)
-				}
-				tb.remove(p)
-				delete(want, w)
-				break
-			}
-		default:
-			if !tb.roomy() {
-				if err := tb.resize(tb.grownBytes()); err != nil {
-					t.Fatal(err)
-				}
-			}
-			tag := r.Uint32()
-			if r.IntN(4) == 0 {
-				tag = 1<<32 - 1 - tag%3 // the end of the table, and equal ones
-			}
-			w := newWord(uint64(i), 100, 0)
-			tb.insert(tag, w)
-			want[w] = tag
-		}
-	}
-	for w, tag := range want {
-		p := tb.find(tag, w)
-		if p == none || *tb.word(p) != w || tb.tag(p) != tag {
-			t.Fatalf("word %#x has gone", w)
-		}
-		tb.remove(p)
-		delete(want, w)
-		if size := tb.shrunkBytes(); size != tb.bytes() {
-			if err := tb.resize(size); err != nil {
-				t.Fatal(err)
-			}
-			for w, tag := range want {
-				if tb.find(tag, w) == none {
-					t.Fatalf("word %#x has gone as the table shrank", w)
-				}
-			}
-		}
-	}
-	if tb.bytes() != 4096 {
-		t.Errorf("%d bytes are left", tb.bytes())
-	}
-	if tb.used != 0 {
-		t.Errorf("%d entries are left", tb.used)
-	}
-	for b := range tb.buckets {
-		if tb.buckets[b].over != 0 {
-			t.Errorf("bucket %d says that %d entries lie behind it", b, tb.buckets[b].over)
-		}
-	}
-}
-
-func TestAClearedTableIsEmptyAndKeepsAPageAtMost(t *testing.T) {
-	page := int64(arena.PageSize)
-	for _, c := range []struct{ size, left int64 }{{0, 0}, {page, page}, {3 * page, 0}} {
-		var tb table
-		defer tb.close()
-		if c.size > 0 {
-			if err := tb.resize(c.size); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for i := range tb.buckets { // more than its bucket takes
-			tb.insert(7, newWord(uint64(i), 1, 0))
-		}
-		if got, want := tb.clear(false), c.size-c.left; got != want {
-			t.Errorf("a table of %d bytes gives back %d, want %d", c.size, got, want)
-		}
-		if got := tb.bytes(); got != c.left {
-			t.Errorf("a table of %d bytes keeps %d, want %d", c.size, got, c.left)
-		}
-		for range tb.all() {
-			t.Errorf("a table of %d bytes has an entry left", c.size)
-		}
-		for b := range tb.buckets {
-			if tb.used != 0 || tb.buckets[b] != (bucket{}) {
-				t.Fatalf("a table of %d bytes keeps bucket %d as %+v, and says that %d are used", c.size, b, tb.buckets[b], tb.used)
-			}
-		}
-	}
-}
-
-func TestTableTakes16BytesAnEntry(t *testing.T) {
-	var tb table
-	defer tb.close()
-	var bytes, entries float64
-	for i := range 200000 {
-		if !tb.roomy() {
-			if err := tb.resize(tb.grownBytes()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		tb.insert(rand.Uint32(), newWord(uint64(i), 1, 0))
-		if i > 20000 { // beyond the grain of pages
-			bytes += float64(tb.bytes())
-			entries += float64(tb.used)
-		}
-	}
-	if got := bytes / entries; got > 17 {
-		t.Errorf("got %.1f bytes an entry, want 17 at most", got)
-	}
-}
 
 // The evacuator reads the lengths of entries without a lock, so an entry must
 // not be overwritten with one of other lengths, though it would fit.
@@ -138,8 +19,8 @@ func TestOnlyTheSameLengthsAreOverwritten(t *testing.T) {
 		sh := m.shard(m.hash([]byte("key")))
 		sh.mu.Lock()
 		defer sh.mu.Unlock()
-		for p := range sh.t.matches(m.hash([]byte("key")).tag()) {
-			return sh.t.word(p).addr()
+		for p := range sh.t.Matches(m.hash([]byte("key")).tag()) {
+			return sh.t.Word(p).Addr()
 		}
 		t.Fatal("the key is not in the index")
 		return 0

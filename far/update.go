@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"polder/far/index"
 )
 
 // Update calls fn with the present entry of key (found false and a zero
@@ -64,12 +65,12 @@ type snapshot struct {
 func (m *ByteMap) look(ctx context.Context, sh *shard, hs hash, key []byte, s *snapshot) error {
 	// The fast path: the entry is local, or there is none.
 	sh.mu.Lock()
-	p, e, st := sh.find(m.h, hs, key, kindEntry, nil, true)
+	p, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)
 	switch {
 	case sh.closed:
 	case st == present && !e.Big() && !e.Expired():
-		w := sh.t.word(p)
-		*w = w.touched()
+		w := sh.t.Word(p)
+		*w = w.Touched()
 		s.take(metaOf(e), 0, append(s.lent[:0], e.Value()...))
 		sh.mu.Unlock()
 		return nil
@@ -147,7 +148,7 @@ func (m *ByteMap) apply(ctx context.Context, sh *shard, hs hash, key []byte, was
 		}
 		// The fast path: what it replaces is local, and there is room.
 		sh.mu.Lock()
-		if p, old, st := sh.find(m.h, hs, key, kindEntry, nil, was.whole()); !st.waits() && !sh.closed {
+		if p, old, st := sh.find(m.h, hs, key, index.Entries, nil, was.whole()); !st.waits() && !sh.closed {
 			err := errChanged
 			if was.is(old) {
 				err = m.insert(sh, hs, p, old, &r)
@@ -161,7 +162,7 @@ func (m *ByteMap) apply(ctx context.Context, sh *shard, hs hash, key []byte, was
 		return m.setSlow(ctx, sh, hs, r, was, nil)
 	case verdict == Remove && was.found:
 		return m.do(ctx, sh, hs, key, func(hd *holding) step {
-			p, e, st := sh.find(m.h, hs, key, kindEntry, hd, was.whole())
+			p, e, st := sh.find(m.h, hs, key, index.Entries, hd, was.whole())
 			switch {
 			case st.waits():
 				return sh.miss(m.h, p, st, was.need())

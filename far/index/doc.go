@@ -1,9 +1,9 @@
-// Package index is the part of a map's index that can go far: leaves, which are pages in far memory,
-// and the directory that says where they are, which is local. It reads and writes nothing, and takes no
-// locks.
+// Package index is the index of a map: words, which say where entries are; tables of them, which are local; and
+// the part that can go far: leaves, which are pages in far memory, and the directory that says where they are, which
+// is local. It reads and writes nothing, and takes no locks.
 //
-// A map keeps its words, which say where its entries are, in a hash table in local memory for as
-// long as that does not take too much of the budget: package far's table. Beyond that, words of entries
+// A map keeps its words in a hash table in local memory for as
+// long as that does not take too much of the budget: see [Table]. Beyond that, words of entries
 // that are far are settled: they go to the leaf of their tag, the 32 bits of the key's hash by which the table is ordered. A
 // directory divides the tags into ranges of the same length, with a leaf for each; since hashes are spread
 // evenly, so are words over leaves, and a reference of 8 bytes for each leaf is all that remains in
@@ -21,4 +21,8 @@
 // make right, is not enough. The code's nonce is the position of the segment in the log and the leaf's offset
 // in it, at which nothing is ever written twice: neither a made-up leaf nor an older one at the same
 // place passes.
+//
+// # Files
+//
+// word: the bits of a word; table: the hash table of them. leaf, and dir: what is far, and where.
 package index

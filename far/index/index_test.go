@@ -13,7 +13,7 @@ func TestALeafIsThatOfItsPlaceOrRefused(t *testing.T) {
 	k := NewKey(NewSecret())
 	rapid.Check(t, func(rt *rapid.T) {
 		slots := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) Slot {
-			return Slot{rapid.Uint64().Draw(rt, "word"), rapid.Uint32Range(0, 50).Draw(rt, "tag")}
+			return Slot{Word(rapid.Uint64().Draw(rt, "word")), rapid.Uint32Range(0, 50).Draw(rt, "tag")}
 		}), 0, 60).Draw(rt, "slots")
 		slices.SortStableFunc(slots, func(a, b Slot) int { return int(a.Tag) - int(b.Tag) })
 		b := make([]byte, Size(len(slots)))

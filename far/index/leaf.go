@@ -16,16 +16,13 @@ const (
 	codeSize = 16
 	slotSize = 12
 
-	// Lost is set in the word of an entry that is gone with its far memory.
-	Lost = 1 << 51
-
 	// Most is how many words the leaves of a directory hold on average before it is doubled.
 	Most = 40
 )
 
 // Slot is a word and its tag.
 type Slot struct {
-	Word uint64
+	Word Word
 	Tag  uint32
 }
 
@@ -47,7 +44,7 @@ func (l Leaf) Len() int {
 // At returns slot i.
 func (l Leaf) At(i int) Slot {
 	b := l[codeSize+i*slotSize:]
-	return Slot{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint32(b[8:])}
+	return Slot{Word(binary.LittleEndian.Uint64(b)), binary.LittleEndian.Uint32(b[8:])}
 }
 
 // Find returns the number of the first slot with a tag of at least tag.
@@ -95,7 +92,7 @@ func (k *Key) sum(slots []byte, position uint64, off int) []byte {
 func (k *Key) Seal(b []byte, slots []Slot, position uint64, off int) {
 	for i, s := range slots {
 		at := b[codeSize+i*slotSize:]
-		binary.LittleEndian.PutUint64(at, s.Word)
+		binary.LittleEndian.PutUint64(at, uint64(s.Word))
 		binary.LittleEndian.PutUint32(at[8:], s.Tag)
 	}
 	k.mu.Lock()

@@ -4,10 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"polder/far/heap"
 	"polder/far/index"
 	"polder/far/record"
-	"polder/internal/sizeclass"
 	"polder/memnode/component"
 )
 
@@ -202,15 +200,15 @@ func (f *finder) one(read func(chunk uint32, off uint64, b []byte) error, q *Fin
 	tag := uint32(q.Hash)
 	for k := slots.Find(tag); k < slots.Len() && slots.At(k).Tag == tag; k++ {
 		word := slots.At(k).Word
-		if word&index.Lost != 0 {
+		if word.IsLost() {
 			continue
 		}
-		addr = word & heap.AddrMask
+		addr = word.Addr()
 		number, at := addr/uint64(f.req.Units), int(addr%uint64(f.req.Units))*record.Unit
 		if number >= uint64(len(f.places)) {
 			continue
 		}
-		b := scratch[:min(sizeclass.Size(uint8(word>>heap.AddrBits)), int(f.req.Units)*record.Unit-at, len(scratch))]
+		b := scratch[:min(word.Size(), int(f.req.Units)*record.Unit-at, len(scratch))]
 		// The number may have belonged to another segment when the client said where it is: then the bytes do not decode.
 		if len(b) == 0 || read(f.places[number].Chunk, uint64(at), b) != nil {
 			continue

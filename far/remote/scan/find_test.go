@@ -11,7 +11,6 @@ import (
 	"polder/far/index"
 	"polder/far/record"
 	"polder/far/remote/scan"
-	"polder/internal/sizeclass"
 	"polder/memnode"
 	"polder/memnode/component"
 	"polder/pool"
@@ -24,7 +23,7 @@ const (
 )
 
 // writeEntry writes the entry of hash to c at 1024, and a leaf that knows it as one of segment 3 at 4096.
-func writeEntry(t *testing.T, c *pool.Chunk, word uint64) {
+func writeEntry(t *testing.T, c *pool.Chunk, flags index.Word) {
 	t.Helper()
 	write := func(off int, h record.Header, body []byte) int {
 		r := record.Put(make([]byte, record.Size(len(body))), h, body)
@@ -38,8 +37,8 @@ func writeEntry(t *testing.T, c *pool.Chunk, word uint64) {
 	n := write(1024, record.Header{Kind: record.Entry, Owner: owner, Number: hash, KeyLen: 3}, []byte("keyvalue"))
 	body := make([]byte, index.Size(2))
 	slots := []index.Slot{
-		{Word: word | uint64(sizeclass.Of(n))<<heap.AddrBits | 3*units + 512/record.Unit, Tag: hash & (1<<32 - 1)}, // of another with the tag
-		{Word: word | uint64(sizeclass.Of(n))<<heap.AddrBits | 3*units + 1024/record.Unit, Tag: hash & (1<<32 - 1)},
+		{Word: index.NewWord(3*units+512/record.Unit, n, flags), Tag: hash & (1<<32 - 1)}, // of another with the tag
+		{Word: index.NewWord(3*units+1024/record.Unit, n, flags), Tag: hash & (1<<32 - 1)},
 	}
 	index.NewKey(index.NewSecret()).Seal(body, slots, 1, 4096)
 	write(4096, record.Header{Kind: record.Page, Owner: owner}, body)

@@ -1,0 +1,254 @@
+package index
+
+import (
+	"fmt"
+	"iter"
+
+	"polder/internal/arena"
+)
+
+// BucketEntries is how many places a bucket has.
+const BucketEntries = 5
+
+// Bucket is one cache line of a table. An empty place has the word 0.
+type Bucket struct {
+	Words [BucketEntries]Word
+	Tags  [BucketEntries]uint32
+	// Over counts the entries whose home is this bucket or one before it, and
+	// which lie behind it because it was full. At zero a search ends.
+	Over uint32
+}
+
+// Table is an open hash table in memory of its own. An entry's home bucket is
+// its tag scaled to the number of buckets, so that the tags of successive
+// buckets ascend whatever the size of the table: it can grow by any factor
+// without looking at a key, and a scan in the order of tags survives growth.
+// Not safe for concurrent use; the zero table is empty and has no room.
+type Table struct {
+	Buckets []Bucket
+	mem     *arena.Mapping
+	Used    int // entries
+}
+
+// Place is the position of an entry in a table.
+type Place int
+
+// None is the place of an entry that a table does not have.
+const None Place = -1
+
+// Word is the word at p.
+func (t *Table) Word(p Place) *Word {
+	return &t.Buckets[uint(p)/BucketEntries].Words[uint(p)%BucketEntries]
+}
+
+// Tag is the tag of the entry at p.
+func (t *Table) Tag(p Place) uint32 {
+	return t.Buckets[uint(p)/BucketEntries].Tags[uint(p)%BucketEntries]
+}
+
+// Home is the bucket where a search for tag begins.
+func (t *Table) Home(tag uint32) int {
+	return int(uint64(tag) * uint64(len(t.Buckets)) >> 32)
+}
+
+// FirstTag is the lowest tag whose home is bucket b.
+func (t *Table) FirstTag(b int) uint64 {
+	n := uint64(len(t.Buckets))
+	return (uint64(b)<<32 + n - 1) / n
+}
+
+// After is the bucket behind b.
+func (t *Table) After(b int) int {
+	if b++; b == len(t.Buckets) {
+		return 0
+	}
+	return b
+}
+
+// Bytes is the memory of the table.
+func (t *Table) Bytes() int64 { return int64(len(t.Buckets)) * bucketSize }
+
+// Places is how many entries there may be.
+func (t *Table) Places() int { return len(t.Buckets) * BucketEntries }
+
+// Roomy reports whether an insertion leaves the table at a good load.
+func (t *Table) Roomy() bool { return t.Used < len(t.Buckets)*BucketEntries*7/8 }
+
+// Full reports whether an insertion must not be tried. The last places stay
+// empty, since searches for them grow long.
+func (t *Table) Full() bool { return t.Used >= len(t.Buckets)*BucketEntries*31/32 }
+
+// Filled reports whether there is no place left, but for one at which searches end.
+func (t *Table) Filled() bool { return t.Used+1 >= len(t.Buckets)*BucketEntries }
+
+// Find returns the entry with this tag whose word agrees with want on
+// where it lies.
+func (t *Table) Find(tag uint32, want Word) Place {
+	if len(t.Buckets) == 0 {
+		return None
+	}
+	b := t.Home(tag)
+	for range t.Buckets {
+		bk := &t.Buckets[b]
+		for i, g := range bk.Tags {
+			if g == tag && bk.Words[i] != 0 && bk.Words[i].where() == want.where() {
+				return Place(b*BucketEntries + i)
+			}
+		}
+		if bk.Over == 0 {
+			break
+		}
+		b = t.After(b)
+	}
+	return None
+}
+
+// Matches iterates over the entries with this tag.
+func (t *Table) Matches(tag uint32) iter.Seq[Place] {
+	return func(yield func(Place) bool) {
+		if len(t.Buckets) == 0 {
+			return
+		}
+		b := t.Home(tag)
+		for range t.Buckets {
+			bk := &t.Buckets[b]
+			for i, g := range bk.Tags {
+				if g == tag && bk.Words[i] != 0 && !yield(Place(b*BucketEntries+i)) {
+					return
+				}
+			}
+			if bk.Over == 0 {
+				return
+			}
+			b = t.After(b)
+		}
+	}
+}
+
+// All iterates over all entries. They may be removed meanwhile.
+func (t *Table) All() iter.Seq[Place] {
+	return func(yield func(Place) bool) {
+		for p := range Place(len(t.Buckets) * BucketEntries) {
+			if *t.Word(p) != 0 && !yield(p) {
+				return
+			}
+		}
+	}
+}
+
+// Within iterates over the entries with tags from lo up to hi. They may be removed meanwhile.
+func (t *Table) Within(lo, hi uint64) iter.Seq[Place] {
+	return func(yield func(Place) bool) {
+		if len(t.Buckets) == 0 {
+			return
+		}
+		for home := t.Home(uint32(lo)); home < len(t.Buckets) && t.FirstTag(home) < hi; home++ {
+			for b, left := home, len(t.Buckets); left > 0; b, left = t.After(b), left-1 {
+				bk := &t.Buckets[b]
+				for i, g := range bk.Tags {
+					if bk.Words[i] != 0 && t.Home(g) == home && uint64(g) >= lo && uint64(g) < hi && !yield(Place(b*BucketEntries+i)) {
+						return
+					}
+				}
+				if bk.Over == 0 {
+					break
+				}
+			}
+		}
+	}
+}
+
+// Insert adds an entry. The table must not be full.
+func (t *Table) Insert(tag uint32, w Word) {
+	b := t.Home(tag)
+	for {
+		bk := &t.Buckets[b]
+		for i, g := range bk.Words {
+			if g == 0 {
+				bk.Words[i], bk.Tags[i] = w, tag
+				t.Used++
+				return
+			}
+		}
+		bk.Over++
+		b = t.After(b)
+	}
+}
+
+// Remove deletes the entry at p.
+func (t *Table) Remove(p Place) {
+	at := int(p) / BucketEntries
+	for b := t.Home(t.Tag(p)); b != at; b = t.After(b) {
+		t.Buckets[b].Over--
+	}
+	bk := &t.Buckets[at]
+	bk.Words[int(p)%BucketEntries], bk.Tags[int(p)%BucketEntries] = 0, 0
+	t.Used--
+}
+
+// GrownBytes is the memory of the next larger table: a quarter more, in pages.
+func (t *Table) GrownBytes() int64 {
+	page := int64(arena.PageSize)
+	return (t.Bytes()*5/4 + page) / page * page
+}
+
+// TableBytes is the memory of a table that holds n entries at a good load, in pages.
+func TableBytes(n int) int64 {
+	page := int64(arena.PageSize)
+	return (int64(n)*bucketSize*3/(2*BucketEntries) + page) / page * page
+}
+
+// ShrunkBytes is the memory of a table that holds the entries at a good load,
+// in pages, or that of this one if it is not much too large.
+func (t *Table) ShrunkBytes() int64 {
+	if t.Used*3 > len(t.Buckets)*BucketEntries || t.Bytes() <= int64(arena.PageSize) {
+		return t.Bytes()
+	}
+	return TableBytes(t.Used)
+}
+
+// Resize moves the entries to a new table of size bytes, which must hold them.
+func (t *Table) Resize(size int64) error {
+	mem, err := arena.Anonymous(int(size), size >= arena.HugePageSize)
+	if err != nil {
+		return fmt.Errorf("cannot grow the index: %w", err)
+	}
+	bigger := Table{Buckets: bucketsOf(mem.Bytes()), mem: mem}
+	for b := range t.Buckets {
+		bk := &t.Buckets[b]
+		for i, w := range bk.Words {
+			if w != 0 {
+				bigger.Insert(bk.Tags[i], w)
+			}
+		}
+	}
+	old := *t
+	*t = bigger
+	return old.Close()
+}
+
+// Clear removes all entries and returns how many bytes of memory it has given
+// back. A table of one page keeps it, unless it is the last time: most maps that are cleared are filled again,
+// and to map a page takes longer than to fill it.
+func (t *Table) Clear(last bool) int64 {
+	if t.Bytes() == int64(arena.PageSize) && !last {
+		clear(t.Buckets)
+		t.Used = 0
+		return 0
+	}
+	n := t.Bytes()
+	if err := t.Close(); err != nil {
+		panic("BUG: " + err.Error())
+	}
+	return n
+}
+
+// Close gives the memory back and leaves an empty table.
+func (t *Table) Close() error {
+	mem := t.mem
+	*t = Table{}
+	if mem == nil {
+		return nil
+	}
+	return mem.Close()
+}
