@@ -81,7 +81,7 @@ soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	TEST_SOAK=1 $(GO) test -race -count=1 -timeout 4h ./share/robustness
 	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run Soak ./...
 	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h -run 'Torture|EveryStructureIs' ./far
-	$(GO) test -race -count=1 -timeout 4h -tags settle ./far ./resp
+	$(GO) test -race -count=1 -timeout 4h -tags settle ./far ./far/bytemap ./resp
 	TEST_SOAK=$(SOAK) $(GO) test -race -count=1 -timeout 4h ./measure/simcrash
 	TEST_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -tags settle ./measure/simcrash
 	TEST_SOAK=$(SOAK) $(GO) test -count=1 -timeout 4h -run SimulatedRegisters ./holder/witness
@@ -121,7 +121,7 @@ soak-arm64: ## run the tests of what depends on the processor as arm64 programs,
 	$(ARM64) -timeout 5m -run 'Masked|Gather|Indirect|Fence|Wait|Wrap|Sequence|Bind|Packets|States|Flush|LinkDown|Forged|Post' ./verbs/softnic
 	$(ARM64) -timeout 10m -run 'Conformance$$|Hello|Passed' ./verbs/shm
 	$(ARM64) -timeout 15m -run 'InPlace|Half|QueueGives|LooksForIt|LongCopy|NoWriteIsLost|UnderAWriter|HisTurn|Walk|PtrLoads|CompareAndSwap|NamedIsNotLost' -skip Interleavings ./soft
-	$(ARM64) -timeout 20m -run 'Scope|TortureOfObjects|Linearizable|ManyGoroutines|ComeAndGo|WhileItIsEvacuated|Transactions' ./far
+	$(ARM64) -timeout 20m -run 'Scope|TortureOfObjects|Linearizable|ManyGoroutines|ComeAndGo|WhileItIsEvacuated|Transactions' ./far ./far/bytemap
 
 .PHONY: test-console
 test-console: ## run the tests of the web console in a real browser, Debian's chromium; POLDER_SHOTS=$PWD/docs/images makes the documents' pictures anew

@@ -65,12 +65,13 @@ var apart = map[string][]string{
 // farImports is all of the module that package far and those under it may import: the heap
 // knows a Store, and nothing of what is behind it, and a Store knows nothing of the heap.
 var farImports = map[string][]string{
-	"far":         {"internal", "codec", "far/heap", "far/farlog", "far/store", "far/index", "far/objects", "far/record", "far/saved"},
+	"far":         {"internal", "codec", "far/heap", "far/farlog", "far/store", "far/bytemap", "far/objects", "far/record", "far/saved"},
 	"far/heap":    {"internal", "far/farlog", "far/store", "far/record"},
 	"far/farlog":  {"internal", "far/store", "far/record"},
 	"far/store":   {"internal"},
 	"far/index":   {"internal"},
 	"far/objects": {"internal", "far/heap", "far/record"},
+	"far/bytemap": {"internal", "far/heap", "far/farlog", "far/store", "far/index", "far/record"},
 	"far/record":  {},
 	"far/saved":   {"far/farlog", "far/store", "far/record"},
 

@@ -3,6 +3,7 @@ package far
 import (
 	"time"
 
+	"polder/far/bytemap"
 	"polder/far/heap"
 )
 
@@ -41,21 +42,38 @@ func (cfg *Config) core() heap.Config {
 	return heap.Config{Local: cfg.Local, MaxLocal: cfg.MaxLocal, ScopeBytes: cfg.ScopeBytes, HeldTooLong: cfg.HeldTooLong}
 }
 
-// Entry is a value in a ByteMap, with what the map keeps beside it.
-type Entry struct {
-	Value  []byte
-	Expire time.Time // zero: never; kept to the millisecond
-	Tag    uint8     // the caller's own, for instance a type
-}
+// ByteMap is a hash map from byte strings to byte strings on a Heap: see package bytemap, where its methods are. Entries are local or
+// far, and so is, once it takes a fifth of the budget, the index (16 bytes an entry).
+//
+// An entry whose Expire has passed is as good as absent: no call returns it.
+type ByteMap = bytemap.Map
+
+// Entry is a value in a ByteMap, with when it expires and a tag of the caller's, which the map keeps beside it.
+type Entry = bytemap.Entry
 
 // UpdateFunc decides what becomes of an entry. See ByteMap.Update.
-type UpdateFunc func(old Entry, found bool) (Entry, Verdict, error)
+type UpdateFunc = bytemap.UpdateFunc
 
 // Verdict is what an UpdateFunc wants done.
-type Verdict uint8
+type Verdict = bytemap.Verdict
 
 const (
-	Keep   Verdict = iota // leave it as it is
-	Put                   // store the returned Entry
-	Remove                // delete it
+	Keep   = bytemap.Keep   // leave it as it is
+	Put    = bytemap.Put    // store the returned Entry
+	Remove = bytemap.Remove // delete it
 )
+
+// Txn makes several changes to maps of one heap that count together or not at
+// all: after Rollback everything is as it was, and neither Commit nor Rollback
+// can fail or wait. Each single change can, and has then changed nothing.
+type Txn = bytemap.Txn
+
+// MapStats is what one map has done and how it stands.
+type MapStats = bytemap.Stats
+
+// MaxKeySize is the longest key, in bytes.
+const MaxKeySize = bytemap.MaxKeySize
+
+// NoWait is a context for calls that must not wait: where they would, they
+// return ErrWouldBlock and have changed nothing.
+var NoWait = heap.NoWait

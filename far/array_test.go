@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/store/storetest"
 )
 
 func newArray[T any](t testing.TB, h *Heap, n int, cfg StructureConfig) *Array[T] {
@@ -128,7 +129,7 @@ func TestAnArrayHasBounds(t *testing.T) {
 }
 
 func TestAnArrayTellsOfFaults(t *testing.T) {
-	store := newFaultStore(tinySegment, 1<<10)
+	store := storetest.New(tinySegment, 1<<10)
 	h := openObjects(t, store, 16)
 	const n = 60_000
 	a := newArray[int64](t, h, n, StructureConfig{NewPrefetcher: func() Prefetcher { return NoPrefetch{} }})
@@ -142,15 +143,15 @@ func TestAnArrayTellsOfFaults(t *testing.T) {
 	if err := s.Err(); err != nil {
 		t.Fatal(err)
 	}
-	store.failRead.Store(true)
+	store.FailRead.Store(true)
 	seen := 0
 	for range a.All(s) {
 		seen++
 	}
-	if err := s.Err(); !errors.Is(err, errInjected) || seen == n {
+	if err := s.Err(); !errors.Is(err, storetest.ErrInjected) || seen == n {
 		t.Errorf("a failing store: %d elements, %v", seen, err)
 	}
-	store.failRead.Store(false)
+	store.FailRead.Store(false)
 	seen = 0
 	for i, p := range a.All(s) {
 		if *p != int64(i) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/store/storetest"
 )
 
 // aStructure is a data structure of which most is far. Its use reads and, where
@@ -214,28 +215,28 @@ func TestEveryStructureOnABadNode(t *testing.T) {
 	const deadline = 50 * time.Millisecond
 	for _, bad := range []struct {
 		name string
-		make func(store *faultStore)
+		make func(store *storetest.Store)
 		is   func(err error) bool
 	}{
 		{
 			"dies",
-			func(store *faultStore) { store.lose(func(int) bool { return true }) },
+			func(store *storetest.Store) { store.Lose(func(int, heap.Segment) bool { return true }) },
 			func(err error) bool { var lost *heap.LostError; return errors.As(err, &lost) },
 		}, {
 			"is gone for a while",
-			func(store *faultStore) { store.failRead.Store(true); store.failWrite.Store(true) },
-			func(err error) bool { return errors.Is(err, errInjected) },
+			func(store *storetest.Store) { store.FailRead.Store(true); store.FailWrite.Store(true) },
+			func(err error) bool { return errors.Is(err, storetest.ErrInjected) },
 		}, {
 			"does not answer",
-			func(store *faultStore) { store.delay.Store(int64(time.Hour)) },
+			func(store *storetest.Store) { store.Delay.Store(int64(time.Hour)) },
 			func(err error) bool { return errors.Is(err, context.DeadlineExceeded) },
 		}, {
 			"takes 100 ms",
-			func(store *faultStore) { store.delay.Store(int64(100 * time.Millisecond)) },
+			func(store *storetest.Store) { store.Delay.Store(int64(100 * time.Millisecond)) },
 			func(err error) bool { return errors.Is(err, context.DeadlineExceeded) },
 		}, {
 			"answers wrongly",
-			func(store *faultStore) { store.corrupt.Store(1000) },
+			func(store *storetest.Store) { store.Corrupt.Store(1000) },
 			func(err error) bool { var corrupt *heap.CorruptError; return errors.As(err, &corrupt) },
 		},
 	} {
@@ -246,7 +247,7 @@ func TestEveryStructureOnABadNode(t *testing.T) {
 						notWithLeaves(t)
 					}
 					synctest.Test(t, func(t *testing.T) {
-						store := newFaultStore(tinySegment, 1<<10)
+						store := storetest.New(tinySegment, 1<<10)
 						use := st.make(t, openObjects(t, store, 16))
 						bad.make(store)
 						failed := 0
@@ -282,16 +283,16 @@ func TestEveryStructureOnASlowNode(t *testing.T) {
 	for _, st := range structures {
 		t.Run(st.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := newFaultStore(tinySegment, 1<<10)
+				store := storetest.New(tinySegment, 1<<10)
 				use := st.make(t, openObjects(t, store, 16))
-				store.delay.Store(int64(100 * time.Millisecond))
-				reads := store.reads.Load()
+				store.Delay.Store(int64(100 * time.Millisecond))
+				reads := store.Reads.Load()
 				for i := 0; i < structureSize; i += 61 {
 					if err := use(t.Context(), i); err != nil {
 						t.Errorf("access %d: %v", i, err)
 					}
 				}
-				if store.reads.Load() == reads {
+				if store.Reads.Load() == reads {
 					t.Error("the test tested nothing: nothing was fetched")
 				}
 			})

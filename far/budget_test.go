@@ -46,7 +46,7 @@ func TestTheLinesOfTheBudgetSumToIt(t *testing.T) {
 	go func() {
 		defer close(done)
 		wg.Wait()
-		settleAll(t, ctx, m)
+		growLeaves(t, h, m)
 	}()
 	seen := map[heap.Line]int64{}
 	for looks, last := 0, false; !last; looks++ {

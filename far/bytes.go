@@ -14,6 +14,11 @@ import (
 // MaxBytes is the longest byte string that a Bytes holds.
 const MaxBytes = 1 << 30
 
+const (
+	maxPiece = 64 << 10 // bytes of a piece
+	ahead    = 16       // pieces that are fetched in one batch
+)
+
 // Bytes is a pointer to a byte string of any size up to MaxBytes, in local or
 // far memory. A string that is longer than a piece, at most 64 KiB, is stored in
 // pieces, each an object that is fetched and evacuated by itself. Their words lie

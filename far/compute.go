@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/bits"
 
+	"polder/far/bytemap"
 	"polder/far/farlog"
 	"polder/far/heap"
 	"polder/far/objects"
@@ -43,8 +44,25 @@ func (a *Array[T]) scanned() *tracker  { return a.tr }
 func (v *Vector[T]) scanned() *tracker { return v.tr }
 func (a *Array[T]) looked(*T) looker   { return a.tr }
 func (v *Vector[T]) looked(*T) looker  { return v.tr }
-func (m *Map[K, V]) looked(*V) looker  { return &mapValues{m.b, m.value.Plain()} }
+func (m *Map[K, V]) looked(*V) looker  { return &mapValues{m.b, m.name, m.value.Plain()} }
 func (tr *tracker) named() string      { return tr.c.Name() }
+
+// mapValues is the values of a map.
+type mapValues struct {
+	m     *bytemap.Map
+	name  string
+	plain bool // they are stored as they are in memory
+}
+
+func (v *mapValues) named() string { return fmt.Sprintf("map %q", v.name) }
+
+// aggregate implements looker. A map has all of its elements looked through.
+func (v *mapValues) aggregate(ctx context.Context, q *offload.Scan, _, _ int) (a offload.Aggregate, err error) {
+	if !v.plain {
+		return a, errors.New("its values are not stored as they are in memory")
+	}
+	return bytemap.Aggregate(ctx, v.m, q)
+}
 
 // Number is a type that a number in an element may have.
 type Number interface {

@@ -149,17 +149,8 @@
 // its locks. Enter a scope before taking a lock that others take in a scope:
 // entering may wait.
 //
-// Whatever looks at an entry or moves it holds its shard's lock, for no longer
-// than it takes to copy one entry, and never while the store works. Whoever
-// waits for the store has the address of what it reads pinned, and looks at
-// the index again afterwards. Lock order:
-//
-//	ByteMap.clearing
-//	  shard.mu
-//	    heap.OpenLog.Mu
-//	    Heap.mu
-//
-// and below all of these the locks of packages objects and heap.
+// No lock of the heap's is held while the store works. Heap.mu, of structures' statistics, is a leaf; the locks of maps are in
+// package bytemap, those of objects in package objects, and those of the memory, below all of them, in package heap.
 //
 // # Far bytes
 //
@@ -173,26 +164,17 @@
 //
 // # Files
 //
-// Package far/heap has the memory itself, and knows no data structure: logs, far segments,
-// evacuator, cleaner, scopes. The owners of what is in it are package far/objects (objects of pointers)
-// and, here, mapowner (entries); host knows both. entry is the bytes of an entry. In far memory all are records of
-// package far/record.
+// Package heap has the memory itself, and knows no data structure: logs, far segments,
+// evacuator, cleaner, scopes. The owners of what is in it are package objects (objects of pointers)
+// and package bytemap (entries of maps); host knows both. In far memory all are records of
+// package record.
 //
-// What the data structures stand on: heap, api, errors, store, scopes, registry (the heap of a pointer), shard
-// (a map's index, of what package index has), slow (what waits),
-// loss, sweep (for what has expired), keep (checkpoints, and opening a heap again), snapshot (what package far/saved copies to a file).
+// The heap: heap, api, errors, host, scopes, registry (the heap of a pointer),
+// keep (checkpoints, and opening a heap again), snapshot (what package saved copies to a file).
 //
-// Fetching, which heap does for all owners: fetch, many and admit of entries; prefetch of the objects of structures.
-//
-// Where words go that tables have no room for: cold (what is known, and what has to be read) and leaffetch
-// (reading it); settle (when), settlevisit (leaf by leaf), settleclean (the far memory of leaves) and leafbury
-// (what was cleared).
-//
-// Maps: bytemap, update, txn, scan, big (values in pieces), typedmap, mapttl. Pointers: ptr,
-// class, shared, bytes. Structures: array, vector, list, stack, queue.
-// Looking through structures where their elements are: compute, and computemap of maps; looking up keys where their leaves are: find. The
-// ordered map, package far/ordered, stands on
-// what programs use.
+// Maps: typedmap, mapttl. Pointers: ptr, class, shared, bytes. Structures: array, vector, list, stack, queue; prefetch
+// brings their objects. Looking through structures where their elements are: compute. The
+// ordered map, package ordered, stands on what programs use.
 //
 // To look at a heap: stats, explain, audit (with invariants); prom is a package of its own.
 package far

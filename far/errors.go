@@ -1,24 +1,27 @@
 package far
 
 import (
-	"context"
 	"errors"
 
+	"polder/far/bytemap"
 	"polder/far/heap"
 )
 
 var (
 	// ErrNotFound: the map has no such key.
-	ErrNotFound = errors.New("not found")
+	ErrNotFound = bytemap.ErrNotFound
 	// ErrWouldBlock: the call would have to wait, and was given NoWait.
-	ErrWouldBlock = errors.New("would block")
+	ErrWouldBlock = heap.ErrWouldBlock
 	// ErrTooLarge: the key or value exceeds MaxKeySize or Config.MaxValue.
 	ErrTooLarge = heap.ErrTooLarge
 	// ErrModified: a List was changed by others, so that a Cursor or an
 	// iteration does not know where it is.
 	ErrModified = errors.New("list was modified")
 	// ErrFreed: the structure or the map was freed.
-	ErrFreed = errors.New("it was freed")
+	ErrFreed = heap.ErrFreed
+	// ErrConflict: another transaction that has not ended has changed the key, or
+	// one with the same hash.
+	ErrConflict = bytemap.ErrConflict
 )
 
 // Errors of the heap's memory.
@@ -49,16 +52,3 @@ type LostError = heap.LostError
 // CorruptError says that far memory answered with bytes that are not those
 // that were written there.
 type CorruptError = heap.CorruptError
-
-// MaxKeySize is the longest key, in bytes.
-const MaxKeySize = 1<<16 - 1
-
-// NoWait is a context for calls that must not wait: where they would, they
-// return ErrWouldBlock and have changed nothing.
-var NoWait context.Context = noWait()
-
-func noWait() context.Context {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	cancel(ErrWouldBlock)
-	return ctx
-}

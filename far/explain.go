@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"polder/far/bytemap"
 	"polder/far/heap"
 )
 
@@ -29,20 +30,6 @@ func (p *PrefetchStats) Add(q PrefetchStats) {
 	p.Used += q.Used
 	p.Unused += q.Unused
 	p.Dropped += q.Dropped
-}
-
-// Add adds o to s, so that maps of one name count as one.
-func (s *MapStats) Add(o *MapStats) {
-	s.Entries += o.Entries
-	s.LostNow += o.LostNow
-	s.Hits += o.Hits
-	s.Misses += o.Misses
-	s.Absent += o.Absent
-	s.Coalesced += o.Coalesced
-	s.Prefetched += o.Prefetched
-	s.Sets += o.Sets
-	s.Deletes += o.Deletes
-	s.Expired += o.Expired
 }
 
 // track makes a structure a part of the heap's statistics.
@@ -187,7 +174,7 @@ func findLeaves(s *Stats) []string {
 	if s.Settled == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("The words of maps' entries would take more than their part of the budget, a %dth: tables have %s of them, and leaves in far memory %s, of which %d reads were needed. A first read of what has not been used for long waits for a leaf, too; a larger Config.Local (SetLocal) would spare that.", tableShare, bytesSay(s.Lines[heap.Tables]), bytesSay(s.LeavesFar), s.LeafReads)}
+	return []string{fmt.Sprintf("The words of maps' entries would take more than their part of the budget, a %dth: tables have %s of them, and leaves in far memory %s, of which %d reads were needed. A first read of what has not been used for long waits for a leaf, too; a larger Config.Local (SetLocal) would spare that.", bytemap.TableShare, bytesSay(s.Lines[heap.Tables]), bytesSay(s.LeavesFar), s.LeafReads)}
 }
 
 func findFarFull(s *Stats) []string {

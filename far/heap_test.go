@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -172,5 +173,26 @@ func TestLargeValues(t *testing.T) {
 	mustGet(t, m, key(2), value(2, 1<<20))
 	if got := m.Len(); got != 4 {
 		t.Errorf("Len: got %d, want 4", got)
+	}
+}
+
+func TestWrongConfigurationIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		size int
+		cfg  Config
+		want string
+	}{
+		{1 << 20, Config{Local: heap.MinLocal - 1}, "local budget"},
+		{1 << 20, Config{Local: heap.MinLocal, MaxValue: -1}, "MaxValue"},
+		{64 << 10, Config{Local: heap.MinLocal}, "segments"},
+		{3 << 20, Config{Local: heap.MinLocal}, "power of two"},
+	} {
+		h, err := NewHeap(heap.NewMemStore(c.size, 10), c.cfg)
+		if err == nil {
+			h.Close()
+			t.Errorf("%+v, segments of %d: accepted", c.cfg, c.size)
+		} else if !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: got %q, want something about %q", c.cfg, err, c.want)
+		}
 	}
 }

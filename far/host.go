@@ -1,221 +1,34 @@
 package far
 
 import (
-	"cmp"
 	"context"
-	"fmt"
-	"slices"
-	"time"
 
 	"polder/far/heap"
-	"polder/far/index"
 	"polder/far/objects"
-	"polder/internal/sizeclass"
 )
 
-// host is a Heap as its memory sees it.
+// host is a Heap as its memory sees it: what the owners of entries have to do, its maps do; what the owner of objects
+// has to, whoever dereferences them does.
 type host Heap
 
-// Owner implements Host.
+// Owner implements heap.Host.
 func (o *host) Owner(id uint16) heap.Owner {
 	if id >= objects.FirstOwner {
 		return o.objects.Owner()
 	}
-	if maps := *o.maps.Load(); int(id) < len(maps) {
-		return (*mapOwner)(maps[id])
-	}
-	return nil
+	return o.maps.Owner(id)
 }
 
-// Marker implements Host.
+// Marker implements heap.Host.
 func (o *host) Marker() heap.Marker { return o.objects.Owner() }
 
-// Lost implements Host. What is lost of objects, whoever dereferences them comes upon.
-func (o *host) Lost(s *heap.FarSegment) {
-	h := (*Heap)(o)
-	heads := false
-	for _, m := range *h.maps.Load() {
-		for i := range m.shards() {
-			heads = m.at(i).lose(h, s) || heads
-		}
-	}
-	if heads {
-		h.strays.Store(true)
-	}
-}
-
-// maxStrayWait is the longest wait before the index is searched for stray
-// pieces again, after some of what it refers to could not be read.
-const maxStrayWait = 10 * time.Second
-
-// Chores implements Host: it removes the pieces of large values that are gone, and
-// looks for entries whose time has come and that nobody asks for.
-func (o *host) Chores(tick bool) {
-	h := (*Heap)(o)
-	if tick && time.Now().After(h.strayNext) && h.strays.Swap(false) {
-		if h.buryStrays() {
-			h.strayWait = 0
-		} else {
-			h.strays.Store(true)
-			h.strayWait = min(2*h.strayWait+heap.SweepEvery, maxStrayWait)
-			h.strayNext = time.Now().Add(h.strayWait)
-		}
-	}
-	if tick && h.settler.burying() {
-		h.settler.wake()
-	}
-	h.buryOrphans()
-	for tick && h.core.Ctx.Err() == nil && h.sweeper.sweep(h) {
-	}
-}
-
-// Freeing implements Host.
+// Freeing implements heap.Host. A checkpoint frees what waits for it.
 func (o *host) Freeing() bool {
-	h := (*Heap)(o)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.orphans) > 0 || h.core.Far.Waits() > 0 && h.checkpointErr.Load() == nil
+	return o.maps.Freeing() || o.core.Far.Waits() > 0 && o.checkpointErr.Load() == nil
 }
 
-// Learns implements Host.
-func (o *host) Learns() bool { return (*Heap)(o).settler.learn.Load() != nil }
-
-// Leaks implements Host: with a leaf, what it referred to is lost sight of. What is yet to be buried is not.
-func (o *host) Leaks() bool { return (*Heap)(o).leavesLost.Load() && !(*Heap)(o).settler.burying() }
-
-// learnRounds is how often the cleaner asks again for leaves that have been replaced while it read others.
-const learnRounds = 8
-
-// Learn implements Host: it has the tables know what lives of rs.
-func (o *host) Learn(ctx context.Context, rs []heap.Suspect) error {
-	h := (*Heap)(o)
-	if len(rs) == 0 {
-		h.cleaning.Store(0)
-		return nil
-	}
-	if h.settler.burying() {
-		return heap.ErrNotNow // what it has to bury would stay
-	}
-	h.cleaning.Store(rs[0].Addr / h.core.Far.Units)
-	for range learnRounds {
-		all, err := h.unknown(rs)
-		if err != nil || len(all) == 0 {
-			return err
-		}
-		if err := h.learnFrom(ctx, rs, all); err != nil {
-			return err
-		}
-	}
-	return heap.ErrNotNow
-}
-
-// unsureOf is a suspect of which only a leaf knows whether it lives.
-type unsureOf struct {
-	i    int // of the suspects
-	sh   *shard
-	part int    // the range of its tag
-	addr uint64 // of the leaf
-}
-
-// unknown returns those of rs of which only leaves know whether they live, in order of the leaves.
-func (h *Heap) unknown(rs []heap.Suspect) (all []unsureOf, err error) {
-	maps := *h.maps.Load()
-	for i := range rs {
-		r := &rs[i]
-		if int(r.Owner) >= len(maps) || r.Dead {
-			continue
-		}
-		hs := hash(r.Number)
-		sh := maps[r.Owner].shard(hs)
-		sh.mu.Lock()
-		if sh.hasLeaves() && !sh.known(hs.tag()) {
-			k := sh.cold.Of(hs.tag())
-			if a := sh.cold.At(k).Addr(); a != 0 {
-				all = append(all, unsureOf{i, sh, k, a})
-			}
-		}
-		shelved := sh.cold != nil && sh.cold.shelf != nil
-		sh.mu.Unlock()
-		if shelved {
-			return nil, heap.ErrNotNow // it may come back
-		}
-	}
-	slices.SortFunc(all, func(a, b unsureOf) int { return cmp.Compare(a.addr, b.addr) })
-	return all, nil
-}
-
-// learnFrom reads the leaves of all, and has tables know what of rs lives. What a leaf that is replaced
-// meanwhile would say stays unknown.
-func (h *Heap) learnFrom(ctx context.Context, rs []heap.Suspect, all []unsureOf) error {
-	buf := *h.settler.learn.Load()
-	for len(all) > 0 {
-		var reads []heap.PageRead
-		n, bytes := 0, 0
-		stale := uint64(0) // address of a leaf that has been replaced
-		for ; n < len(all); n++ {
-			a := all[n]
-			if k := len(reads); k > 0 && reads[k-1].Addr == a.addr || a.addr == stale {
-				continue
-			}
-			full := false
-			a.sh.mu.Lock()
-			if a.sh.refers(a.part, a.addr) {
-				size := sizeclass.Size(a.sh.cold.At(a.part).Class())
-				if full = bytes+size > len(buf); !full {
-					reads = append(reads, h.core.PageRead(a.addr, buf[bytes:bytes+size:bytes+size]))
-					bytes += size
-				}
-			} else {
-				stale = a.addr
-			}
-			a.sh.mu.Unlock()
-			if full {
-				break
-			}
-		}
-		leaves, errs := h.readLeaves(ctx, reads)
-		k := 0
-		for _, a := range all[:n] {
-			for k < len(reads) && reads[k].Addr < a.addr {
-				k++
-			}
-			if k == len(reads) || reads[k].Addr != a.addr {
-				continue // it is stale
-			}
-			if errs[k] != nil {
-				return fmt.Errorf("cannot clean far memory: %w", errs[k])
-			}
-			r := &rs[a.i]
-			a.sh.mu.Lock()
-			err := a.sh.suspect(h, r, hash(r.Number).tag(), a.part, a.addr, leaves[k])
-			a.sh.mu.Unlock()
-			if err != nil {
-				return err
-			}
-		}
-		all = all[n:]
-	}
-	return ctx.Err()
-}
-
-// refers reports whether the leaf of range i is that at addr. sh.mu must be held.
-func (sh *shard) refers(i int, addr uint64) bool {
-	return sh.hasLeaves() && i < sh.cold.Len() && sh.cold.At(i).Addr() == addr
-}
-
-// suspect finds out from its leaf, which lay at addr and was that of range i, whether r lives. sh.mu must be held.
-func (sh *shard) suspect(h *Heap, r *heap.Suspect, tag uint32, i int, addr uint64, leaf index.Leaf) error {
-	if sh.known(tag) || !sh.refers(i, addr) || sh.cold.Of(tag) != i {
-		return nil // it is known, or asked for again
-	}
-	for k := leaf.Find(tag); k < leaf.Len() && leaf.At(k).Tag == tag; k++ {
-		if leaf.At(k).Word.Addr() == r.Addr {
-			if sh.learn(h, tag, i, leaf, index.HotMask) == crowded {
-				return heap.ErrNotNow
-			}
-			return nil
-		}
-	}
-	r.Dead = true
-	return nil
-}
+func (o *host) Learns() bool                                       { return o.maps.Learns() }
+func (o *host) Learn(ctx context.Context, rs []heap.Suspect) error { return o.maps.Learn(ctx, rs) }
+func (o *host) Leaks() bool                                        { return o.maps.Leaks() }
+func (o *host) Lost(s *heap.FarSegment)                            { o.maps.Lost(s) }
+func (o *host) Chores(tick bool)                                   { o.maps.Chores(tick) }

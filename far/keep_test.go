@@ -3,6 +3,7 @@ package far
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -199,7 +200,7 @@ func TestAHeapIsOpenedAgain(t *testing.T) {
 				h := openKept(t, k, int64(4+round%3)<<20, early)
 				m := h.NewByteMap("things")
 				checkContents(t, m, want)
-				if round == 0 && m.h.NewByteMap("other") == m {
+				if round == 0 && h.NewByteMap("other") == m {
 					t.Fatal("two maps are one")
 				}
 				want = churn(t, m, r, want, 8000, 3000)
@@ -361,12 +362,12 @@ func FuzzCheckpoint(f *testing.F) {
 	if err := m.Set(f.Context(), []byte("dirty"), Entry{Value: []byte("yes")}); err != nil {
 		f.Fatal(err)
 	}
-	b, _, _, err := h.freeze(make([]byte, 1<<20), []byte("state"))
+	b, _, _, err := h.maps.Freeze(make([]byte, 1<<20), 0)
 	if err != nil {
 		f.Fatal(err)
 	}
 	h.core.Far.Unhold()
-	f.Add(slices.Clone(b))
+	f.Add(append(binary.LittleEndian.AppendUint32(slices.Clone(b), 5), "state"...))
 	closeHeap(f, h)
 	left := k.copy()
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -384,7 +385,7 @@ func FuzzCheckpoint(f *testing.F) {
 		if _, _, err = h.core.Far.OpenKeeper(t.Context(), k); err != nil {
 			t.Fatal(err)
 		}
-		_ = h.decode(t.Context(), &record.Decoder{B: b}, lay)
+		_ = h.decode(t.Context(), &record.Decoder{B: b})
 		if err := h.abandon(); err != nil {
 			t.Fatal(err)
 		}

@@ -10,23 +10,23 @@ import (
 // Forever is the time to live of an entry that does not expire.
 const Forever time.Duration = math.MaxInt64
 
-// expiryOf is when what lives for ttl from now on ends, as an entry has it: in milliseconds
-// since 1970, not before its time, and 0 for never.
-func expiryOf(ttl time.Duration) int64 {
+// expiryOf is when what lives for ttl from now on ends, as an entry has it: not before its time, and zero for never.
+func expiryOf(ttl time.Duration) time.Time {
 	switch {
 	case ttl == Forever:
-		return 0
+		return time.Time{}
 	case ttl <= 0:
-		return 1
+		return time.UnixMilli(1)
 	}
-	return max(time.Now().Add(ttl+time.Millisecond-1).UnixMilli(), 1)
+	return time.Now().Add(ttl + time.Millisecond - 1)
 }
 
 // SetTTL makes v the value of k for as long as ttl, and no less: then the entry is as good as
 // absent, and its memory, local or far, is given back before long. With a ttl that is not positive that is
 // so at once, and with Forever it is Set. The time is kept to the millisecond.
 func (m *Map[K, V]) SetTTL(ctx context.Context, k K, v V, ttl time.Duration) error {
-	return m.set(ctx, k, &v, expiryOf(ttl))
+	var small [smallKey]byte
+	return m.b.Set(ctx, m.key.View(&k, small[:0]), Entry{Value: m.value.View(&v, nil), Expire: expiryOf(ttl)})
 }
 
 // Expire makes the entry of k one that lives for ttl from now on, as SetTTL does, and reports whether there
@@ -38,9 +38,7 @@ func (m *Map[K, V]) Expire(ctx context.Context, k K, ttl time.Duration) (ok bool
 		if ok = found; !found {
 			return old, Keep, nil
 		}
-		if old.Expire = (time.Time{}); ttl != Forever {
-			old.Expire = time.UnixMilli(expiryOf(ttl))
-		}
+		old.Expire = expiryOf(ttl)
 		return old, Put, nil
 	})
 	return ok && err == nil, err

@@ -98,7 +98,7 @@ func TestExpiredEntriesOfAMapGiveTheirMemoryBack(t *testing.T) {
 		for i := range n {
 			size := 300
 			if i%100 < 2 {
-				size = 3 * h.pieces
+				size = 3 * tinyPiece
 			}
 			if err := m.SetTTL(ctx, i, value(uint64(i), size), time.Duration(i%2+1)*time.Minute); err != nil {
 				t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/store/storetest"
 	"polder/internal/invariants"
 )
 
@@ -27,10 +28,10 @@ func fillFar(t *testing.T, h *Heap, n int) []Ptr[point] {
 }
 
 func TestLostObjectsAreReported(t *testing.T) {
-	store := newFaultStore(tinySegment, 1<<10)
+	store := storetest.New(tinySegment, 1<<10)
 	h := openObjects(t, store, 16)
 	ps := fillFar(t, h, 8000)
-	if store.lose(func(i int) bool { return i%2 == 0 }) == 0 {
+	if store.Lose(func(i int, _ heap.Segment) bool { return i%2 == 0 }) == 0 {
 		t.Fatal("there was nothing to lose")
 	}
 	s := h.NewScope()
@@ -66,10 +67,10 @@ func TestLostObjectsAreReported(t *testing.T) {
 }
 
 func TestCorruptObjectsAreNeverReturned(t *testing.T) {
-	store := newFaultStore(tinySegment, 1<<10)
+	store := storetest.New(tinySegment, 1<<10)
 	h := openObjects(t, store, 16)
 	ps := fillFar(t, h, 8000)
-	store.corrupt.Store(300)
+	store.Corrupt.Store(300)
 	corrupt := 0
 	for i, p := range ps {
 		v, err := p.Load(context.Background())
@@ -86,7 +87,7 @@ func TestCorruptObjectsAreNeverReturned(t *testing.T) {
 	if corrupt == 0 {
 		t.Error("nothing was corrupt")
 	}
-	store.corrupt.Store(0)
+	store.Corrupt.Store(0)
 	for i, p := range ps {
 		if v, err := p.Load(context.Background()); err != nil || v.X != int64(i) {
 			t.Fatalf("object %d, read again: got %v, %v", i, v, err)
@@ -95,9 +96,9 @@ func TestCorruptObjectsAreNeverReturned(t *testing.T) {
 }
 
 func TestFlakyStoresLoseNoObjects(t *testing.T) {
-	store := newFaultStore(tinySegment, 1<<10)
+	store := storetest.New(tinySegment, 1<<10)
 	h := openObjects(t, store, 16)
-	store.flaky.Store(100)
+	store.Flaky.Store(100)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for i := range 8000 {
@@ -107,7 +108,7 @@ func TestFlakyStoresLoseNoObjects(t *testing.T) {
 		}
 		for {
 			v, err := p.Load(ctx)
-			if err != nil && errors.Is(err, errInjected) {
+			if err != nil && errors.Is(err, storetest.ErrInjected) {
 				continue
 			}
 			if err != nil || v.X != int64(i) {
@@ -122,12 +123,12 @@ func TestFlakyStoresLoseNoObjects(t *testing.T) {
 // other gives up, it fetches.
 func TestPrefetchWaitsForWhatOthersFetch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := newFaultStore(tinySegment, 1<<10)
+		store := storetest.New(tinySegment, 1<<10)
 		h := openObjects(t, store, 16)
 		ps := slices.DeleteFunc(fillFar(t, h, 8000), Ptr[point].IsLocal)
 		for i, givesUp := range []bool{false, true} {
 			p := ps[i*len(ps)/2]
-			release := store.hold()
+			release := store.Hold()
 			ctx, cancel := context.WithCancel(context.Background())
 			var wg sync.WaitGroup
 			wg.Go(func() {
@@ -171,7 +172,7 @@ func TestPrefetchWaitsForWhatOthersFetch(t *testing.T) {
 // A dereference of a far object ends with its context, and another one shares
 // the same fetch.
 func TestDerefEndsWithItsDeadline(t *testing.T) {
-	store := newFaultStore(tinySegment, 1<<10)
+	store := storetest.New(tinySegment, 1<<10)
 	h := openObjects(t, store, 16)
 	ps := fillFar(t, h, 8000)
 	far := -1
@@ -181,7 +182,7 @@ func TestDerefEndsWithItsDeadline(t *testing.T) {
 			break
 		}
 	}
-	release := store.hold()
+	release := store.Hold()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := h.NewScope()
 	defer s.Close()

@@ -1,14 +1,11 @@
 package far
 
 import (
-	"context"
-	"errors"
-	"sync/atomic"
+	"polder/far/heap"
+	"polder/far/store/storetest"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"polder/far/heap"
 )
 
 // However late the evacuator comes to look, a store that has failed is tried
@@ -20,7 +17,7 @@ func TestFailedStoreIsTriedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer h.core.Logs.Mapping.Close()
-		h.core.Far.Failed(errInjected)
+		h.core.Far.Failed(storetest.ErrInjected)
 		if d, ok := h.core.RetryIn(); !ok || d > heap.MaxBackoff {
 			t.Errorf("with room, just after a failure: %v, %v, want a short wait", d, ok)
 		}
@@ -37,59 +34,6 @@ func TestFailedStoreIsTriedAgain(t *testing.T) {
 		h.core.Far.Failed(heap.ErrStoreFull)
 		if d, ok := h.core.RetryIn(); ok {
 			t.Errorf("with a full store: a wait of %v, want none: the janitor wakes the evacuator", d)
-		}
-	})
-}
-
-// endsSoon is a context that ends when it has been asked so many times whether it has.
-type endsSoon struct {
-	context.Context
-	asked atomic.Int64
-}
-
-func (c *endsSoon) Err() error {
-	if c.asked.Add(-1) >= 0 {
-		return nil
-	}
-	return context.Canceled
-}
-
-// A call whose context ends just when it sets out to read leaves nothing behind for which others
-// wait: whoever leads a flight makes it.
-func TestACallThatEndsAsItSetsOutToReadKeepsNobodyWaiting(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, m := newTinyHeap(t, newFaultStore(tinySegment, 1000), 0)
-		fillTiny(t, m, 1000)
-		for i, k := range farKeys(t, m, 1000)[:20] {
-			ctx := &endsSoon{Context: context.Background()}
-			ctx.asked.Store(int64(i % 10))
-			err := m.Update(ctx, k, func(old Entry, _ bool) (Entry, Verdict, error) { return old, Put, nil })
-			if err != nil && !errors.Is(err, context.Canceled) {
-				t.Errorf("Update of %q: %v", k, err)
-			}
-			soon, cancel := context.WithTimeout(context.Background(), time.Minute)
-			if _, err := m.Get(soon, k, nil); err != nil {
-				t.Errorf("Get of %q, when a call had ended that was asked %d times: %v", k, i%10, err)
-			}
-			cancel()
-		}
-	})
-}
-
-// Segments that a store does not take back at once are offered again.
-func TestSegmentsAreGivenBackInTheEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := newFaultStore(tinySegment, 1000)
-		h, m := newTinyHeap(t, store, 0)
-		fillTiny(t, m, 1000)
-		store.failFree.Store(true)
-		m.Clear()
-		time.Sleep(time.Second)
-		store.failFree.Store(false)
-		time.Sleep(time.Second)
-		// The open segment and the spare one are all that is kept.
-		if s := h.Stats(); store.Lent() > 3 || s.Unreturned != 0 {
-			t.Errorf("%d segments are still lent, %d are given up, want at most 3, and none", store.Lent(), s.Unreturned)
 		}
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/store/storetest"
 )
 
 // brick is 512 bytes with its header, of which a scope of openBricks may take 16.
@@ -190,7 +191,7 @@ func TestDoTriesAgain(t *testing.T) {
 	if err != nil || calls != 3 {
 		t.Errorf("got %v after %d calls, want none after 3", err, calls)
 	}
-	if err := h.Do(context.Background(), func(*heap.Scope) error { return errInjected }); !errors.Is(err, errInjected) {
+	if err := h.Do(context.Background(), func(*heap.Scope) error { return storetest.ErrInjected }); !errors.Is(err, storetest.ErrInjected) {
 		t.Errorf("got %v, want the error of the function", err)
 	}
 }

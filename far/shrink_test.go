@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/store/storetest"
 )
 
 // fullHeap makes a heap whose store and local memory are full of values of so
 // many bytes, of which it returns the number.
 func fullHeap(t *testing.T, segments, size int) (*Heap, *ByteMap, int) {
 	t.Helper()
-	h, m := newTestHeap(t, newFaultStore(testSegment, segments), Config{})
+	h, m := newTestHeap(t, storetest.New(testSegment, segments), Config{})
 	for n := 0; ; n++ {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		err := m.Set(ctx, key(n), Entry{Value: value(uint64(n), size)})
@@ -96,8 +97,8 @@ func TestATransactionIsToldThatTheHeapIsFull(t *testing.T) {
 	for _, size := range []int{3000, 14000} {
 		t.Run(fmt.Sprint(size, " bytes"), func(t *testing.T) {
 			t.Parallel()
-			_, m, n := fullHeap(t, 20, size)
-			txn := m.h.NewTxn()
+			h, m, n := fullHeap(t, 20, size)
+			txn := h.NewTxn()
 			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 			defer cancel()
 			for i := range n {

@@ -5,6 +5,7 @@ import (
 
 	"polder/far/heap"
 	"polder/far/objects"
+	"polder/far/store/storetest"
 	"polder/internal/failpoint"
 )
 
@@ -33,7 +34,7 @@ func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 		}, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			store := newFaultStore(tinySegment, 1<<10)
+			store := storetest.New(tinySegment, 1<<10)
 			h := openObjects(t, store, 16)
 			ps := fillFar(t, h, 8000)
 			h.core.Cancel() // what the evacuator does is done here
@@ -51,7 +52,7 @@ func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 			}
 			s.Leave()
 			if test.lose {
-				store.lose(func(int) bool { return true })
+				store.Lose(func(int, heap.Segment) bool { return true })
 			}
 			if !h.core.FarReady(heap.FarObjectSize(sizeOf[point]())) {
 				t.Fatal("there is no far memory")

@@ -31,22 +31,6 @@ type Stats struct {
 	PrefetchLatency              time.Duration
 }
 
-// MapStats is what one map has done and how it stands.
-type MapStats struct {
-	Name       string
-	Entries    int
-	LostNow    int    // lost entries that have been neither set nor deleted
-	Hits       uint64 // reads served locally at once
-	Misses     uint64 // calls that needed a far entry
-	Absent     uint64 // reads of keys that were not there
-	Coalesced  uint64 // misses that joined somebody else's fetch
-	Prefetched uint64 // keys that Fetch found far; a read that follows is a hit
-	Sets       uint64
-	Deletes    uint64
-	Expired    uint64
-	Computed   uint64 // entries that the store has looked through, for Aggregate and Count
-}
-
 // Stats returns the statistics. It takes every shard's lock for a moment.
 func (h *Heap) Stats() Stats {
 	s := Stats{
@@ -55,51 +39,26 @@ func (h *Heap) Stats() Stats {
 		PrefetchRate:    h.ahead.rate.Load(),
 		PrefetchLatency: time.Duration(h.ahead.latency.Load()),
 	}
-	var t temperature
-	for _, m := range *h.maps.Load() {
-		if !m.freed.Load() {
-			s.Maps = append(s.Maps, m.stats(&t))
-		}
-	}
-	h.mu.Lock()
-	for name, st := range h.pastMaps.All() {
-		st.Name = name
-		s.Maps = append(s.Maps, st)
-	}
-	h.mu.Unlock()
-	s.LocalHot = h.hot(t, s.LocalLive)
+	t := h.maps.Totals()
+	s.Maps = t.Maps
+	s.LeavesFar, s.Settled, s.LeafReads, s.Found = t.LeavesFar, t.Settled, t.LeafReads, t.Found
+	s.LocalHot = h.hot(t.Hot, t.Local, s.LocalLive)
 	s.Classes = h.objects.ClassStats()
 	s.Structures = h.Structures()
 	s.Pointers = h.objects.Pointers()
-	s.Settled = h.settled.Load()
-	s.LeafReads = h.leafReads.Load()
-	s.Found = h.found.Load()
-	h.core.Far.All(func(f *heap.FarSegment) {
-		if f.HasPages() {
-			s.LeavesFar += f.Live.Load()
-		}
-	})
 	return s
 }
 
-// stats also adds what is local of m to t.
-func (m *ByteMap) stats(t *temperature) MapStats {
-	s := MapStats{Name: m.name, Computed: m.computed.Load()}
-	for i := range m.shards() {
-		sh := m.at(i)
-		sh.mu.Lock()
-		s.Entries += sh.entries
-		s.LostNow += sh.lost
-		s.Hits += sh.count.hits
-		s.Misses += sh.count.misses
-		s.Absent += sh.count.absent
-		s.Coalesced += sh.count.coalesced
-		s.Prefetched += sh.count.prefetched
-		s.Sets += sh.count.sets
-		s.Deletes += sh.count.deletes
-		s.Expired += sh.count.expired
-		sh.sample(t, max(sampled/m.h.shards, 1))
-		sh.mu.Unlock()
+// sampled is how many pointers Stats looks at to say how much of what is local was used of late: see bytemap.Totals.
+const sampled = 512
+
+// hot estimates the bytes of local memory that were used of late, of live in all, of which local are entries, and of these
+// some hot.
+func (h *Heap) hot(hot, local float64, live int64) int64 {
+	if part, found := h.objects.Sample(sampled); found > 0 {
+		hot += part * max(float64(live)-local, 0)
+	} else if local > 0 {
+		hot *= float64(live) / local
 	}
-	return s
+	return min(int64(hot), live)
 }

@@ -2,7 +2,6 @@ package far
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"testing"
 
@@ -76,17 +75,25 @@ func strangersView(t *testing.T, mem map[uint64][]byte, of func(owner uint16) bo
 	return live, dead
 }
 
-// farSpots is where the far records of a map, and of all objects, are according to the heap.
-func farSpots(h *Heap, m *ByteMap) map[spot]bool {
+// farSpots is where the far records of the map of a number, and of all objects, are according to the heap.
+func farSpots(h *Heap, id uint16) map[spot]bool {
 	spots := map[spot]bool{}
 	add := func(addr uint64) { spots[spot{addr / h.core.Far.Units, h.core.Far.Offset(addr)}] = true }
-	m.eachShard(func(sh *shard) {
-		for p := range sh.t.All() {
-			if w := *sh.t.Word(p); w.Far() {
-				add(w.Addr())
-			} else if e := h.entryAt(w.Addr()); e.Clean() {
-				add(e.Far())
+	h.core.Far.All(func(s *heap.FarSegment) {
+		m := s.Seg.(*heap.MemSegment)
+		m.Mu.Lock()
+		b := bytes.Clone(m.Mem)
+		m.Mu.Unlock()
+		for off := record.SegmentSize; off < len(b); {
+			r, err := record.Decode(b[off:], s.Seed, off)
+			if err != nil {
+				break
 			}
+			addr := s.ID*h.core.Far.Units + uint64(off)/record.Unit
+			if k := r.Kind(); r.Owner() == id && (k == record.Entry || k == record.Piece) && h.maps.Owner(id).Live(r, addr) {
+				add(addr)
+			}
+			off += r.Size()
 		}
 	})
 	h.objects.All(func(_ uint64, w objects.Word) {
@@ -144,9 +151,10 @@ func TestAStrangerFindsWhatLivesInFarMemory(t *testing.T) {
 			h.core.Cancel() // nothing moves from here on
 			h.core.Wg.Wait()
 
+			const first = 0 // the number of m
 			// The other maps were there to fill local memory, and have newer entries there.
-			live, dead := strangersView(t, farMemory(h), func(owner uint16) bool { return owner == m.id || owner >= objects.FirstOwner })
-			want := farSpots(h, m)
+			live, dead := strangersView(t, farMemory(h), func(owner uint16) bool { return owner == first || owner >= objects.FirstOwner })
+			want := farSpots(h, first)
 			for at := range want {
 				if !live[at] {
 					t.Errorf("%+v lives, and the stranger took it for dead (%v) or did not find it", at, dead[at])
@@ -163,90 +171,6 @@ func TestAStrangerFindsWhatLivesInFarMemory(t *testing.T) {
 			if cleaned := h.Stats().CleanedSegments; x.clean && cleaned == 0 {
 				st := h.Stats()
 				t.Errorf("nothing was cleaned: %d far segments, %d bytes live, %d dead", st.FarSegments, st.FarLive, st.FarDead)
-			}
-		})
-	}
-}
-
-// What an earlier or another heap has left in far memory is not taken for this one's, though the key, the hash and the
-// size are the same; nor what this heap has written elsewhere.
-func TestBytesOfElsewhereAreNotTaken(t *testing.T) {
-	// filled makes a heap of which the first far segment begins with the entry of a key with a value.
-	filled := func(t *testing.T, v string) (*Heap, *ByteMap) {
-		h, m := newTinyHeap(t, heap.NewMemStore(tinySegment, 4000), tiny.Logs+64<<10)
-		h.seed = 1
-		for range 3 {
-			mustSet(t, m, key(0), []byte(v))
-			evacuateAll(t, h, m)
-		}
-		return h, m
-	}
-	where := func(m *ByteMap) (s *heap.FarSegment, off int) {
-		hs := m.hash(key(0))
-		for p := range m.shard(hs).t.Matches(hs.tag()) {
-			w := *m.shard(hs).t.Word(p)
-			return m.h.core.Far.Seg(w.Addr()), m.h.core.Far.Offset(w.Addr())
-		}
-		t.Fatal("the key is not in the index")
-		return nil, 0
-	}
-	numberOf := func(t *testing.T, h *Heap) uint64 {
-		for _, b := range farMemory(h) {
-			s, err := record.DecodeSegment(b)
-			done(t, err)
-			return s.Heap
-		}
-		t.Fatal("the heap has no far memory")
-		return 0
-	}
-	// earlier is an older record of the key, in another segment.
-	earlier := func(m *ByteMap) []byte {
-		now, _ := where(m)
-		var found []byte
-		m.h.core.Far.All(func(s *heap.FarSegment) {
-			mem := s.Seg.(*heap.MemSegment)
-			mem.Mu.Lock()
-			defer mem.Mu.Unlock()
-			for off := record.SegmentSize; off < len(mem.Mem); {
-				r, err := record.Decode(mem.Mem[off:], s.Seed, off)
-				if err != nil {
-					break
-				}
-				if r.Owner() == m.id && string(r.Key()) == string(key(0)) && s != now {
-					found = bytes.Clone(mem.Mem[off : off+r.Size()])
-				}
-				off += r.Size()
-			}
-		})
-		return found
-	}
-	for name, foreign := range map[string]func(t *testing.T, m *ByteMap) []byte{
-		"heap": func(t *testing.T, m *ByteMap) []byte {
-			_, other := filled(t, "bad")
-			s, off := where(other)
-			if numberOf(t, m.h) == numberOf(t, other.h) {
-				t.Error("two heaps have the same number")
-			}
-			return bytes.Clone(s.Seg.(*heap.MemSegment).Mem[off:][:64])
-		},
-		"segment": func(t *testing.T, m *ByteMap) []byte { return earlier(m) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, m := filled(t, "old")
-			mustSet(t, m, key(0), []byte("new"))
-			evacuateAll(t, m.h, m)
-			b := foreign(t, m)
-			s, off := where(m)
-			mem := s.Seg.(*heap.MemSegment)
-			mem.Mu.Lock()
-			if b == nil || bytes.Equal(mem.Mem[off:][:len(b)], b) {
-				t.Fatal("there is nothing foreign")
-			}
-			copy(mem.Mem[off:], b)
-			mem.Mu.Unlock()
-			var ce *heap.CorruptError
-			if e, err := m.Get(t.Context(), key(0), nil); !errors.As(err, &ce) {
-				t.Errorf("Get: %q, %v, want a CorruptError", e.Value, err)
 			}
 		})
 	}

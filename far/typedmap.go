@@ -7,8 +7,8 @@ import (
 	"iter"
 
 	"polder/codec"
+	"polder/far/bytemap"
 	"polder/far/heap"
-	"polder/far/index"
 )
 
 // MapConfig configures a Map. The zero value is good for types that need no codec.
@@ -42,10 +42,11 @@ type MapConfig[K comparable, V any] struct {
 // that is far only when its key has been read, which is one read of the store,
 // too.
 type Map[K comparable, V any] struct {
-	b         *ByteMap
-	key       codec.Coder[K]
-	value     codec.Coder[V]
-	exclusive bool
+	h     *Heap
+	b     *ByteMap
+	name  string
+	key   codec.Coder[K]
+	value codec.Coder[V]
 }
 
 // NewMap makes an empty map. It fails if K or V cannot be far, and names the
@@ -62,15 +63,15 @@ func NewMap[K comparable, V any](h *Heap, cfg MapConfig[K, V]) (*Map[K, V], erro
 	if err != nil {
 		return nil, fmt.Errorf("cannot make map %q: values: %w", cfg.Name, err)
 	}
-	if key.Size() > MaxKeySize || value.Size() > h.maxValue {
+	if key.Size() > MaxKeySize || value.Size() > h.maps.MaxValue() {
 		return nil, fmt.Errorf("cannot make map %q: a key is %d bytes and a value %d, at most %d and %d are possible: %w",
-			cfg.Name, key.Size(), value.Size(), MaxKeySize, h.maxValue, ErrTooLarge)
+			cfg.Name, key.Size(), value.Size(), MaxKeySize, h.maps.MaxValue(), ErrTooLarge)
 	}
-	b, err := h.newByteMap(cfg.Name, fmt.Sprintf("%T to %T", *new(K), *new(V)))
+	b, err := h.maps.New(cfg.Name, fmt.Sprintf("%T to %T", *new(K), *new(V)), cfg.Exclusive)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a map: %w", err)
 	}
-	return &Map[K, V]{b: b, key: key, value: value, exclusive: cfg.Exclusive}, nil
+	return &Map[K, V]{h, b, cfg.Name, key, value}, nil
 }
 
 // smallKey is the room for a padded key that takes no garbage.
@@ -78,7 +79,7 @@ const smallKey = 128
 
 // errMapped is what is wrong with a value that is none.
 func (m *Map[K, V]) errMapped(err error) error {
-	return &heap.CorruptError{Segment: "map " + m.b.name, Err: err}
+	return &heap.CorruptError{Segment: "map " + m.name, Err: err}
 }
 
 // Get returns the value of k, and whether there is one. It fails with
@@ -87,63 +88,29 @@ func (m *Map[K, V]) errMapped(err error) error {
 func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 	var small [smallKey]byte
 	key := m.key.View(&k, small[:0])
-	// The fast path: the entry is local.
-	b := m.b
-	hs := b.hash(key)
-	sh := b.shard(hs)
-	sh.mu.Lock()
-	p, e, st := sh.find(b.h, hs, key, index.Entries, nil, true)
-	if st == present && !e.Big() && !e.Expired() {
-		m.hit(sh, p, e)
-		if !m.value.Plain() {
-			value := append([]byte(nil), e.Value()...)
-			sh.mu.Unlock()
-			return m.adopt(value)
-		}
-		err = m.value.Decode(e.Value(), &v)
-		sh.mu.Unlock()
-		if err != nil {
-			err = m.errMapped(err)
-		}
-		return v, err == nil, err
+	var r bytemap.Reading
+	if err := r.Read(ctx, m.b, key); err != nil {
+		return m.getLong(ctx, key, err)
 	}
-	if st == absent && !sh.closed {
-		sh.count.absent++
-		sh.mu.Unlock()
-		return v, false, nil
-	}
-	if st != remote || sh.closed {
-		sh.mu.Unlock()
-		return m.getSlow(ctx, append([]byte(nil), key...))
-	}
-	if ctx == NoWait {
-		sh.mu.Unlock()
-		return v, false, ErrWouldBlock // as getSlow finds in the end
-	}
-	f, err := b.demand(ctx, sh, p, key)
-	if f == nil {
-		if err != nil {
-			return v, false, err
-		}
-		return m.getSlow(ctx, append([]byte(nil), key...))
-	}
-	if m.value.Plain() {
-		err = m.value.Decode(entryOf(f).Value(), &v)
-		b.h.done(f)
-		m.settle(key)
-		if err != nil {
-			err = m.errMapped(err)
-		}
-		return v, err == nil, err
-	}
-	value := append([]byte(nil), entryOf(f).Value()...)
-	b.h.done(f)
-	m.settle(key)
-	return m.adopt(value)
+	return m.take(&r)
 }
 
-// adopt makes a value of bytes that nobody else has. No lock is held: a codec is the
-// program's.
+// take ends r with a copy of what it has read.
+func (m *Map[K, V]) take(r *bytemap.Reading) (v V, ok bool, err error) {
+	if !m.value.Plain() { // a codec is the program's, and not called under a lock
+		value := append([]byte(nil), r.Value()...)
+		r.End()
+		return m.adopt(value)
+	}
+	err = m.value.Decode(r.Value(), &v)
+	r.End()
+	if err != nil {
+		err = m.errMapped(err)
+	}
+	return v, err == nil, err
+}
+
+// adopt makes a value of bytes that nobody else has.
 func (m *Map[K, V]) adopt(b []byte) (v V, ok bool, err error) {
 	if err := m.value.Adopt(b, &v); err != nil {
 		return v, false, m.errMapped(err)
@@ -151,98 +118,33 @@ func (m *Map[K, V]) adopt(b []byte) (v V, ok bool, err error) {
 	return v, true, nil
 }
 
-// hit notes the use of a local entry. sh.mu must be held.
-func (m *Map[K, V]) hit(sh *shard, p index.Place, e entry) {
-	w := sh.t.Word(p)
-	*w = w.Touched()
-	sh.count.hits++
-	if m.exclusive && e.Clean() {
-		m.b.h.unclean(e, w.Addr())
+// getLong is Get of a key that a reading has failed to read with err.
+func (m *Map[K, V]) getLong(ctx context.Context, key []byte, err error) (v V, ok bool, _ error) {
+	var ent Entry
+	if err == bytemap.ErrLong {
+		ent, err = m.b.Get(ctx, key, nil)
 	}
-}
-
-// getSlow is Get of a key that is not local.
-//
-//go:noinline
-func (m *Map[K, V]) getSlow(ctx context.Context, key []byte) (v V, ok bool, err error) {
-	ent, err := m.b.Get(ctx, key, nil)
-	if errors.Is(err, ErrNotFound) {
-		return v, false, nil
+	switch {
+	case err == nil:
+		return m.adopt(ent.Value)
+	case errors.Is(err, ErrNotFound):
+		err = nil
 	}
-	if err != nil {
-		return v, false, err
-	}
-	m.settle(key)
-	return m.adopt(ent.Value)
-}
-
-// settle gives up the far copy of an entry that was fetched.
-func (m *Map[K, V]) settle(key []byte) {
-	if !m.exclusive {
-		return
-	}
-	hs := m.b.hash(key)
-	sh := m.b.shard(hs)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	p, e, st := sh.find(m.b.h, hs, key, index.Entries, nil, true)
-	if st == present && e.Clean() {
-		m.b.h.unclean(e, sh.t.Word(p).Addr())
-	}
+	return v, false, err
 }
 
 // Append appends the value of k, as it is stored, to dst, and reports whether there is
 // one: it is how a string or a byte slice is read without garbage.
 func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok bool, err error) {
 	var small [smallKey]byte
-	key := m.key.View(&k, small[:0])
-	hs := m.b.hash(key)
-	sh := m.b.shard(hs)
-	sh.mu.Lock()
-	p, e, st := sh.find(m.b.h, hs, key, index.Entries, nil, true)
-	if st == present && !e.Big() && !e.Expired() {
-		m.hit(sh, p, e)
-		dst = append(dst, e.Value()...)
-		sh.mu.Unlock()
-		return dst, true, nil
+	ent, err := m.b.Get(ctx, m.key.View(&k, small[:0]), dst)
+	switch {
+	case err == nil:
+		return ent.Value, true, nil
+	case errors.Is(err, ErrNotFound):
+		err = nil
 	}
-	if st == absent && !sh.closed {
-		sh.count.absent++
-		sh.mu.Unlock()
-		return dst, false, nil
-	}
-	if st != remote || sh.closed {
-		sh.mu.Unlock()
-		return m.appendSlow(ctx, append([]byte(nil), key...), dst)
-	}
-	if ctx == NoWait {
-		sh.mu.Unlock()
-		return dst, false, ErrWouldBlock
-	}
-	f, err := m.b.demand(ctx, sh, p, key)
-	if f == nil {
-		if err != nil {
-			return dst, false, err
-		}
-		return m.appendSlow(ctx, append([]byte(nil), key...), dst)
-	}
-	dst = append(dst, entryOf(f).Value()...)
-	m.b.h.done(f)
-	m.settle(key)
-	return dst, true, nil
-}
-
-//go:noinline
-func (m *Map[K, V]) appendSlow(ctx context.Context, key, dst []byte) ([]byte, bool, error) {
-	ent, err := m.b.Get(ctx, key, dst)
-	if errors.Is(err, ErrNotFound) {
-		return dst, false, nil
-	}
-	if err != nil {
-		return dst, false, err
-	}
-	m.settle(key)
-	return ent.Value, true, nil
+	return dst, false, err
 }
 
 // Deref returns the value of k, or nil if there is none or it cannot be read; then s.Err says why. The value is
@@ -257,29 +159,36 @@ func (m *Map[K, V]) appendSlow(ctx context.Context, key, dst []byte) ([]byte, bo
 //
 // Deref waits for what is far within the context of s.
 func (m *Map[K, V]) Deref(s *heap.Scope, k K) *V {
-	h := &m.b.h.core
+	h := &m.h.core
 	if s.H != h {
 		panic("BUG: a far structure is used in a scope of another heap")
 	}
 	h.MustBeOpen(s)
 	var small [smallKey]byte
 	key := m.key.View(&k, small[:0])
-	// The fast path: the entry is local.
-	hs := m.b.hash(key)
-	sh := m.b.shard(hs)
-	sh.mu.Lock()
-	p, e, st := sh.find(m.b.h, hs, key, index.Entries, nil, true)
-	if st == present && !e.Big() && !e.Expired() {
-		if v, ok := m.value.InPlace(e.Value()); ok && h.View(s, sh.t.Word(p).Addr()) {
-			m.hit(sh, p, e)
-			sh.mu.Unlock()
+	ctx := h.HeldIn(s).Ctx
+	var r bytemap.Reading
+	err := r.Read(ctx, m.b, key)
+	if err == nil {
+		if v, ok := m.value.InPlace(r.Value()); ok && r.View(s) {
+			r.End()
 			return v
 		}
 	}
-	sh.mu.Unlock()
-	v, ok, err := m.getSlow(h.HeldIn(s).Ctx, append([]byte(nil), key...))
+	return m.copied(ctx, s, &r, key, err)
+}
+
+// copied returns the value that r has read, or that of key if r has failed with err.
+func (m *Map[K, V]) copied(ctx context.Context, s *heap.Scope, r *bytemap.Reading, key []byte, err error) *V {
+	var v V
+	var ok bool
+	if err == nil {
+		v, ok, err = m.take(r)
+	} else {
+		v, ok, err = m.getLong(ctx, key, err)
+	}
 	if err != nil {
-		h.Fail(s, err)
+		s.H.Fail(s, err)
 	}
 	if !ok {
 		return nil
@@ -290,16 +199,7 @@ func (m *Map[K, V]) Deref(s *heap.Scope, k K) *V {
 // Has reports whether there is a value of k.
 func (m *Map[K, V]) Has(ctx context.Context, k K) (bool, error) {
 	var small [smallKey]byte
-	key := m.key.View(&k, small[:0])
-	hs := m.b.hash(key)
-	sh := m.b.shard(hs)
-	sh.mu.Lock()
-	_, _, st := m.b.tryStat(sh, hs, key, nil)
-	sh.mu.Unlock()
-	err := st.err
-	if st.need != ready {
-		_, _, err = m.b.statSlow(ctx, sh, hs, append([]byte(nil), key...))
-	}
+	_, _, err := m.b.Stat(ctx, m.key.View(&k, small[:0]))
 	if errors.Is(err, ErrNotFound) {
 		return false, nil
 	}
@@ -307,53 +207,15 @@ func (m *Map[K, V]) Has(ctx context.Context, k K) (bool, error) {
 }
 
 // Set makes v the value of k, until it is changed or removed: see SetTTL.
-func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error { return m.set(ctx, k, &v, 0) }
-
-// set makes *v the value of k until a time, 0 for ever.
-func (m *Map[K, V]) set(ctx context.Context, k K, v *V, expire int64) error {
+func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error {
 	var small [smallKey]byte
-	key := m.key.View(&k, small[:0])
-	val := m.value.View(v, nil)
-	b := m.b
-	if err := b.check(key, len(val)); err != nil {
-		return err
-	}
-	// The fast path: what it replaces is local, and there is room.
-	if len(val) <= b.h.pieces && !b.h.core.Limited() {
-		hs := b.hash(key)
-		sh := b.shard(hs)
-		r := newEntry{key: key, value: val, expire: expire}
-		sh.mu.Lock()
-		p, old, st := sh.find(b.h, hs, key, index.Entries, nil, false)
-		if !st.waits() && !sh.closed {
-			if err := b.insert(sh, hs, p, old, &r); !lacksRoom(err) {
-				sh.mu.Unlock()
-				return err
-			}
-		}
-		sh.mu.Unlock()
-	}
-	return m.setSlow(ctx, append([]byte(nil), key...), append([]byte(nil), val...), expire)
-}
-
-//go:noinline
-func (m *Map[K, V]) setSlow(ctx context.Context, key, val []byte, expire int64) error {
-	return m.b.set(ctx, newEntry{key: key, value: val, expire: expire})
+	return m.b.Set(ctx, m.key.View(&k, small[:0]), Entry{Value: m.value.View(&v, nil)})
 }
 
 // Delete removes k and reports whether it was there.
 func (m *Map[K, V]) Delete(ctx context.Context, k K) (bool, error) {
 	var small [smallKey]byte
-	key := m.key.View(&k, small[:0])
-	hs := m.b.hash(key)
-	sh := m.b.shard(hs)
-	sh.mu.Lock()
-	found, st := m.b.tryDelete(sh, hs, key, nil, nil)
-	sh.mu.Unlock()
-	if st.need == ready {
-		return found, st.err
-	}
-	return m.b.deleteSlow(ctx, sh, hs, append([]byte(nil), key...), nil)
+	return m.b.Delete(ctx, m.key.View(&k, small[:0]))
 }
 
 // Update calls fn with the value of k, zero and false if there is none, and
@@ -377,6 +239,33 @@ func (m *Map[K, V]) Update(ctx context.Context, k K, fn func(old V, ok bool) (V,
 		}
 		return Entry{Value: m.value.View(&v, nil), Expire: old.Expire}, Put, nil
 	})
+}
+
+// GetMany reads keys, with one read of the store for as many of them as there are
+// buffers for. It sets the value of each that is there, and whether it is, in vs and
+// ok, which are as long as keys. If a key cannot be read it goes on, and returns the
+// errors of those. With NoWait, those of far keys are ErrWouldBlock.
+func (m *Map[K, V]) GetMany(ctx context.Context, keys []K, vs []V, ok []bool) error {
+	if len(vs) != len(keys) || len(ok) != len(keys) {
+		return fmt.Errorf("cannot read %d keys of map %q: there is room for %d values and %d answers, want as many", len(keys), m.name, len(vs), len(ok))
+	}
+	var errs []error
+	var small [smallKey]byte
+	key := func(i int) []byte { return m.key.View(&keys[i], small[:0]) }
+	bytemap.ReadMany(ctx, m.b, len(keys), key, func(i int, e Entry, err error) {
+		switch ok[i] = false; {
+		case errors.Is(err, ErrNotFound):
+		case err != nil:
+			errs = append(errs, err)
+		default:
+			if err := m.value.Decode(e.Value, &vs[i]); err != nil {
+				errs = append(errs, m.errMapped(err))
+			} else {
+				ok[i] = true
+			}
+		}
+	})
+	return errors.Join(errs...)
 }
 
 // Prefetch brings the entries of keys that are far into local memory, as
@@ -450,11 +339,11 @@ func (m *Map[K, V]) Keys(s *heap.Scope) iter.Seq[K] {
 // scan calls fn with the keys of the map, some at a time, until it returns false. What
 // goes wrong becomes the error of s.
 func (m *Map[K, V]) scan(s *heap.Scope, fn func(ctx context.Context, keys [][]byte) (bool, error)) {
-	if s.H != &m.b.h.core {
+	if s.H != &m.h.core {
 		panic("BUG: a far structure is used in a scope of another heap")
 	}
 	if heap.IsOpen(s) {
-		s.H.Fail(s, fmt.Errorf("cannot iterate over map %q: %w", m.b.name, ErrScopeOpen))
+		s.H.Fail(s, fmt.Errorf("cannot iterate over map %q: %w", m.name, ErrScopeOpen))
 		return
 	}
 	var keys [][]byte
@@ -502,11 +391,6 @@ func (m *Map[K, V]) values(ctx context.Context, keys [][]byte) []readValue {
 		}
 		r.value = append([]byte(nil), e.Value...)
 	})
-	if m.exclusive {
-		for _, key := range keys {
-			m.settle(key)
-		}
-	}
 	return read
 }
 
@@ -520,4 +404,4 @@ func (m *Map[K, V]) Clear() { m.b.Clear() }
 func (m *Map[K, V]) Free() { m.b.Free() }
 
 // Stats returns what the map has been through.
-func (m *Map[K, V]) Stats() MapStats { return m.b.stats(new(temperature)) }
+func (m *Map[K, V]) Stats() MapStats { return bytemap.StatsOf(m.b) }

@@ -2,6 +2,7 @@ package far
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +15,7 @@ import (
 
 	"polder/codec"
 	"polder/far/heap"
-	"polder/far/index"
+	"polder/far/record"
 )
 
 func newMap[K comparable, V any](t testing.TB, h *Heap, cfg MapConfig[K, V]) *Map[K, V] {
@@ -614,6 +615,8 @@ type gatedStore struct {
 	*heap.MemStore
 	begun, gate chan struct{}
 	once        sync.Once
+	first       []byte // that is written, at
+	at          int
 }
 
 type gatedSegment struct {
@@ -634,7 +637,10 @@ func (s *gatedStore) Read(ctx context.Context, ops []heap.ReadOp) {
 }
 
 func (g gatedSegment) Write(ctx context.Context, p []byte, off int) error {
-	g.store.once.Do(func() { close(g.store.begun) })
+	g.store.once.Do(func() {
+		g.store.first, g.store.at = p, off
+		close(g.store.begun)
+	})
 	<-g.store.gate
 	return g.Segment.Write(ctx, p, off)
 }
@@ -668,17 +674,15 @@ func TestAValueThatIsBeingWrittenIsUsedInPlace(t *testing.T) {
 	}()
 	<-store.begun
 	used := map[int32]*[96]byte{}
-	for k := int32(0); k < n && len(used) < 3; k++ {
-		key := m.key.View(&k, nil)
-		hs := m.b.hash(key)
-		sh := m.b.shard(hs)
-		sh.mu.Lock()
-		_, e, st := sh.find(h, hs, key, index.Entries, nil, true)
-		staged := st == present && e.Staged()
-		sh.mu.Unlock()
-		if staged {
-			used[k] = m.Deref(s, k)
-		}
+	at := 0
+	if store.at == 0 {
+		at = record.SegmentSize
+	}
+	for at < len(store.first) && len(used) < 3 {
+		r := record.Record(store.first[at:])
+		k := int32(binary.LittleEndian.Uint32(r.Key()))
+		used[k] = m.Deref(s, k)
+		at += r.Size()
 	}
 	if len(used) == 0 || h.core.Logs.Views() == 0 {
 		t.Error("nothing that is being written is used")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/store/storetest"
 	"polder/internal/invariants"
 )
 
@@ -114,7 +115,7 @@ func fillObjects(t *testing.T, h *Heap, n int) {
 // nothing is taken to be far that is not, and the counts agree in the end.
 func TestWritesFailWhileOthersAreInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := newFaultStore(256<<10, 1<<10)
+		store := storetest.New(256<<10, 1<<10)
 		h := got(NewHeap(store, Config{Local: 4 << 20}))(t)
 		m := h.NewByteMap("")
 		c := got(NewClass[[1000]byte](h, ClassConfig{}))(t)
@@ -131,9 +132,9 @@ func TestWritesFailWhileOthersAreInFlight(t *testing.T) {
 			mustSet(t, m, key(i), valueOf(i))
 			pointers[i] = got(c.New(t.Context(), [1000]byte(valueOf(i))))(t)
 		}
-		store.delay.Store(int64(5 * time.Millisecond))
+		store.Delay.Store(int64(5 * time.Millisecond))
 		for round := range rounds {
-			store.flakyWrites.Store(int64(round % 2 * 100)) // a tenth, or none
+			store.FlakyWrites.Store(int64(round % 2 * 100)) // a tenth, or none
 			for range n / 2 {
 				i := r.IntN(n)
 				versions[i]++
@@ -145,7 +146,7 @@ func TestWritesFailWhileOthersAreInFlight(t *testing.T) {
 				}
 			}
 		}
-		store.delay.Store(0)
+		store.Delay.Store(0)
 		for i := range n {
 			mustGet(t, m, key(i), valueOf(i))
 			if v := got(pointers[i].Load(t.Context()))(t); v != [1000]byte(valueOf(i)) {

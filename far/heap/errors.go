@@ -1,6 +1,7 @@
 package heap
 
 import (
+	"context"
 	"errors"
 
 	"polder/far/store"
@@ -11,6 +12,10 @@ var (
 	ErrClosed = errors.New("heap is closed")
 	// ErrTooLarge: an object, a key or a value is longer than what is possible.
 	ErrTooLarge = errors.New("too large")
+	// ErrFreed: the structure or the map was freed.
+	ErrFreed = errors.New("it was freed")
+	// ErrWouldBlock: the call would have to wait, and was given NoWait.
+	ErrWouldBlock = errors.New("would block")
 	// ErrFull: there is no memory for it, and nothing can make way. Whatever Is
 	// ErrFull Is one of the three that follow, too, which say what is full.
 	ErrFull = store.ErrFull
@@ -34,3 +39,13 @@ type (
 	LostError    = store.LostError
 	CorruptError = store.CorruptError
 )
+
+// NoWait is a context for calls that must not wait: where they would, they
+// return ErrWouldBlock and have changed nothing.
+var NoWait context.Context = noWait()
+
+func noWait() context.Context {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(ErrWouldBlock)
+	return ctx
+}

@@ -70,3 +70,18 @@ var errHeldUp = errors.New("held up")
 var errEvacuator = errors.New("cannot wait for local memory in what the evacuator calls, such as ClassConfig.Evacuated: it is the evacuator that makes some; let another goroutine do it")
 
 var errScopeOpen = fmt.Errorf("cannot wait for local memory: %w: leave it first, or use what takes the scope, such as NewIn", ErrScopeOpen)
+
+// GrowIndex takes n bytes of the budget for u, for which it waits a little.
+func (h *Heap) GrowIndex(u Line, n int64) error {
+	ctx, cancel := context.WithTimeout(h.Ctx, HoldFor)
+	defer cancel()
+	for {
+		err := h.Logs.GrowIndex(u, n, ForMutator)
+		if err != ErrNoRoom {
+			return err
+		}
+		if err := h.WaitRoom(ctx); err != nil {
+			return err
+		}
+	}
+}

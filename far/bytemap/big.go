@@ -1,0 +1,282 @@
+package bytemap
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"polder/far/heap"
+	"polder/far/index"
+)
+
+// A value longer than Maps.pieces is stored as pieces: entries of the same map
+// that only their version and number name, and that no user sees. The entry of
+// the key holds a bigHead. Pieces are written before the head and never
+// change, so that whoever has read a head reads the value that it stood for,
+// or finds pieces missing and knows that there is a newer one.
+type bigHead struct {
+	version uint64 // never 0, never used again
+	size    int
+	piece   int // size of every piece but the last
+}
+
+const bigHeadSize = 20
+
+// errFarPiece: a piece is far, and has not been asked for in a batch.
+var errFarPiece = errors.New("a piece is far")
+
+// bigOf reads the head that is the value of e.
+func bigOf(e entry) bigHead { return decodeBig(e.Value()) }
+
+func decodeBig(v []byte) bigHead {
+	return bigHead{
+		version: binary.LittleEndian.Uint64(v),
+		size:    int(binary.LittleEndian.Uint64(v[8:])),
+		piece:   int(binary.LittleEndian.Uint32(v[16:])),
+	}
+}
+
+func (b bigHead) encode() []byte {
+	v := make([]byte, 0, bigHeadSize)
+	v = binary.LittleEndian.AppendUint64(v, b.version)
+	v = binary.LittleEndian.AppendUint64(v, uint64(b.size))
+	return binary.LittleEndian.AppendUint32(v, uint32(b.piece))
+}
+
+// count is the number of pieces.
+func (b bigHead) count() int { return (b.size + b.piece - 1) / b.piece }
+
+// checkBig refuses the value of a far entry, which is big, if it cannot be the head of a
+// large value of this heap. Whoever lends the memory may have made it up.
+func (h *Maps) checkBig(v []byte) error {
+	if len(v) != bigHeadSize {
+		return errBigHead
+	}
+	if b := decodeBig(v); b.version == 0 || b.piece != h.pieces || b.size <= h.pieces || b.size > h.maxValue {
+		return errBigHead
+	}
+	return nil
+}
+
+var errBigHead = errors.New("the head of a large value is malformed")
+
+const pieceKeySize = 12
+
+// key names a piece.
+func (b bigHead) key(i int) (k [pieceKeySize]byte) {
+	binary.LittleEndian.PutUint64(k[:], b.version)
+	binary.LittleEndian.PutUint32(k[8:], uint32(i))
+	return k
+}
+
+// setBig stores r, whose value is large, if the entry is still was, which may be
+// nil, when the pieces are in place.
+func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r newEntry, was *snapshot) error {
+	for {
+		clears := m.clears.Load()
+		err := m.trySetBig(ctx, sh, hs, r, was, func() error {
+			if m.clears.Load() != clears || clears%2 != 0 {
+				return errCleared // some of the pieces may be gone
+			}
+			return nil
+		})
+		if err != errCleared {
+			return err
+		}
+	}
+}
+
+var errCleared = errors.New("cleared")
+
+func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r newEntry, was *snapshot, ok func() error) error {
+	big := bigHead{version: m.h.newVersion(), size: len(r.value), piece: m.h.pieces}
+	defer m.h.written(big.version)
+	for i := range big.count() {
+		part := r.value[i*big.piece : min((i+1)*big.piece, big.size)]
+		if err := m.setPiece(ctx, big, i, part); err != nil {
+			m.h.forget(orphan{m, big, i})
+			return err
+		}
+	}
+	r.value, r.flags = big.encode(), entryBig
+	err := m.setSlow(ctx, sh, hs, r, was, ok)
+	if err != nil {
+		m.h.forget(orphan{m, big, big.count()})
+	}
+	return err
+}
+
+// newVersion begins the writing of a large value, and written ends it.
+func (h *Maps) newVersion() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.version++
+	h.writing[h.version] = true
+	return h.version
+}
+
+func (h *Maps) written(version uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.writing, version)
+}
+
+func (m *Map) setPiece(ctx context.Context, big bigHead, i int, part []byte) error {
+	k := big.key(i)
+	hs := m.hash(k[:])
+	sh := m.shard(hs)
+	r := newEntry{key: k[:], value: part, flags: entryPiece}
+	try := func(*holding) step { return stepOf(m.insert(sh, hs, index.None, nil, &r)) }
+	return m.do(ctx, sh, hs, k[:], try)
+}
+
+// ahead is the number of pieces that are fetched in one batch.
+const ahead = 16
+
+// getPieces appends the value of big to dst. It reports false if a piece is
+// gone.
+func (m *Map) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byte, bool, error) {
+	start := len(dst)
+	fetched := 0 // pieces before it have been asked for
+	for i := range big.count() {
+		k := big.key(i)
+		hs := m.hash(k[:])
+		sh := m.shard(hs)
+		try := func(hd *holding) step {
+			p, e, st := sh.find(m.h, hs, k[:], index.Pieces, hd, true)
+			if st == remote && hd == nil && i >= fetched {
+				return step{err: errFarPiece}
+			}
+			if st != present {
+				return sh.miss(m.h, p, st, needWhole)
+			}
+			if want := min(big.piece, big.size-i*big.piece); len(e.Value()) != want {
+				return step{err: big.corrupt(fmt.Errorf("piece %d has %d bytes, want %d", i, len(e.Value()), want))}
+			}
+			w := sh.t.Word(p)
+			*w = w.Touched()
+			dst = append(dst, e.Value()...)
+			return step{}
+		}
+		err := m.do(ctx, sh, hs, k[:], try)
+		if err == errFarPiece && ctx.Err() == nil {
+			fetched = min(i+ahead, big.count())
+			if err = m.fetchPieces(ctx, big, i, fetched); err == nil {
+				err = m.do(ctx, sh, hs, k[:], try)
+			}
+		} else if err == errFarPiece {
+			err = context.Cause(ctx)
+		}
+		if err == ErrNotFound {
+			return dst[:start], false, nil
+		}
+		if err != nil {
+			return dst[:start], false, err
+		}
+	}
+	return dst, true, nil
+}
+
+// corrupt is the error for a value whose head is at odds with its pieces.
+func (b bigHead) corrupt(err error) error {
+	return &heap.CorruptError{Segment: fmt.Sprintf("large value, version %d", b.version), Err: err}
+}
+
+// fetchPieces brings pieces [i, j) into local memory.
+func (m *Map) fetchPieces(ctx context.Context, big bigHead, i, j int) error {
+	var k [pieceKeySize]byte
+	key := func(n int) []byte {
+		k = big.key(i + n)
+		return k[:]
+	}
+	return m.fetch(ctx, j-i, key, index.Pieces, false, func(int) {})
+}
+
+// orphan is the pieces of a value whose head is gone.
+type orphan struct {
+	m   *Map
+	big bigHead
+	n   int // the first n pieces remain
+}
+
+// orphan remembers to remove the pieces of the head e.
+func (h *Maps) orphan(e entry) {
+	m := (*h.maps.Load())[e.Owner()]
+	big := bigOf(e)
+	h.forget(orphan{m, big, big.count()})
+}
+
+// forget has the janitor remove the pieces of o.
+func (h *Maps) forget(o orphan) {
+	h.mu.Lock()
+	h.orphans = append(h.orphans, o)
+	h.mu.Unlock()
+	h.core.WakeJanitor()
+}
+
+// bury removes the pieces that are local, and those that are far once it is
+// sure of them, from the last to the first. It stops at the first that it
+// cannot be sure of just now.
+func (o *orphan) bury(ctx context.Context) error {
+	for ; o.n > 0; o.n-- {
+		k := o.big.key(o.n - 1)
+		hs := o.m.hash(k[:])
+		sh := o.m.shard(hs)
+		err := o.m.do(ctx, sh, hs, k[:], func(hd *holding) step {
+			p, e, st := sh.find(o.m.h, hs, k[:], index.Pieces, hd, false)
+			switch st {
+			case absent:
+				return step{}
+			case remote:
+				return sh.miss(o.m.h, p, st, needHead)
+			}
+			sh.remove(o.m.h, p, e)
+			return step{}
+		})
+		if err != nil {
+			if o.m.freed.Load() {
+				return nil // and the pieces with it
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// buryOrphans removes the pieces of values that are gone. What cannot be
+// removed just now stays for the next time.
+func (h *Maps) buryOrphans() {
+	for h.core.Ctx.Err() == nil {
+		h.mu.Lock()
+		n := len(h.orphans)
+		if n == 0 {
+			h.mu.Unlock()
+			return
+		}
+		o := h.orphans[n-1]
+		h.mu.Unlock()
+		ctx, cancel := context.WithTimeout(h.core.Ctx, heap.StoreTimeout)
+		err := o.bury(ctx)
+		cancel()
+
+		h.mu.Lock()
+		at := len(h.orphans) - 1
+		for h.orphans[at].big.version != o.big.version {
+			at-- // others have been appended
+		}
+		if err != nil {
+			// Let another one have a try first.
+			h.orphans[at], h.orphans[0] = h.orphans[0], o
+		} else {
+			last := len(h.orphans) - 1
+			h.orphans[at] = h.orphans[last]
+			h.orphans = h.orphans[:last]
+		}
+		h.mu.Unlock()
+		h.core.Logs.Wake() // there may be room now
+		if err != nil {
+			return
+		}
+	}
+}

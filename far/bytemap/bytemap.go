@@ -1,0 +1,380 @@
+package bytemap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/far/heap"
+	"polder/far/index"
+)
+
+// Map is a hash map from byte strings to byte strings on a heap. Entries are local or
+// far, and so is, once it takes a fifth of the budget, the index (16 bytes an entry).
+//
+// An entry whose Expire has passed is as good as absent: no call returns it.
+type Map struct {
+	h    *Maps
+	id   uint16
+	name string
+
+	types string // of keys and values, for a Map; immutable
+	kept  bool   // it is from a checkpoint, and nobody has asked for it; under h.mu
+
+	exclusive bool // the far copy of what is read back is given up; immutable
+
+	// first is the first of the map's shards, of which there are h.shards side by side. They are made
+	// with its first use, since they take 192 bytes each.
+	first atomic.Pointer[shard]
+	freed atomic.Bool // changes under h.mu
+
+	computed atomic.Uint64 // entries that the store has looked through
+
+	clearing sync.Mutex
+	clears   atomic.Uint64 // odd while Clear is at work
+}
+
+// Entry is a value in a map, with what the map keeps beside it.
+type Entry struct {
+	Value  []byte
+	Expire time.Time // zero: never; kept to the millisecond
+	Tag    uint8     // the caller's own, for instance a type
+}
+
+// UpdateFunc decides what becomes of an entry. See Map.Update.
+type UpdateFunc func(old Entry, found bool) (Entry, Verdict, error)
+
+// Verdict is what an UpdateFunc wants done.
+type Verdict uint8
+
+const (
+	Keep   Verdict = iota // leave it as it is
+	Put                   // store the returned Entry
+	Remove                // delete it
+)
+
+// MaxKeySize is the longest key, in bytes.
+const MaxKeySize = 1<<16 - 1
+
+// ErrNotFound: the map has no such key.
+var ErrNotFound = errors.New("not found")
+
+// Get appends the value of key to dst and returns it as Entry.Value.
+// It fails with ErrNotFound, *LostError, *CorruptError, or the error of
+// the wait.
+func (m *Map) Get(ctx context.Context, key, dst []byte) (Entry, error) {
+	ent, _, err := m.get(ctx, key, dst, true)
+	return ent, err
+}
+
+// GetInto is Get for callers that have memory of their own for large values. If a value
+// is too large to be a single entry, and dst has no room for it behind its length, GetInto
+// returns no value, but how long it is; otherwise it returns the value and 0.
+func (m *Map) GetInto(ctx context.Context, key, dst []byte) (ent Entry, size int, err error) {
+	return m.get(ctx, key, dst, false)
+}
+
+// get is Get, or GetInto unless it may grow dst for a large value.
+func (m *Map) get(ctx context.Context, key, dst []byte, grow bool) (Entry, int, error) {
+	var r Reading
+	err := r.Read(ctx, m, key)
+	if err == nil { // the fast path
+		ent := metaOf(r.e)
+		ent.Value = append(dst, r.e.Value()...)
+		r.End()
+		return ent, 0, nil
+	}
+	if err != ErrLong {
+		return Entry{}, 0, err
+	}
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	ent, big, err := m.getSlow(ctx, sh, hs, key, dst, grow)
+	if err == nil && m.exclusive {
+		m.disown(sh, hs, key)
+	}
+	if grow || big.size <= cap(dst)-len(dst) {
+		big.size = 0
+	}
+	return ent, big.size, err
+}
+
+// getSlow also returns the head of a large value. It returns no value if it may not grow
+// dst for one.
+func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte, grow bool) (ent Entry, big bigHead, err error) {
+	var last, lastClears uint64
+	for {
+		big = bigHead{}
+		clears := m.clears.Load()
+		err = m.slow(ctx, sh, hs, key, func(hd *holding) step {
+			p, e, st := sh.find(m.h, hs, key, index.Entries, hd, true)
+			switch {
+			case st != present:
+				return sh.miss(m.h, p, st, needWhole)
+			case e.Expired():
+				return sh.expireNow(m.h, p, e)
+			}
+			w := sh.t.Word(p)
+			*w = w.Touched()
+			ent = metaOf(e)
+			if e.Big() {
+				big = bigOf(e)
+				return step{}
+			}
+			ent.Value = append(dst, e.Value()...)
+			return step{}
+		})
+		if err != nil {
+			return Entry{}, bigHead{}, err
+		}
+		if big.version == 0 || !grow && big.size > cap(dst)-len(dst) {
+			return ent, big, nil
+		}
+		var ok bool
+		if ent.Value, ok, err = m.getPieces(ctx, big, slices.Grow(dst, big.size)); ok || err != nil {
+			return ent, big, err
+		}
+		// A piece was gone, so the value has been replaced or removed meanwhile,
+		// or is just about to be by Clear.
+		if big.version == last && clears == lastClears && clears%2 == 0 {
+			if name := m.h.core.LastLost.Load(); name != nil {
+				return Entry{}, bigHead{}, &heap.LostError{Segment: *name}
+			}
+			return Entry{}, bigHead{}, big.corrupt(errors.New("it lacks a piece")) // its head is made up
+		}
+		last, lastClears = big.version, clears
+	}
+}
+
+// Stat is Get without the value: Entry.Value is nil; size is its
+// length.
+func (m *Map) Stat(ctx context.Context, key []byte) (ent Entry, size int, err error) {
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	sh.mu.Lock()
+	ent, size, s := m.tryStat(sh, hs, key, nil)
+	sh.mu.Unlock()
+	if s.need == ready {
+		return ent, size, s.err
+	}
+	return m.statSlow(ctx, sh, hs, key)
+}
+
+func (m *Map) statSlow(ctx context.Context, sh *shard, hs hash, key []byte) (ent Entry, size int, err error) {
+	err = m.slow(ctx, sh, hs, key, func(hd *holding) (s step) {
+		ent, size, s = m.tryStat(sh, hs, key, hd)
+		return s
+	})
+	return ent, size, err
+}
+
+func (m *Map) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, int, step) {
+	if sh.closed {
+		return Entry{}, 0, step{err: m.gone()}
+	}
+	p, e, st := sh.find(m.h, hs, key, index.Entries, hd, false)
+	switch {
+	case st != present:
+		return Entry{}, 0, sh.miss(m.h, p, st, needHead)
+	case e.Expired():
+		return Entry{}, 0, sh.expireNow(m.h, p, e)
+	case e.Big():
+		return metaOf(e), bigOf(e).size, step{}
+	}
+	return metaOf(e), e.Vlen(), step{}
+}
+
+// Set stores e under key, replacing what was there. If that is as large, there is
+// room for it in a full heap, too.
+func (m *Map) Set(ctx context.Context, key []byte, e Entry) error {
+	return m.set(ctx, newEntryOf(key, e))
+}
+
+func (m *Map) set(ctx context.Context, r newEntry) error {
+	if err := m.check(r.key, len(r.value)); err != nil {
+		return err
+	}
+	if err := m.h.core.MayStore(ctx); err != nil {
+		return err
+	}
+	hs := m.hash(r.key)
+	sh := m.shard(hs)
+	if len(r.value) > m.h.pieces {
+		return m.setBig(ctx, sh, hs, r, nil)
+	}
+	// The fast path: what it replaces is local, and there is room.
+	sh.mu.Lock()
+	if p, old, st := sh.find(m.h, hs, r.key, index.Entries, nil, false); !st.waits() && !sh.closed {
+		if err := m.insert(sh, hs, p, old, &r); !lacksRoom(err) {
+			sh.mu.Unlock()
+			return err
+		}
+	}
+	sh.mu.Unlock()
+	return m.setSlow(ctx, sh, hs, r, nil, nil)
+}
+
+// setSlow stores r if the entry is still was, and if ok allows it under the
+// shard's lock. Either may be nil.
+func (m *Map) setSlow(ctx context.Context, sh *shard, hs hash, r newEntry, was *snapshot, ok func() error) error {
+	return m.slow(ctx, sh, hs, r.key, func(hd *holding) step {
+		p, old, st := sh.find(m.h, hs, r.key, index.Entries, hd, was.whole())
+		if st.waits() {
+			return sh.miss(m.h, p, st, was.need())
+		}
+		if ok != nil {
+			if err := ok(); err != nil {
+				return step{err: err}
+			}
+		}
+		if was != nil && !was.is(old) {
+			return step{err: errChanged}
+		}
+		return stepOf(m.insert(sh, hs, p, old, &r))
+	})
+}
+
+// Delete removes key and reports whether it was there. A lost entry is
+// removed too, and reported as having been there.
+func (m *Map) Delete(ctx context.Context, key []byte) (bool, error) {
+	return m.delete(ctx, key, nil)
+}
+
+func (m *Map) delete(ctx context.Context, key []byte, t *Txn) (bool, error) {
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	sh.mu.Lock()
+	found, s := m.tryDelete(sh, hs, key, nil, t)
+	sh.mu.Unlock()
+	if s.need == ready {
+		return found, s.err
+	}
+	return m.deleteSlow(ctx, sh, hs, key, t)
+}
+
+func (m *Map) deleteSlow(ctx context.Context, sh *shard, hs hash, key []byte, t *Txn) (found bool, err error) {
+	err = m.slow(ctx, sh, hs, key, func(hd *holding) (s step) {
+		found, s = m.tryDelete(sh, hs, key, hd, t)
+		return s
+	})
+	return found, err
+}
+
+func (m *Map) tryDelete(sh *shard, hs hash, key []byte, hd *holding, t *Txn) (bool, step) {
+	p, e, st := sh.find(m.h, hs, key, index.Entries, hd, false)
+	switch {
+	case sh.closed:
+		return false, step{err: m.gone()}
+	case st.waits():
+		return false, sh.miss(m.h, p, st, needHead)
+	case st == absent:
+		return false, step{}
+	case e != nil && e.Expired():
+		sh.expire(m.h, p, e)
+		return false, step{}
+	}
+	if err := t.claim(m, sh, hs.tag(), p); err != nil {
+		return false, step{err: err}
+	}
+	sh.drop(m.h, p, e, t)
+	sh.count.deletes++
+	return true, step{}
+}
+
+// Len is the number of entries, without those lost. Entries that have
+// expired count until they are collected, as in Redis.
+func (m *Map) Len() int {
+	n := 0
+	for i := range m.shards() {
+		sh := m.at(i)
+		sh.mu.Lock()
+		n += sh.entries
+		sh.mu.Unlock()
+	}
+	return n
+}
+
+// Clear removes every entry. Entries that are set meanwhile may stay.
+func (m *Map) Clear() { m.clear(false) }
+
+// Free frees the map and gives its memory back, local and far. Calls that come
+// later, or are under way, fail with ErrFreed, but for Len, which is 0 from then on, and Clear. No
+// transaction that has changed the map may be open. To free it again does nothing.
+func (m *Map) Free() {
+	h := m.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m.freed.Swap(true) {
+		return
+	}
+	if h.none == nil {
+		h.none = newShards(h.shards, true)
+	}
+	if !m.first.CompareAndSwap(nil, &h.none[0]) {
+		h.mu.Unlock()
+		m.clear(true)
+		st := m.stats(new(Totals))
+		h.mu.Lock()
+		h.past.Add(st.Name, &st, (*Stats).Add)
+		m.first.Store(&h.none[0])
+	}
+	h.freed = append(h.freed, m.id)
+}
+
+// clear is Clear, and with last set it gives the tables back and closes the shards.
+func (m *Map) clear(last bool) {
+	m.clearing.Lock()
+	defer m.clearing.Unlock()
+	m.h.ending.RLock()
+	defer m.h.ending.RUnlock()
+	m.clears.Add(1)
+	defer m.clears.Add(1)
+	for i := range m.shards() {
+		sh := m.at(i)
+		sh.mu.Lock()
+		if sh.closed {
+			sh.mu.Unlock()
+			return
+		}
+		for b := range sh.t.Buckets {
+			for _, w := range sh.t.Buckets[b].Words {
+				switch {
+				case w == 0:
+				// Pieces go as entries of their own, so the heads need not
+				// be remembered as orphans.
+				case w.Far():
+					m.h.bury(w&^index.Big, nil)
+				default:
+					e := m.h.entryAt(w.Addr())
+					e[19] &^= entryBig
+					m.h.bury(w, e)
+				}
+			}
+		}
+		if d := sh.detach(); d != nil {
+			m.h.settler.bury(d)
+		}
+		m.h.core.Logs.ShrinkIndex(heap.Tables, sh.t.Clear(last))
+		if last {
+			sh.closed, sh.heads = true, nil
+		}
+		sh.entries, sh.lost = 0, 0
+		sh.muts++
+		sh.mu.Unlock()
+	}
+}
+
+// check refuses keys and values that are too large.
+func (m *Map) check(key []byte, value int) error {
+	if len(key) > MaxKeySize {
+		return fmt.Errorf("cannot store a key of %d bytes (at most %d): %w", len(key), MaxKeySize, heap.ErrTooLarge)
+	}
+	if value > m.h.maxValue {
+		return fmt.Errorf("cannot store a value of %d bytes (at most %d): %w", value, m.h.maxValue, heap.ErrTooLarge)
+	}
+	return nil
+}

@@ -1,0 +1,342 @@
+package bytemap
+
+import (
+	"errors"
+
+	"polder/far/heap"
+	"polder/far/index"
+	"polder/internal/sizeclass"
+)
+
+// leafIndex is the part of a shard's index that can go far: see package index. There is none for as long
+// as the tables of all maps are within their share of the budget: see Maps.tight.
+//
+// A tag is known if the table has a word with it that is not a piece's: then what the
+// tag's leaf has of it is void. Otherwise the leaf has all of its entries. So whatever a call does to an
+// entry, it does to words in the table, after their tag has become known; and the words go back to
+// the leaf when they are settled, by the settler. A word that is settled, or that has come from its leaf
+// and is as it was there, is Settled, and the table may forget it.
+//
+// What was removed leaves a Gone behind, until that is settled. Only words of entries that are far, and that
+// have neither an expiry nor pieces, nor are in a transaction, are settled; the others stay in the table.
+type leafIndex struct {
+	index.Dir
+	gen      int  // of Dir: changes when that becomes another one
+	settling bool // the settler is to make room in the table
+	crowded  bool // it could not; so the table may grow beyond its share
+	barren   bool // there was too little to forget, when it was last tried, and nothing was settled since
+	hand     int  // the bucket where forget goes on
+	lost     int  // entries that are lost and have no word in the table, or none anywhere: they were lost with leaves
+	shelf    *corpse
+}
+
+// TableShare is the part of the budget that tables of maps may take before words are settled.
+const TableShare = 5
+
+// SettleEarly: words of all maps are settled as soon as a table of a page is full. It is set by the build tag settle.
+var SettleEarly bool
+
+// tight reports whether the tables of maps have used up their share of the budget.
+func (h *Maps) tight() bool {
+	return h.core.Logs.Of(heap.Tables) >= h.core.Local()/TableShare || h.settleAlways
+}
+
+// errSettling: there is no place in the table before the settler has made some.
+var errSettling = errors.New("no place in a table")
+
+// lacksRoom reports whether err is one that a call waits for, and tries again.
+func lacksRoom(err error) bool { return heap.LacksRoom(err) || err == errSettling }
+
+// hasLeaves reports whether the shard may know entries by leaves alone.
+func (sh *shard) hasLeaves() bool { return sh.cold != nil && sh.cold.Len() > 0 }
+
+// known reports whether what the index has of tag is in the table. sh.mu must be held.
+func (sh *shard) known(tag uint32) bool {
+	if !sh.hasLeaves() {
+		return true
+	}
+	for p := range sh.t.Matches(tag) {
+		if sh.t.Word(p).Tells() {
+			return true
+		}
+	}
+	return false
+}
+
+// consult makes tag, which is not known, known, with the leaf among what hd holds. It returns
+// present if it has done so, and otherwise absent if there is nothing to be known, unread if the leaf
+// has to be read, or crowded if there is no place in the table. sh.mu must be held.
+func (sh *shard) consult(h *Maps, tag uint32, hd *holding) status {
+	c := sh.cold
+	i := c.Of(tag)
+	ref := c.At(i)
+	var leaf index.Leaf
+	if ref.Addr() != 0 {
+		if h.core.Far.Seg(ref.Addr()).Gone() {
+			sh.loseLeaf(h, i)
+		} else if leaf = hd.leaf(ref.Addr()); leaf == nil {
+			return unread
+		}
+	}
+	return sh.learn(h, tag, i, leaf, index.HotOne)
+}
+
+// learn is consult with the leaf of tag, which is that of range i; warmth is what the words are given of HotMask.
+func (sh *shard) learn(h *Maps, tag uint32, i int, leaf index.Leaf, warmth index.Word) status {
+	c := sh.cold
+	ref := c.At(i)
+	if ref == 0 {
+		return absent
+	}
+	first := leaf.Find(tag)
+	n := first
+	for n < leaf.Len() && leaf.At(n).Tag == tag {
+		n++
+	}
+	n -= first
+	if !sh.roomy() {
+		_ = sh.more(h, tag)
+	}
+	places := sh.t.Places()
+	if warmth == index.HotMask {
+		places -= places / 32 // the last ones are for those who read
+	}
+	if sh.t.Used+max(n, 1) >= places {
+		return crowded
+	}
+	switch {
+	case n == 0 && ref.Lost():
+		sh.t.Insert(tag, index.Far|index.Lost|index.Settled|warmth) // there may have been one
+		sh.lost++
+		return present
+	case n == 0:
+		sh.t.Insert(tag, index.Gone|index.Settled|warmth)
+		return present
+	}
+	less := 0
+	for k := first; k < first+n; k++ {
+		w := leaf.At(k).Word | warmth
+		if w.IsLost() {
+			c.lost--
+		} else {
+			less++
+			if h.core.Far.Seg(w.Addr()).Gone() {
+				w |= index.Lost
+				sh.entries--
+				sh.lost++
+				h.core.Count.Lost.Add(1)
+			} else if n == 1 {
+				w |= index.Settled
+			}
+		}
+		sh.t.Insert(tag, w)
+	}
+	at, _ := c.Group(i)
+	count := c.At(at).Count() - less
+	if count < 0 || count > leaf.Len() {
+		h.miscounts.Add(1)
+		count = sh.unknownOf(leaf)
+	}
+	c.Set(at, c.At(at).WithCount(count))
+	return present
+}
+
+// more makes places in the table: it forgets what is settled; or has the settler settle; or lets the
+// table grow. It does not forget keep. It fails with errSettling if the settler is at work, and as GrowIndex
+// does. sh.mu must be held.
+func (sh *shard) more(h *Maps, keep uint32) error {
+	if sh.t.Bytes() == 0 || !h.tight() {
+		return sh.grow(h)
+	}
+	if sh.cold == nil {
+		sh.cold = new(leafIndex)
+	}
+	c := sh.cold
+	if !c.barren || sh.full() {
+		sh.forget(h, keep)
+		if c.barren = !sh.roomy(); !c.barren {
+			return nil
+		}
+	}
+	if c.settling {
+		return errSettling
+	}
+	if c.crowded || c.shelf != nil || !sh.ripe() {
+		err := sh.grow(h)
+		c.crowded = c.crowded && err != nil
+		if err != nil && c.shelf == nil && sh.ripe() {
+			c.settling = true // for those who come later: it may be possible by now
+			h.settler.wake()
+		}
+		return err
+	}
+	c.settling = true
+	h.settler.wake()
+	return errSettling
+}
+
+// roomy and full are as the table's, but words that a leaf may have make for lower limits: those that the
+// table does not know are looked for along the whole of a chain. sh.mu must be held.
+func (sh *shard) roomy() bool {
+	if sh.hasLeaves() {
+		return sh.t.Used < sh.t.Places()*3/4
+	}
+	return sh.t.Roomy()
+}
+
+func (sh *shard) full() bool {
+	if sh.hasLeaves() && !sh.cold.crowded {
+		return sh.t.Used >= sh.t.Places()*7/8
+	}
+	return sh.t.Full()
+}
+
+// ripe reports whether it is worthwhile to settle the words of sh. sh.mu must be held.
+func (sh *shard) ripe() bool {
+	n := 0
+	for p := range sh.t.All() {
+		if w := *sh.t.Word(p); w.Settles() || w.IsGone() {
+			n++
+		}
+	}
+	return n*8 >= sh.t.Used
+}
+
+// forget forgets settled words that have not been used for a while, but not those of keep, until a sixteenth of the
+// table is free beyond what makes it roomy. sh.mu must be held.
+func (sh *shard) forget(h *Maps, keep uint32) {
+	c, t := sh.cold, &sh.t
+	enough := t.Places()*11/16 - 1 // of 12/16, at which it is not roomy
+	if !sh.hasLeaves() || c.shelf != nil {
+		return
+	}
+	for range 4 * len(t.Buckets) { // after which HotMask is 0
+		if t.Used <= enough {
+			return
+		}
+		if c.hand++; c.hand >= len(t.Buckets) {
+			c.hand = 0
+		}
+		for i := range index.BucketEntries {
+			p := index.Place(c.hand*index.BucketEntries + i)
+			w, tag := t.Word(p), t.Tag(p)
+			switch {
+			case !w.Forgets() || tag == keep || h.cleans(*w):
+			case *w&index.HotMask != 0:
+				*w -= index.HotOne
+			case sh.alone(p):
+				sh.leave(p)
+			}
+		}
+	}
+}
+
+// leave removes the word at p from the table, of which its leaf has all that there is to know. sh.mu must be held.
+func (sh *shard) leave(p index.Place) {
+	c, w := sh.cold, *sh.t.Word(p)
+	switch {
+	case w.Unsure():
+		sh.lost--
+	case w.IsGone():
+	case w.IsLost():
+		c.lost++
+	default:
+		at, _ := c.Group(c.Of(sh.t.Tag(p)))
+		c.Set(at, c.At(at).WithCount(c.At(at).Count()+1))
+	}
+	sh.t.Remove(p)
+}
+
+// cleans reports whether w refers to the far segment that is being cleaned.
+func (h *Maps) cleans(w index.Word) bool {
+	id := h.cleaning.Load()
+	return id != 0 && w.Addr()/h.core.Far.Units == id
+}
+
+// alone reports whether the word at p is the only one that makes its tag known. sh.mu must be held.
+func (sh *shard) alone(p index.Place) bool {
+	for q := range sh.t.Matches(sh.t.Tag(p)) {
+		if q != p && sh.t.Word(q).Tells() {
+			return false
+		}
+	}
+	return true
+}
+
+// takeOut removes the word at p from the table, and leaves a Gone if its leaf may have it.
+// sh.mu must be held.
+func (sh *shard) takeOut(p index.Place) {
+	if !sh.hasLeaves() || !sh.t.Word(p).Tells() {
+		sh.t.Remove(p)
+		return
+	}
+	if sh.alone(p) {
+		*sh.t.Word(p) = index.Gone
+		return
+	}
+	tag := sh.t.Tag(p)
+	sh.t.Remove(p)
+	sh.soil(tag)
+}
+
+// soil makes the words with a tag ones that the table must not forget. sh.mu must be held.
+func (sh *shard) soil(tag uint32) {
+	for p := range sh.t.Matches(tag) {
+		*sh.t.Word(p) &^= index.Settled
+	}
+}
+
+// loseLeaf takes note that the leaf of range i is gone with its far memory. Of the keys in the range
+// that the table does not know, nobody knows any more whether there were any. sh.mu must be held.
+func (sh *shard) loseLeaf(h *Maps, i int) {
+	c := sh.cold
+	first, n := c.Group(i)
+	ref := c.At(first)
+	h.leavesLost.Store(true)
+	name := h.core.Far.Seg(ref.Addr()).Seg.Name()
+	h.core.LastLost.Store(&name)
+	h.core.BuryFar(ref.Addr(), sizeclass.Size(ref.Class()))
+	sh.entries -= ref.Count()
+	sh.lost += ref.Count()
+	c.lost += ref.Count()
+	h.core.Count.Lost.Add(uint64(ref.Count()))
+	for k := first; k < first+n; k++ {
+		c.Set(k, c.At(k).AsLost())
+		lo, hi := c.Range(k)
+		for p := range sh.t.Within(lo, hi) {
+			*sh.t.Word(p) &^= index.Settled // nobody else has it any more
+		}
+	}
+}
+
+// loseLeaves is loseLeaf for those that were in s. sh.mu must be held.
+func (sh *shard) loseLeaves(h *Maps, s *heap.FarSegment) {
+	if !s.HasPages() || !sh.hasLeaves() {
+		return
+	}
+	for i := range sh.cold.Len() {
+		if a := sh.cold.At(i).Addr(); a != 0 && a/h.core.Far.Units == s.ID {
+			sh.loseLeaf(h, i)
+		}
+	}
+}
+
+// count is how many entries are known by leaves alone. sh.mu must be held.
+func (d *leafIndex) count() (n int) {
+	for i := range d.Len() {
+		n += d.At(i).Count()
+	}
+	return n
+}
+
+// close gives the memory of the directory back. A nil one has none.
+func (c *leafIndex) close() error {
+	if c == nil {
+		return nil
+	}
+	var err error
+	if c.shelf != nil {
+		err = c.shelf.dir.Close()
+	}
+	return errors.Join(err, c.Dir.Close())
+}

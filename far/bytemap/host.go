@@ -1,0 +1,207 @@
+package bytemap
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"polder/far/heap"
+	"polder/far/index"
+	"polder/internal/sizeclass"
+)
+
+// Owner returns the owner of the entries of the map of a number, nil if there is none: for heap.Host.
+func (h *Maps) Owner(id uint16) heap.Owner {
+	if maps := *h.maps.Load(); int(id) < len(maps) {
+		return (*owner)(maps[id])
+	}
+	return nil
+}
+
+// Lost is for heap.Host.
+func (h *Maps) Lost(s *heap.FarSegment) {
+	heads := false
+	for _, m := range *h.maps.Load() {
+		for i := range m.shards() {
+			heads = m.at(i).lose(h, s) || heads
+		}
+	}
+	if heads {
+		h.strays.Store(true)
+	}
+}
+
+// maxStrayWait is the longest wait before the index is searched for stray
+// pieces again, after some of what it refers to could not be read.
+const maxStrayWait = 10 * time.Second
+
+// Chores is for heap.Host: it removes the pieces of large values that are gone, and
+// looks for entries whose time has come and that nobody asks for.
+func (h *Maps) Chores(tick bool) {
+	if tick && time.Now().After(h.strayNext) && h.strays.Swap(false) {
+		if h.buryStrays() {
+			h.strayWait = 0
+		} else {
+			h.strays.Store(true)
+			h.strayWait = min(2*h.strayWait+heap.SweepEvery, maxStrayWait)
+			h.strayNext = time.Now().Add(h.strayWait)
+		}
+	}
+	if tick && h.settler.burying() {
+		h.settler.wake()
+	}
+	h.buryOrphans()
+	for tick && h.core.Ctx.Err() == nil && h.sweeper.sweep(h) {
+	}
+}
+
+// Freeing is for heap.Host.
+func (h *Maps) Freeing() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.orphans) > 0
+}
+
+// Learns is for heap.Host.
+func (h *Maps) Learns() bool { return h.settler.learn.Load() != nil }
+
+// Leaks is for heap.Host: with a leaf, what it referred to is lost sight of. What is yet to be buried is not.
+func (h *Maps) Leaks() bool { return h.leavesLost.Load() && !h.settler.burying() }
+
+// learnRounds is how often the cleaner asks again for leaves that have been replaced while it read others.
+const learnRounds = 8
+
+// Learn is for heap.Host: it has the tables know what lives of rs.
+func (h *Maps) Learn(ctx context.Context, rs []heap.Suspect) error {
+	if len(rs) == 0 {
+		h.cleaning.Store(0)
+		return nil
+	}
+	if h.settler.burying() {
+		return heap.ErrNotNow // what it has to bury would stay
+	}
+	h.cleaning.Store(rs[0].Addr / h.core.Far.Units)
+	for range learnRounds {
+		all, err := h.unknown(rs)
+		if err != nil || len(all) == 0 {
+			return err
+		}
+		if err := h.learnFrom(ctx, rs, all); err != nil {
+			return err
+		}
+	}
+	return heap.ErrNotNow
+}
+
+// unsureOf is a suspect of which only a leaf knows whether it lives.
+type unsureOf struct {
+	i    int // of the suspects
+	sh   *shard
+	part int    // the range of its tag
+	addr uint64 // of the leaf
+}
+
+// unknown returns those of rs of which only leaves know whether they live, in order of the leaves.
+func (h *Maps) unknown(rs []heap.Suspect) (all []unsureOf, err error) {
+	maps := *h.maps.Load()
+	for i := range rs {
+		r := &rs[i]
+		if int(r.Owner) >= len(maps) || r.Dead {
+			continue
+		}
+		hs := hash(r.Number)
+		sh := maps[r.Owner].shard(hs)
+		sh.mu.Lock()
+		if sh.hasLeaves() && !sh.known(hs.tag()) {
+			k := sh.cold.Of(hs.tag())
+			if a := sh.cold.At(k).Addr(); a != 0 {
+				all = append(all, unsureOf{i, sh, k, a})
+			}
+		}
+		shelved := sh.cold != nil && sh.cold.shelf != nil
+		sh.mu.Unlock()
+		if shelved {
+			return nil, heap.ErrNotNow // it may come back
+		}
+	}
+	slices.SortFunc(all, func(a, b unsureOf) int { return cmp.Compare(a.addr, b.addr) })
+	return all, nil
+}
+
+// learnFrom reads the leaves of all, and has tables know what of rs lives. What a leaf that is replaced
+// meanwhile would say stays unknown.
+func (h *Maps) learnFrom(ctx context.Context, rs []heap.Suspect, all []unsureOf) error {
+	buf := *h.settler.learn.Load()
+	for len(all) > 0 {
+		var reads []heap.PageRead
+		n, bytes := 0, 0
+		stale := uint64(0) // address of a leaf that has been replaced
+		for ; n < len(all); n++ {
+			a := all[n]
+			if k := len(reads); k > 0 && reads[k-1].Addr == a.addr || a.addr == stale {
+				continue
+			}
+			full := false
+			a.sh.mu.Lock()
+			if a.sh.refers(a.part, a.addr) {
+				size := sizeclass.Size(a.sh.cold.At(a.part).Class())
+				if full = bytes+size > len(buf); !full {
+					reads = append(reads, h.core.PageRead(a.addr, buf[bytes:bytes+size:bytes+size]))
+					bytes += size
+				}
+			} else {
+				stale = a.addr
+			}
+			a.sh.mu.Unlock()
+			if full {
+				break
+			}
+		}
+		leaves, errs := h.readLeaves(ctx, reads)
+		k := 0
+		for _, a := range all[:n] {
+			for k < len(reads) && reads[k].Addr < a.addr {
+				k++
+			}
+			if k == len(reads) || reads[k].Addr != a.addr {
+				continue // it is stale
+			}
+			if errs[k] != nil {
+				return fmt.Errorf("cannot clean far memory: %w", errs[k])
+			}
+			r := &rs[a.i]
+			a.sh.mu.Lock()
+			err := a.sh.suspect(h, r, hash(r.Number).tag(), a.part, a.addr, leaves[k])
+			a.sh.mu.Unlock()
+			if err != nil {
+				return err
+			}
+		}
+		all = all[n:]
+	}
+	return ctx.Err()
+}
+
+// refers reports whether the leaf of range i is that at addr. sh.mu must be held.
+func (sh *shard) refers(i int, addr uint64) bool {
+	return sh.hasLeaves() && i < sh.cold.Len() && sh.cold.At(i).Addr() == addr
+}
+
+// suspect finds out from its leaf, which lay at addr and was that of range i, whether r lives. sh.mu must be held.
+func (sh *shard) suspect(h *Maps, r *heap.Suspect, tag uint32, i int, addr uint64, leaf index.Leaf) error {
+	if sh.known(tag) || !sh.refers(i, addr) || sh.cold.Of(tag) != i {
+		return nil // it is known, or asked for again
+	}
+	for k := leaf.Find(tag); k < leaf.Len() && leaf.At(k).Tag == tag; k++ {
+		if leaf.At(k).Word.Addr() == r.Addr {
+			if sh.learn(h, tag, i, leaf, index.HotMask) == crowded {
+				return heap.ErrNotNow
+			}
+			return nil
+		}
+	}
+	r.Dead = true
+	return nil
+}

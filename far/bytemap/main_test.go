@@ -1,0 +1,30 @@
+package bytemap
+
+import (
+	"flag"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"polder/internal/invariants"
+)
+
+// ofModel is how many of n rounds one goroutine plays against a model: all of them
+// without the race detector, which finds nothing in them and takes ten times as long.
+func ofModel(n int) int {
+	if invariants.Enabled {
+		return n / 6
+	}
+	return n
+}
+
+func TestMain(m *testing.M) {
+	// The models are one goroutine's. They run in full without the race
+	// detector, which makes them ten times slower.
+	if invariants.Enabled {
+		if err := flag.Set("rapid.checks", "10"); err != nil {
+			panic(err)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}

@@ -1,0 +1,167 @@
+package bytemap
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/far/heap"
+	"polder/far/index"
+	"polder/far/store"
+	"polder/internal/ended"
+)
+
+// Maps is the maps of a heap. Init makes it usable.
+type Maps struct {
+	core     *heap.Heap
+	maxValue int    // Config.MaxValue
+	shards   int    // of every map
+	most     int    // numbers of maps
+	seed     uint64 // of the hash of keys; secret, and what it takes to find a key again
+	pieces   int    // the longest value that is one entry
+
+	ending sync.RWMutex // held by what changes many entries that count together, and by a checkpoint
+
+	maps atomic.Pointer[[]*Map] // by id, the freed ones, too, until others have theirs; replaced under mu
+
+	mu      sync.Mutex
+	past    ended.Sums[Stats] // of maps that were freed, under mu
+	version uint64            // the last one of a large value, under mu
+	writing map[uint64]bool   // versions whose head is not stored yet, under mu
+	orphans []orphan          // large values whose pieces are to be removed, under mu
+	freed   []uint16          // ids of maps that were freed, under mu
+	none    []shard           // of maps that were freed: closed, and empty; made under mu
+
+	strays    atomic.Bool   // there may be pieces without a head
+	strayWait time.Duration // what strays wait, longer each time it is in vain; the janitor's
+	strayNext time.Time     // the janitor's
+	sweeper   sweeper       // the janitor's
+
+	leaves       *index.Key // of what tables have no room for
+	settler      settler
+	settleAlways bool          // see tight; for tests
+	settled      atomic.Uint64 // tables that the settler has worked on
+	leafReads    atomic.Uint64
+	finder       store.Finder    // that the store is, or nil
+	sought       []atomic.Uint64 // hashes of keys that the store was asked for of late
+	found        atomic.Uint64   // entries that the store has found
+	miscounts    atomic.Uint64   // leaves of which a count was found to be wrong
+	leavesLost   atomic.Bool     // so that nobody knows all of what lives in far memory
+	cleaning     atomic.Uint64   // number of the far segment that is being cleaned, of which no word is forgotten; 0 for none
+	cleanedPages atomic.Uint64   // far segments of leaves that were cleaned
+
+	multigets sync.Pool // of *multiget
+	lookups   sync.Pool // of *finds
+	snapshots sync.Pool // of *snapshot
+}
+
+const (
+	maxPiece  = 64 << 10 // the longest piece of a large value
+	maxShards = 4096     // the most that a map has
+)
+
+// Config configures maps.
+type Config struct {
+	MaxValue int  // the largest value in bytes
+	Most     int  // how many maps there may be at a time: their numbers are below it
+	Shards   int  // of every map, a power of two; 0 is by the budget
+	Early    bool // words of far entries are settled as soon as a table of a page is full; for tests
+}
+
+// Init makes ms the maps of a heap, whose memory is core and is divided in that way.
+func (ms *Maps) Init(core *heap.Heap, sz heap.Sizes, cfg Config) {
+	ms.core, ms.maxValue, ms.most = core, cfg.MaxValue, cfg.Most
+	if ms.shards = cfg.Shards; ms.shards == 0 {
+		ms.shards = min(max(heap.Floor2(core.Cfg.Local/(256<<10)), 64), maxShards)
+	}
+	ms.pieces = min(sz.Staging/8, maxPiece)
+	ms.seed, ms.leaves = rand.Uint64(), index.NewKey(index.NewSecret())
+	ms.writing = map[uint64]bool{}
+	ms.settleAlways = cfg.Early || SettleEarly
+	ms.sweeper.klen = 64
+	if ms.finder, _ = core.Far.Store.(store.Finder); ms.finder != nil {
+		ms.sought = make([]atomic.Uint64, soughtAgain)
+	}
+	ms.maps.Store(&[]*Map{})
+	ms.settler.init(ms)
+}
+
+// Start begins what maps do in the background. It ends with the heap.
+func (ms *Maps) Start() { ms.core.Wg.Go(ms.settler.run) }
+
+// MaxValue is the largest value in bytes that a map takes.
+func (ms *Maps) MaxValue() int { return ms.maxValue }
+
+// New makes an empty map; or returns the one that had the name at the last checkpoint, which nobody has asked for yet. Types
+// says of what type its keys and values are, or is empty: they are bytes, as all are in the end.
+func (ms *Maps) New(name, types string, exclusive bool) (*Map, error) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if m, err := ms.keptBy(name, types); m != nil || err != nil {
+		if m != nil {
+			m.exclusive = exclusive
+		}
+		return m, err
+	}
+	old := *ms.maps.Load()
+	m := &Map{h: ms, name: name, types: types, exclusive: exclusive}
+	var maps []*Map
+	if n := len(ms.freed); n > 0 {
+		// What is left in the logs of the map that had the number nobody refers to: an owner is
+		// asked by address.
+		m.id, ms.freed = ms.freed[n-1], ms.freed[:n-1]
+		maps = slices.Clone(old)
+		maps[m.id] = m
+	} else {
+		if len(old) == ms.most {
+			panic(fmt.Sprintf("BUG: more than %d maps on a heap", ms.most))
+		}
+		m.id = uint16(len(old))
+		maps = append(old[:len(old):len(old)], m)
+	}
+	ms.maps.Store(&maps)
+	return m, nil
+}
+
+// keptBy returns the map of a name and types that the heap was closed with, nil if there is none that nobody has
+// yet. ms.mu must be held.
+func (ms *Maps) keptBy(name, types string) (*Map, error) {
+	for _, m := range *ms.maps.Load() {
+		if !m.kept || m.name != name {
+			continue
+		}
+		if types != "" && m.types != types {
+			return nil, fmt.Errorf("map %q was made from %s, and cannot be opened as one from %s", name, cmp.Or(m.types, "bytes to bytes"), types)
+		}
+		m.kept = false
+		return m, nil
+	}
+	return nil, nil
+}
+
+// Shut makes all maps closed ones, so that calls fail from now on. The heap's goroutines have ended.
+func (ms *Maps) Shut() {
+	ms.mu.Lock() // whoever makes shards meanwhile either is seen here, or sees that the heap is closed
+	maps := *ms.maps.Load()
+	ms.mu.Unlock()
+	for _, m := range maps {
+		m.eachShard(func(sh *shard) { sh.closed = true })
+	}
+}
+
+// Close gives the memory of the indexes back, of maps that were shut or never used.
+func (ms *Maps) Close() error {
+	var errs []error
+	for _, m := range *ms.maps.Load() {
+		m.eachShard(func(sh *shard) {
+			errs = append(errs, sh.t.Close(), sh.cold.close())
+			sh.entries, sh.lost = 0, 0
+		})
+	}
+	return errors.Join(append(errs, ms.settler.close())...)
+}

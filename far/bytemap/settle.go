@@ -1,0 +1,316 @@
+package bytemap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"polder/far/heap"
+	"polder/far/index"
+	"polder/internal/arena"
+)
+
+// settler is the goroutine that moves words from the tables of maps to their leaves, range by range, and
+// cleans the far segments of leaves. It holds no lock while the store works; what has changed meanwhile
+// in a table stays there.
+//
+// It needs memory of its own, which it gets when it has to settle for the first time, and beside that only
+// far memory. If it cannot have that, or settling makes too few places, the tables grow beyond their share, until
+// the budget ends that: so nobody waits for it longer than one try.
+type settler struct {
+	h     *Maps
+	kick  chan struct{}
+	mu    sync.Mutex
+	round chan struct{}          // closed, and replaced, when a table has been settled; under mu
+	dead  []*corpse              // yet to be buried; under mu
+	learn atomic.Pointer[[]byte] // what the evacuator reads leaves to; nil if there are no leaves yet
+
+	// The rest is the goroutine's.
+	mem    *arena.Mapping
+	pages  *heap.Pages
+	bodies []byte // of the leaves of a visit
+	units  []unit
+	reads  []heap.PageRead
+	slots  []index.Slot
+	hot    []hotSlot
+	groups []group
+	forced bool // leaves are written although they have not changed
+}
+
+const (
+	// The settler has three buffers, each a 128th of the budget, within these bounds.
+	leastSettler = 16 << 10
+	mostSettler  = 64 << 10
+	// A visit is of so many leaves at a time.
+	visitLeaves = 128
+)
+
+func (s *settler) init(h *Maps) {
+	s.h, s.kick, s.round = h, make(chan struct{}, 1), make(chan struct{})
+}
+
+func (s *settler) wake() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// wait returns when some table has been settled, or there was a try.
+func (s *settler) wait(ctx context.Context) error {
+	s.mu.Lock()
+	c := s.round
+	s.mu.Unlock()
+	s.wake()
+	select {
+	case <-c:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("cannot wait for a place in the index: %w", context.Cause(ctx))
+	case <-s.h.core.Ctx.Done():
+		return heap.ErrClosed
+	}
+}
+
+// ended wakes who waits.
+func (s *settler) ended() {
+	s.mu.Lock()
+	close(s.round)
+	s.round = make(chan struct{})
+	s.mu.Unlock()
+}
+
+func (s *settler) run() {
+	for {
+		select {
+		case <-s.h.core.Ctx.Done():
+			return
+		case <-s.kick:
+		}
+		s.buryDead()
+		for _, m := range *s.h.maps.Load() {
+			shards := m.shards()
+			for i := range shards {
+				sh := &shards[i]
+				sh.mu.Lock()
+				due := sh.cold != nil && sh.cold.settling
+				sh.mu.Unlock()
+				if due && s.h.core.Ctx.Err() == nil {
+					s.settle(m, sh)
+				}
+			}
+		}
+		s.ended()
+	}
+}
+
+// ready sees to it that there is memory to settle with.
+func (s *settler) ready() error {
+	if s.mem != nil {
+		return nil
+	}
+	l := &s.h.core.Logs
+	n := min(max(heap.Floor2(s.h.core.Local()/128), leastSettler), mostSettler)
+	if err := s.h.core.GrowIndex(heap.Settling, int64(3*n)); err != nil {
+		return err
+	}
+	mem, err := arena.Anonymous(3*n, false)
+	if err != nil {
+		l.ShrinkIndex(heap.Settling, int64(3*n))
+		return err
+	}
+	s.mem = mem
+	b := mem.Bytes()
+	s.pages = s.h.core.NewPages(b[:n:n]) // for leaves that are to be written
+	s.bodies = b[n : 2*n : 2*n]          // for leaves that were read
+	s.learn.Store(new(b[2*n:]))
+	return nil
+}
+
+// bytes is the memory of the settler: its buffers, and the directories of what is to be buried.
+func (s *settler) bytes() (buffers, dead int64) {
+	if s.mem != nil {
+		buffers = int64(len(s.mem.Bytes()))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range s.dead {
+		dead += d.dir.Bytes()
+	}
+	return buffers, dead
+}
+
+// settle settles what there is to settle in sh.
+func (s *settler) settle(m *Map, sh *shard) {
+	err := s.ready()
+	if err == nil {
+		s.keepSpare()
+		err = s.sweep(m, sh)
+	}
+	sh.mu.Lock()
+	sh.cold.settling = false
+	sh.cold.barren = false
+	sh.forget(s.h, 0)
+	sh.cold.crowded = err != nil || !sh.roomy()
+	sh.mu.Unlock()
+	s.h.settled.Add(1)
+	s.ended()
+	s.clean(errors.Is(err, heap.ErrStoreFull))
+}
+
+// sweep visits the leaves of sh of which words are in the table.
+func (s *settler) sweep(m *Map, sh *shard) error {
+	err := s.double(sh)
+	sh.mu.Lock()
+	if sh.closed || sh.cold.shelf != nil {
+		sh.mu.Unlock()
+		return heap.ErrClosed
+	}
+	c := sh.cold
+	due := make([]bool, c.Len())
+	for i := range due {
+		due[i] = c.At(i).Shared()
+	}
+	for p := range sh.t.All() {
+		if w := *sh.t.Word(p); len(due) > 0 && w&index.Settled == 0 && (w.Settles() || w.IsGone()) {
+			due[c.Of(sh.t.Tag(p))] = true
+		}
+	}
+	gen := c.gen
+	sh.mu.Unlock()
+	if len(due) == 0 {
+		return err
+	}
+	return s.visitAll(m, sh, gen, due)
+}
+
+// double gives the directory of sh more ranges if their leaves have grown too long.
+func (s *settler) double(sh *shard) error {
+	for {
+		sh.mu.Lock()
+		c := sh.cold
+		n := c.count()
+		for p := range sh.t.All() {
+			if sh.t.Word(p).Settles() {
+				n++
+			}
+		}
+		least, size := 2*c.Len(), c.DoubledBytes() // the settler alone changes them, and who clears the map
+		enough := n <= c.Len()*index.Most
+		for i := range c.Len() {
+			enough = enough || c.At(i).Shared() // the sweep first has to end that
+		}
+		sh.mu.Unlock()
+		if enough {
+			return nil
+		}
+		if err := s.h.core.GrowIndex(heap.Leaves, size); err != nil {
+			return err
+		}
+		sh.mu.Lock()
+		old, err := c.Bytes(), error(nil)
+		same := 2*c.Len() == least && c.shelf == nil && !sh.closed
+		if same {
+			err = c.Double()
+			c.gen++
+		}
+		now := c.Bytes()
+		sh.mu.Unlock()
+		s.h.core.Logs.ShrinkIndex(heap.Leaves, size+old-now)
+		if err != nil || !same {
+			return err
+		}
+	}
+}
+
+// keepSpare has so many segments kept for leaves that, when the store is full, they can be cleaned, and what is
+// in tables can be settled.
+func (s *settler) keepSpare() {
+	n := 0
+	s.h.core.Far.All(func(f *heap.FarSegment) {
+		if f.HasPages() {
+			n++
+		}
+	})
+	s.pages.Keep(2 + n/8 + int(s.h.core.Logs.Of(heap.Tables))/s.h.core.Far.SegSize)
+}
+
+const (
+	// cleanPagesAbove is the part of the far memory of leaves that may be dead, provided there
+	// are at least cleanPagesFrom segments of it; and cleanPagesFull when the store is full.
+	cleanPagesAbove = 1.0 / 3
+	cleanPagesFull  = 0.1
+	cleanPagesFrom  = 3
+)
+
+// clean writes the leaves anew that are in segments of which little lives, until far memory is clean
+// enough.
+func (s *settler) clean(full bool) {
+	above, least := cleanPagesAbove, cleanPagesFrom
+	if full {
+		above, least = cleanPagesFull, 1
+	}
+	for s.h.core.Ctx.Err() == nil {
+		var live, filled int64
+		var worst *heap.FarSegment
+		n := 0
+		s.h.core.Far.All(func(f *heap.FarSegment) {
+			if !f.HasPages() || !f.Sealed() || f.Gone() {
+				return
+			}
+			n++
+			live += f.Live.Load()
+			filled += f.Filled()
+			if f.Live.Load() > 0 && (worst == nil || f.Live.Load() < worst.Live.Load()) {
+				worst = f
+			}
+		})
+		if worst == nil || n < least || float64(filled-live) < above*float64(filled) || !s.empty(worst) {
+			return
+		}
+	}
+}
+
+// empty writes the leaves in f anew, and reports whether nothing lives in it any more.
+func (s *settler) empty(f *heap.FarSegment) bool {
+	s.forced = true
+	defer func() { s.forced = false }()
+	s.h.cleanedPages.Add(1)
+	for _, m := range *s.h.maps.Load() {
+		shards := m.shards() // they may be others when the map is freed
+		for i := range shards {
+			sh := &shards[i]
+			sh.mu.Lock()
+			if !sh.hasLeaves() || sh.cold.shelf != nil {
+				sh.mu.Unlock()
+				continue
+			}
+			due, any := make([]bool, sh.cold.Len()), false
+			for k := range due {
+				a := sh.cold.At(k).Addr()
+				due[k] = a != 0 && a/s.h.core.Far.Units == f.ID
+				any = any || due[k]
+			}
+			gen := sh.cold.gen
+			sh.mu.Unlock()
+			if any && s.visitAll(m, sh, gen, due) != nil {
+				return false
+			}
+		}
+	}
+	return f.Live.Load() == 0
+}
+
+// close gives the settler's memory back, after it has ended.
+func (s *settler) close() error {
+	var errs []error
+	for _, d := range s.dead {
+		errs = append(errs, d.dir.Close())
+	}
+	if s.mem != nil {
+		errs = append(errs, s.mem.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,351 @@
+package bytemap
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/zeebo/xxh3"
+
+	"polder/far/heap"
+	"polder/far/index"
+)
+
+// shard is one part of a map: an index, and the lock under which the entries
+// that it refers to are read, written and moved. An entry is copied under the
+// lock, at most one at a time; no lock is held while the store works.
+//
+// Processors take turns at a shard, so the fewer cache lines a call writes to, the
+// better: what a hit needs is in the first one.
+type shard struct {
+	mu       sync.Mutex
+	t        index.Table
+	missed   uint64 // bytes that were fetched, see admits
+	count    shardCounters
+	entries  int // without pieces and without the lost
+	lost     int
+	muts     uint64 // changes of contents, as opposed to moves
+	closed   bool
+	nextHead uint8 // the one of heads to forget next
+	id       int   // its number in the map; immutable
+
+	heads []head     // what FetchHeads has read of late
+	cold  *leafIndex // nil while there is room for all words in t
+	// Whole lines: see memory_unsafe.go.
+}
+
+// hash is what the heap keeps of a key's hash: as many bits as a record has for a number,
+// of which the low 32 are the tag and those above choose the shard.
+type hash uint64
+
+const hashBits = 40
+
+func (h hash) tag() uint32 { return uint32(h) }
+
+// shardCounters are guarded by the shard's lock, since counting with atomics
+// that all shards share costs more than the rest of a hit.
+type shardCounters struct {
+	hits, misses, absent, sets, deletes, expired, coalesced, prefetched uint64
+}
+
+func (m *Map) hash(key []byte) hash { return hash(xxh3.HashSeed(key, m.h.seed) >> (64 - hashBits)) }
+
+// shard is the shard of the keys with that hash. Where there are more shards than the
+// bits above the tag can tell apart, the lowest bits of the tag are used, too: those
+// least matter to where in its table an entry lies.
+func (m *Map) shard(h hash) *shard {
+	return m.at(int(h>>32|h<<(hashBits-32)) & (m.h.shards - 1))
+}
+
+// at is shard i.
+func (m *Map) at(i int) *shard {
+	first := m.first.Load()
+	if first == nil {
+		first = m.open()
+	}
+	return shardAt(first, i)
+}
+
+// shards returns the shards of m, none before its first use.
+func (m *Map) shards() []shard {
+	if first := m.first.Load(); first != nil {
+		return shardsAt(first, m.h.shards)
+	}
+	return nil
+}
+
+// open makes the shards of m, and returns the first.
+//
+//go:noinline
+func (m *Map) open() *shard {
+	h := m.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if first := m.first.Load(); first != nil {
+		return first
+	}
+	shards := newShards(h.shards, h.core.Shut.Load())
+	m.first.Store(&shards[0])
+	return &shards[0]
+}
+
+func newShards(n int, closed bool) []shard {
+	shards := make([]shard, n)
+	for i := range shards {
+		shards[i].id = i
+		shards[i].closed = closed
+	}
+	return shards
+}
+
+// gone is why a shard of m is closed.
+func (m *Map) gone() error {
+	if m.freed.Load() {
+		return fmt.Errorf("cannot use map %q: %w", m.name, heap.ErrFreed)
+	}
+	return heap.ErrClosed
+}
+
+// openLog is where sh appends.
+func (h *Maps) openLog(sh *shard) *heap.OpenLog {
+	return &h.core.Logs.Open[sh.id&(len(h.core.Logs.Open)-1)]
+}
+
+// status is what the index knows of a key.
+type status uint8
+
+// waits reports whether the store has to be read to know more.
+func (st status) waits() bool { return st == remote || st >= unread }
+
+const (
+	absent  status = iota
+	present        // here are its bytes
+	remote         // there is a far entry that may be the key's
+	lost           // there was one
+	corrupt        // there is one, but its bytes are damaged
+	unread         // its leaf has to be read to know
+	crowded        // the same, and then there would be no place for what it says
+)
+
+// find looks key up among the entries of a kind. Far entries count as present if hd holds their bytes:
+// the whole of them if whole is set, otherwise their header and key.
+// sh.mu must be held, and is what keeps the bytes in place.
+func (sh *shard) find(h *Maps, hs hash, key []byte, kind index.Word, hd *holding, whole bool) (index.Place, entry, status) {
+	t := &sh.t
+	tag := hs.tag()
+	known := kind == index.Pieces || !sh.hasLeaves()
+again:
+	if len(t.Buckets) == 0 && known {
+		return index.None, nil, absent
+	}
+	candidate, st := index.None, absent
+	b := t.Home(tag)
+	for range t.Buckets {
+		bk := &t.Buckets[b]
+		for i, g := range &bk.Tags {
+			w := bk.Words[i]
+			if g != tag || !w.Is(kind) {
+				known = known || g == tag && w.Tells()
+				continue
+			}
+			known = true
+			if !w.Far() {
+				if e := h.entryAt(w.Addr()); string(e.Key()) == string(key) {
+					return index.Place(b*index.BucketEntries + i), e, present
+				}
+				continue
+			}
+			// The slow path: a far entry with the same tag.
+			s := remote
+			var e entry
+			if f := hd.of(w.Addr(), whole); f != nil {
+				e, s = entryOf(f), corrupt
+			} else if w.IsLost() || h.core.Far.Seg(w.Addr()).Gone() {
+				s = lost
+			} else if !whole {
+				e = sh.head(h, w.Addr())
+			}
+			if e != nil {
+				if string(e.Key()) == string(key) {
+					return index.Place(b*index.BucketEntries + i), e, present
+				}
+				continue
+			}
+			// A lost or corrupt entry is taken for the key's only when no other
+			// can be it.
+			if st == absent || s == remote && st != remote {
+				candidate, st = index.Place(b*index.BucketEntries+i), s
+			}
+		}
+		if bk.Over == 0 {
+			break
+		}
+		b = t.After(b)
+	}
+	if !known {
+		if st = sh.consult(h, tag, hd); st == present {
+			known = true
+			goto again
+		}
+	}
+	return candidate, nil, st
+}
+
+// remove deletes the entry at p. e is its bytes, nil if they are not at hand.
+// sh.mu must be held.
+func (sh *shard) remove(h *Maps, p index.Place, e entry) {
+	w := *sh.t.Word(p)
+	h.bury(w, e)
+	sh.takeOut(p)
+	sh.uncount(w)
+}
+
+// uncount takes an entry that is to go out of the counts.
+func (sh *shard) uncount(w index.Word) {
+	switch {
+	case !w.Visible():
+		return
+	case w.IsLost():
+		sh.lost--
+	default:
+		sh.entries--
+	}
+	sh.muts++
+}
+
+// bury accounts for the death of the entry w, whose bytes are e, nil if they
+// are not at hand. The lock of its shard must be held.
+func (h *Maps) bury(w index.Word, e entry) {
+	switch {
+	case w.Far() && w.Addr() == 0: // only its tag was known
+	case w.Far():
+		h.core.BuryFar(w.Addr(), w.Size())
+	default:
+		h.buryLocal(e, w.Addr())
+		if e.Clean() {
+			h.core.BuryFar(e.Far(), w.Size())
+		}
+	}
+	switch {
+	case e != nil && e.Big():
+		h.orphan(e)
+	case e == nil && w&index.Big != 0 && !w.IsLost():
+		h.strays.Store(true) // only its head knew its pieces
+	}
+	h.core.Logs.Stir()
+}
+
+// insert stores r in place of what is at p, whose bytes are old; p is none if
+// the key is new. It fails with errNoRoom or errNoShrink if it has to wait, having
+// changed nothing. sh.mu must be held.
+func (m *Map) insert(sh *shard, hs hash, p index.Place, old entry, r *newEntry) error {
+	if err := r.txn.claim(m, sh, hs.tag(), p); err != nil {
+		return err
+	}
+	// What a transaction replaces stays, and so what it stores takes a place.
+	hide := r.txn != nil && p != index.None && *sh.t.Word(p)&index.Txn == 0
+	if (p == index.None || hide) && !sh.roomy() {
+		var was index.Word
+		if hide {
+			was = *sh.t.Word(p)
+		}
+		// A transaction gives back the place that it takes.
+		if err := sh.more(m.h, hs.tag()); err != nil && (sh.full() && !hide || sh.t.Filled()) {
+			return err
+		}
+		if hide {
+			p = sh.t.Find(hs.tag(), was) // the table may be another one
+		}
+	}
+	h := m.h
+	n, far := r.size(), r.farSize()
+	if p != index.None && !hide && m.overwrite(sh, hs, p, old, r) {
+		return nil
+	}
+	ol := h.openLog(sh)
+	ol.Mu.Lock()
+	o, addr, ok := h.core.Logs.Place(ol, n, heap.ForMutator)
+	if !ok && p != index.None && far <= sh.t.Word(p).Size() {
+		ol.Mu.Unlock()
+		ol = &h.core.Logs.Shrunk
+		ol.Mu.Lock()
+		if o, addr, ok = h.core.Logs.Place(ol, n, heap.ForShrink); !ok {
+			ol.Mu.Unlock()
+			return heap.ErrNoShrink
+		}
+	}
+	if !ok {
+		ol.Mu.Unlock()
+		return heap.ErrNoRoom
+	}
+	e := entry(o)
+	r.put(e, hs, m.id)
+	ol.Mu.Unlock()
+
+	w := index.NewWord(addr, far, wordFlagsOf(e))
+	if r.txn != nil && w.Visible() {
+		w |= index.Txn
+	}
+	switch {
+	case hide:
+		sh.hide(sh.t.Word(p))
+		sh.t.Insert(hs.tag(), w.Touched())
+	case p == index.None:
+		sh.t.Insert(hs.tag(), w)
+	default:
+		was := sh.t.Word(p)
+		w |= *was & index.HotMask
+		h.bury(*was, old)
+		sh.uncount(*was)
+		*was = w.Touched()
+	}
+	if w.Visible() {
+		sh.entries++
+		sh.muts++
+	}
+	sh.count.sets++
+	return nil
+}
+
+// overwrite stores r where the local entry old is, if it has the same lengths and
+// is neither being written to far memory nor used in place. The evacuator does not mind, since
+// it copies under the shard's lock, too; it walks over entries without the lock,
+// but by words that are overwritten with what they were.
+func (m *Map) overwrite(sh *shard, hs hash, p index.Place, old entry, r *newEntry) bool {
+	w := sh.t.Word(p)
+	if w.Far() || old.Staged() || old.Big() || r.flags != 0 || old.end() != entryHeader+r.body() || old.Klen() != len(r.key) || m.h.core.Logs.Viewed(w.Addr()) {
+		return false
+	}
+	h := m.h
+	h.unclean(old, w.Addr())
+	r.put(old[:r.size()], hs, m.id)
+	*w = (index.NewWord(w.Addr(), r.farSize(), wordFlagsOf(old)) | *w&(index.HotMask|index.Txn)).Touched()
+	sh.muts++
+	sh.count.sets++
+	return true
+}
+
+// grow gives sh a larger table. sh.mu must be held.
+func (sh *shard) grow(h *Maps) error { return sh.resize(h, sh.t.GrownBytes()) }
+
+// shrink gives sh a smaller table if that it has is much too large. sh.mu must
+// be held.
+func (sh *shard) shrink(h *Maps) error {
+	if size := sh.t.ShrunkBytes(); size != sh.t.Bytes() {
+		return sh.resize(h, size)
+	}
+	return nil
+}
+
+func (sh *shard) resize(h *Maps, size int64) error {
+	l := &h.core.Logs
+	old := sh.t.Bytes()
+	if err := l.GrowIndex(heap.Tables, size, heap.ForMutator); err != nil {
+		return err
+	}
+	if err := sh.t.Resize(size); err != nil {
+		l.ShrinkIndex(heap.Tables, size)
+		return err
+	}
+	l.ShrinkIndex(heap.Tables, old)
+	return nil
+}

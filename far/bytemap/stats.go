@@ -1,0 +1,123 @@
+package bytemap
+
+import (
+	"math/rand/v2"
+
+	"polder/far/heap"
+)
+
+// Totals is what the maps of a heap have done, and how they stand.
+type Totals struct {
+	Maps []Stats // those of freed ones last, by name
+
+	// Local is an estimate of the bytes of entries that are local, and Hot of those of them that the
+	// evacuator would keep, since they were used of late.
+	Local, Hot float64
+
+	LeavesFar                 int64  // bytes of leaves in far memory
+	Settled, LeafReads, Found uint64 // tables that were settled; reads of leaves; entries that the store has found
+}
+
+// Totals returns the statistics. It takes every shard's lock for a moment.
+func (h *Maps) Totals() (t Totals) {
+	for _, m := range *h.maps.Load() {
+		if !m.freed.Load() {
+			t.Maps = append(t.Maps, m.stats(&t))
+		}
+	}
+	h.mu.Lock()
+	for name, st := range h.past.All() {
+		st.Name = name
+		t.Maps = append(t.Maps, st)
+	}
+	h.mu.Unlock()
+	t.Settled, t.LeafReads, t.Found = h.settled.Load(), h.leafReads.Load(), h.found.Load()
+	h.core.Far.All(func(f *heap.FarSegment) {
+		if f.HasPages() {
+			t.LeavesFar += f.Live.Load()
+		}
+	})
+	return t
+}
+
+// StatsOf returns the statistics of one map.
+func StatsOf(m *Map) Stats { return m.stats(new(Totals)) }
+
+// Stats is what one map has done and how it stands.
+type Stats struct {
+	Name       string
+	Entries    int
+	LostNow    int    // lost entries that have been neither set nor deleted
+	Hits       uint64 // reads served locally at once
+	Misses     uint64 // calls that needed a far entry
+	Absent     uint64 // reads of keys that were not there
+	Coalesced  uint64 // misses that joined somebody else's fetch
+	Prefetched uint64 // keys that Fetch found far; a read that follows is a hit
+	Sets       uint64
+	Deletes    uint64
+	Expired    uint64
+	Computed   uint64 // entries that the store has looked through, for Aggregate and Count
+}
+
+// Add adds o to s, so that maps of one name count as one.
+func (s *Stats) Add(o *Stats) {
+	s.Entries += o.Entries
+	s.LostNow += o.LostNow
+	s.Hits += o.Hits
+	s.Misses += o.Misses
+	s.Absent += o.Absent
+	s.Coalesced += o.Coalesced
+	s.Prefetched += o.Prefetched
+	s.Sets += o.Sets
+	s.Deletes += o.Deletes
+	s.Expired += o.Expired
+}
+
+// stats also adds what is local of m to t.
+func (m *Map) stats(t *Totals) Stats {
+	s := Stats{Name: m.name, Computed: m.computed.Load()}
+	for i := range m.shards() {
+		sh := m.at(i)
+		sh.mu.Lock()
+		s.Entries += sh.entries
+		s.LostNow += sh.lost
+		s.Hits += sh.count.hits
+		s.Misses += sh.count.misses
+		s.Absent += sh.count.absent
+		s.Coalesced += sh.count.coalesced
+		s.Prefetched += sh.count.prefetched
+		s.Sets += sh.count.sets
+		s.Deletes += sh.count.deletes
+		s.Expired += sh.count.expired
+		sh.sample(t, max(sampled/m.h.shards, 1))
+		sh.mu.Unlock()
+	}
+	return s
+}
+
+// sampled is how many buckets of an index Totals looks at to say how much of what is
+// local was used of late. The estimate is off by a few per cent; to look at all of them would hold up who uses
+// the maps.
+const sampled = 2048
+
+// sample looks at some n buckets of sh. sh.mu must be held.
+func (sh *shard) sample(t *Totals, n int) {
+	all := len(sh.t.Buckets)
+	step := max(all/n, 1)
+	if all == 0 {
+		return
+	}
+	// Where an entry lies follows from the hash of its key, so that buckets at
+	// equal distances are as good as random ones.
+	for b := rand.IntN(step); b < all; b += step {
+		for _, w := range sh.t.Buckets[b].Words {
+			if w != 0 && !w.Far() {
+				n := float64(w.Size() * step)
+				t.Local += n
+				if w.Hot() > 0 {
+					t.Hot += n
+				}
+			}
+		}
+	}
+}

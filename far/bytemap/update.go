@@ -1,0 +1,181 @@
+package bytemap
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"polder/far/index"
+)
+
+// Update calls fn with the present entry of key (found false and a zero
+// Entry if there is none; old.Value is a copy that is fn's during the call) and
+// does what fn returns: Keep, Put or Remove. If others have changed the key while fn
+// ran, fn is called again with what is there then, until ctx ends: so what it does
+// is done to the entry that it was given, in one step. An error from fn is
+// returned as it is, and nothing changed.
+//
+// No lock is held while fn runs: it may take its time, wait, panic, and use the
+// heap and this map, but for a change of key itself, which would make it run again for ever.
+func (m *Map) Update(ctx context.Context, key []byte, fn UpdateFunc) error {
+	if err := m.check(key, 0); err != nil {
+		return err
+	}
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	was, _ := m.h.snapshots.Get().(*snapshot)
+	if was == nil {
+		was = new(snapshot)
+	}
+	for {
+		if err := m.look(ctx, sh, hs, key, was); err != nil {
+			return err
+		}
+		old := was.Entry
+		old.Value = was.lent
+		put, verdict, err := fn(old, was.found)
+		if err == nil {
+			err = m.apply(ctx, sh, hs, key, was, put, verdict)
+		}
+		if err == errChanged && ctx.Err() == nil {
+			continue
+		}
+		if err == errChanged {
+			err = context.Cause(ctx)
+		}
+		if cap(was.lent) <= maxPiece {
+			m.h.snapshots.Put(was)
+		}
+		return err
+	}
+}
+
+// errChanged: the entry is not the one that an update was computed from.
+var errChanged = errors.New("changed")
+
+// snapshot is an entry as an update has seen it, which may find another one when
+// it is done. The nil snapshot asks for nothing.
+type snapshot struct {
+	Entry          // its Value is nil if it is large
+	found   bool   // there was one
+	version uint64 // of a large value, which stands for it
+	lent    []byte // the value, for the update's function, which may change it
+}
+
+// look makes s what the map has of key.
+func (m *Map) look(ctx context.Context, sh *shard, hs hash, key []byte, s *snapshot) error {
+	// The fast path: the entry is local, or there is none.
+	sh.mu.Lock()
+	p, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)
+	switch {
+	case sh.closed:
+	case st == present && !e.Big() && !e.Expired():
+		w := sh.t.Word(p)
+		*w = w.Touched()
+		s.take(metaOf(e), 0, append(s.lent[:0], e.Value()...))
+		sh.mu.Unlock()
+		return nil
+	case st == absent:
+		*s = snapshot{Entry: Entry{Value: s.Value[:0]}, lent: s.lent[:0]}
+		sh.mu.Unlock()
+		return nil
+	}
+	sh.mu.Unlock()
+	return m.lookSlow(ctx, sh, hs, key, s)
+}
+
+func (m *Map) lookSlow(ctx context.Context, sh *shard, hs hash, key []byte, s *snapshot) error {
+	e, big, err := m.getSlow(ctx, sh, hs, key, s.lent[:0], true)
+	switch {
+	case err == nil:
+		s.take(e, big.version, e.Value)
+	case errors.Is(err, ErrNotFound):
+		*s = snapshot{}
+	default:
+		return err
+	}
+	return nil
+}
+
+// take makes s the entry e, of which value is a copy that s may have.
+func (s *snapshot) take(e Entry, version uint64, value []byte) {
+	own := s.Value[:0]
+	if version == 0 {
+		own = append(own, value...)
+	}
+	*s = snapshot{Entry: Entry{Value: own, Expire: e.Expire, Tag: e.Tag}, found: true, version: version, lent: value}
+}
+
+// whole reports whether it takes an entry's value to tell whether it is s.
+func (s *snapshot) whole() bool { return s != nil && s.found && s.version == 0 }
+
+func (s *snapshot) need() need {
+	if s.whole() {
+		return needWhole
+	}
+	return needHead
+}
+
+// is reports whether e is the entry, nil if there is none.
+func (s *snapshot) is(e entry) bool {
+	switch {
+	case e == nil || e.Expired():
+		return !s.found
+	case !s.found:
+		return false
+	case e.Big():
+		return bigOf(e).version == s.version
+	}
+	m := metaOf(e)
+	return s.version == 0 && m.Tag == s.Tag && m.Expire.Equal(s.Expire) && bytes.Equal(e.Value(), s.Value)
+}
+
+// apply does what an update wants, unless the entry is not was any more: then it
+// fails with errChanged.
+func (m *Map) apply(ctx context.Context, sh *shard, hs hash, key []byte, was *snapshot, put Entry, verdict Verdict) error {
+	switch {
+	case verdict == Put:
+		if err := m.check(key, len(put.Value)); err != nil {
+			return err
+		}
+		if len(put.Value) > len(was.lent) || !was.found {
+			if err := m.h.core.MayStore(ctx); err != nil {
+				return err
+			}
+		}
+		r := newEntryOf(key, put)
+		if len(put.Value) > m.h.pieces {
+			return m.setBig(ctx, sh, hs, r, was)
+		}
+		// The fast path: what it replaces is local, and there is room.
+		sh.mu.Lock()
+		if p, old, st := sh.find(m.h, hs, key, index.Entries, nil, was.whole()); !st.waits() && !sh.closed {
+			err := errChanged
+			if was.is(old) {
+				err = m.insert(sh, hs, p, old, &r)
+			}
+			if !lacksRoom(err) {
+				sh.mu.Unlock()
+				return err
+			}
+		}
+		sh.mu.Unlock()
+		return m.setSlow(ctx, sh, hs, r, was, nil)
+	case verdict == Remove && was.found:
+		return m.do(ctx, sh, hs, key, func(hd *holding) step {
+			p, e, st := sh.find(m.h, hs, key, index.Entries, hd, was.whole())
+			switch {
+			case st.waits():
+				return sh.miss(m.h, p, st, was.need())
+			case !was.is(e):
+				return step{err: errChanged}
+			}
+			if err := (*Txn)(nil).claim(m, sh, hs.tag(), p); err != nil {
+				return step{err: err}
+			}
+			sh.remove(m.h, p, e)
+			sh.count.deletes++
+			return step{}
+		})
+	}
+	return nil
+}

@@ -1,5 +1,0 @@
-//go:build !settle
-
-package far
-
-const settleEarly = false
