@@ -209,7 +209,7 @@ func (m *Map[K, V]) Has(ctx context.Context, k K) (bool, error) {
 // Set makes v the value of k, until it is changed or removed: see SetTTL.
 func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error {
 	var small [smallKey]byte
-	return m.b.Set(ctx, m.key.View(&k, small[:0]), Entry{Value: m.value.View(&v, nil)})
+	return bytemap.Set(ctx, m.b, m.key.View(&k, small[:0]), m.value.View(&v, nil), 0)
 }
 
 // Delete removes k and reports whether it was there.

@@ -72,7 +72,7 @@ func (b bigHead) key(i int) (k [pieceKeySize]byte) {
 
 // setBig stores r, whose value is large, if the entry is still was, which may be
 // nil, when the pieces are in place.
-func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r newEntry, was *snapshot) error {
+func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r *newEntry, was *snapshot) error {
 	for {
 		clears := m.clears.Load()
 		err := m.trySetBig(ctx, sh, hs, r, was, func() error {
@@ -89,7 +89,7 @@ func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r newEntry, was *s
 
 var errCleared = errors.New("cleared")
 
-func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r newEntry, was *snapshot, ok func() error) error {
+func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r *newEntry, was *snapshot, ok func() error) error {
 	big := bigHead{version: m.h.newVersion(), size: len(r.value), piece: m.h.pieces}
 	defer m.h.written(big.version)
 	for i := range big.count() {
@@ -99,8 +99,9 @@ func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r newEntry, was
 			return err
 		}
 	}
-	r.value, r.flags = big.encode(), entryBig
-	err := m.setSlow(ctx, sh, hs, r, was, ok)
+	head := *r
+	head.value, head.flags = big.encode(), entryBig
+	err := m.setSlow(ctx, sh, hs, &head, was, ok)
 	if err != nil {
 		m.h.forget(orphan{m, big, big.count()})
 	}

@@ -80,19 +80,29 @@ func (m *Map) GetInto(ctx context.Context, key, dst []byte) (ent Entry, size int
 
 // get is Get, or GetInto unless it may grow dst for a large value.
 func (m *Map) get(ctx context.Context, key, dst []byte, grow bool) (Entry, int, error) {
+	// The fast path: the entry is local.
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	sh.mu.Lock()
+	p, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)
+	if st == present && !e.Big() && !e.Expired() {
+		m.hit(sh, p, e)
+		ent := metaOf(e)
+		ent.Value = append(dst, e.Value()...)
+		sh.mu.Unlock()
+		return ent, 0, nil
+	}
 	var r Reading
-	err := r.Read(ctx, m, key)
-	if err == nil { // the fast path
+	switch err := r.readFar(ctx, m, sh, hs, key, p, st); err {
+	case nil:
 		ent := metaOf(r.e)
 		ent.Value = append(dst, r.e.Value()...)
 		r.End()
 		return ent, 0, nil
-	}
-	if err != ErrLong {
+	case ErrLong:
+	default:
 		return Entry{}, 0, err
 	}
-	hs := m.hash(key)
-	sh := m.shard(hs)
 	ent, big, err := m.getSlow(ctx, sh, hs, key, dst, grow)
 	if err == nil && m.exclusive {
 		m.disown(sh, hs, key)
@@ -155,17 +165,7 @@ func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte, 
 func (m *Map) Stat(ctx context.Context, key []byte) (ent Entry, size int, err error) {
 	hs := m.hash(key)
 	sh := m.shard(hs)
-	sh.mu.Lock()
-	ent, size, s := m.tryStat(sh, hs, key, nil)
-	sh.mu.Unlock()
-	if s.need == ready {
-		return ent, size, s.err
-	}
-	return m.statSlow(ctx, sh, hs, key)
-}
-
-func (m *Map) statSlow(ctx context.Context, sh *shard, hs hash, key []byte) (ent Entry, size int, err error) {
-	err = m.slow(ctx, sh, hs, key, func(hd *holding) (s step) {
+	err = m.do(ctx, sh, hs, key, func(hd *holding) (s step) {
 		ent, size, s = m.tryStat(sh, hs, key, hd)
 		return s
 	})
@@ -173,9 +173,6 @@ func (m *Map) statSlow(ctx context.Context, sh *shard, hs hash, key []byte) (ent
 }
 
 func (m *Map) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, int, step) {
-	if sh.closed {
-		return Entry{}, 0, step{err: m.gone()}
-	}
 	p, e, st := sh.find(m.h, hs, key, index.Entries, hd, false)
 	switch {
 	case st != present:
@@ -191,36 +188,52 @@ func (m *Map) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, int, 
 // Set stores e under key, replacing what was there. If that is as large, there is
 // room for it in a full heap, too.
 func (m *Map) Set(ctx context.Context, key []byte, e Entry) error {
-	return m.set(ctx, newEntryOf(key, e))
+	r := newEntryOf(key, e)
+	return m.set(ctx, &r)
 }
 
-func (m *Map) set(ctx context.Context, r newEntry) error {
+// Set is Map.Set of a value that expires at a time, in milliseconds since 1970, or never if that is 0.
+func Set(ctx context.Context, m *Map, key, value []byte, expire int64) error {
+	return m.set(ctx, &newEntry{key: key, value: value, expire: expire})
+}
+
+func (m *Map) set(ctx context.Context, r *newEntry) error {
 	if err := m.check(r.key, len(r.value)); err != nil {
 		return err
 	}
-	if err := m.h.core.MayStore(ctx); err != nil {
-		return err
+	if m.h.core.Limited() {
+		if err := m.h.core.MayStore(ctx); err != nil {
+			return err
+		}
 	}
 	hs := m.hash(r.key)
-	sh := m.shard(hs)
+	return m.put(ctx, m.shard(hs), hs, r, nil)
+}
+
+// put stores r if the entry is still was, which may be nil.
+func (m *Map) put(ctx context.Context, sh *shard, hs hash, r *newEntry, was *snapshot) error {
 	if len(r.value) > m.h.pieces {
-		return m.setBig(ctx, sh, hs, r, nil)
+		return m.setBig(ctx, sh, hs, r, was)
 	}
 	// The fast path: what it replaces is local, and there is room.
 	sh.mu.Lock()
-	if p, old, st := sh.find(m.h, hs, r.key, index.Entries, nil, false); !st.waits() && !sh.closed {
-		if err := m.insert(sh, hs, p, old, &r); !lacksRoom(err) {
+	if p, old, st := sh.find(m.h, hs, r.key, index.Entries, nil, was.whole()); !st.waits() && !sh.closed {
+		err := errChanged
+		if was == nil || was.is(old) {
+			err = m.insert(sh, hs, p, old, r)
+		}
+		if !lacksRoom(err) {
 			sh.mu.Unlock()
 			return err
 		}
 	}
 	sh.mu.Unlock()
-	return m.setSlow(ctx, sh, hs, r, nil, nil)
+	return m.setSlow(ctx, sh, hs, r, was, nil)
 }
 
 // setSlow stores r if the entry is still was, and if ok allows it under the
 // shard's lock. Either may be nil.
-func (m *Map) setSlow(ctx context.Context, sh *shard, hs hash, r newEntry, was *snapshot, ok func() error) error {
+func (m *Map) setSlow(ctx context.Context, sh *shard, hs hash, r *newEntry, was *snapshot, ok func() error) error {
 	return m.slow(ctx, sh, hs, r.key, func(hd *holding) step {
 		p, old, st := sh.find(m.h, hs, r.key, index.Entries, hd, was.whole())
 		if st.waits() {
@@ -234,7 +247,7 @@ func (m *Map) setSlow(ctx context.Context, sh *shard, hs hash, r newEntry, was *
 		if was != nil && !was.is(old) {
 			return step{err: errChanged}
 		}
-		return stepOf(m.insert(sh, hs, p, old, &r))
+		return stepOf(m.insert(sh, hs, p, old, r))
 	})
 }
 
@@ -244,20 +257,10 @@ func (m *Map) Delete(ctx context.Context, key []byte) (bool, error) {
 	return m.delete(ctx, key, nil)
 }
 
-func (m *Map) delete(ctx context.Context, key []byte, t *Txn) (bool, error) {
+func (m *Map) delete(ctx context.Context, key []byte, t *Txn) (found bool, err error) {
 	hs := m.hash(key)
 	sh := m.shard(hs)
-	sh.mu.Lock()
-	found, s := m.tryDelete(sh, hs, key, nil, t)
-	sh.mu.Unlock()
-	if s.need == ready {
-		return found, s.err
-	}
-	return m.deleteSlow(ctx, sh, hs, key, t)
-}
-
-func (m *Map) deleteSlow(ctx context.Context, sh *shard, hs hash, key []byte, t *Txn) (found bool, err error) {
-	err = m.slow(ctx, sh, hs, key, func(hd *holding) (s step) {
+	err = m.do(ctx, sh, hs, key, func(hd *holding) (s step) {
 		found, s = m.tryDelete(sh, hs, key, hd, t)
 		return s
 	})

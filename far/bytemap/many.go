@@ -57,16 +57,11 @@ func ReadMany(ctx context.Context, m *Map, n int, keys func(i int) []byte, fn fu
 	h.multigets.Put(t)
 }
 
-// give answers key i with an entry.
+// give answers key i with an entry that was far.
 func (t *multiget) give(i int, e entry) {
 	ent := metaOf(e)
 	ent.Value = e.Value()
 	t.fn(i, ent, nil)
-	t.gave(i)
-}
-
-// gave is called when key i has been answered with an entry.
-func (t *multiget) gave(i int) {
 	if m := t.m; m.exclusive {
 		key := t.keys(i)
 		hs := m.hash(key)
@@ -147,15 +142,12 @@ func (t *multiget) get(ctx context.Context, i int) (busy <-chan struct{}) {
 	p, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)
 	switch {
 	case st == present && !e.Big() && !e.Expired():
-		w := sh.t.Word(p)
-		*w = w.Touched()
-		sh.count.hits++
+		m.hit(sh, p, e)
 		ent := metaOf(e)
 		t.value = append(t.value[:0], e.Value()...)
 		sh.mu.Unlock()
 		ent.Value = t.value
 		t.fn(i, ent, nil)
-		t.gave(i)
 	case st.waits() && ctx == heap.NoWait && !sh.closed:
 		sh.mu.Unlock()
 		t.fn(i, Entry{}, heap.ErrWouldBlock)

@@ -9,7 +9,7 @@ import (
 )
 
 // Reading is a value where it lies, for those who need not copy it: in local memory, of which it holds a lock, or where it was
-// read to. It is what all calls that read one value stand on. End ends it, and has to be called before anything else is
+// read to. End ends it, and has to be called before anything else is
 // asked of the map, or waited for.
 type Reading struct {
 	m  *Map
@@ -33,16 +33,21 @@ func (r *Reading) Read(ctx context.Context, m *Map, key []byte) error {
 	sh.mu.Lock()
 	p, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)
 	if st == present && !e.Big() && !e.Expired() {
-		w := sh.t.Word(p)
-		*w = w.Touched()
-		sh.count.hits++
-		if m.exclusive {
-			m.h.unclean(e, w.Addr())
-		}
+		m.hit(sh, p, e)
 		r.m, r.e, r.sh, r.at = m, e, sh, p
 		return nil
 	}
 	return r.readFar(ctx, m, sh, hs, key, p, st)
+}
+
+// hit notes that the local entry at p is read. sh.mu must be held.
+func (m *Map) hit(sh *shard, p index.Place, e entry) {
+	w := sh.t.Word(p)
+	*w = w.Touched()
+	sh.count.hits++
+	if m.exclusive {
+		m.h.unclean(e, w.Addr())
+	}
 }
 
 // readFar is Read of an entry that is not here.

@@ -57,7 +57,7 @@ func (h *Maps) NewTxn() *Txn { return &Txn{h: h} }
 func (t *Txn) Set(ctx context.Context, m *Map, key []byte, e Entry) error {
 	r := newEntryOf(key, e)
 	r.txn = t
-	return m.set(ctx, r)
+	return m.set(ctx, &r)
 }
 
 // Delete is Map.Delete as a part of t.

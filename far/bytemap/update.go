@@ -143,23 +143,7 @@ func (m *Map) apply(ctx context.Context, sh *shard, hs hash, key []byte, was *sn
 			}
 		}
 		r := newEntryOf(key, put)
-		if len(put.Value) > m.h.pieces {
-			return m.setBig(ctx, sh, hs, r, was)
-		}
-		// The fast path: what it replaces is local, and there is room.
-		sh.mu.Lock()
-		if p, old, st := sh.find(m.h, hs, key, index.Entries, nil, was.whole()); !st.waits() && !sh.closed {
-			err := errChanged
-			if was.is(old) {
-				err = m.insert(sh, hs, p, old, &r)
-			}
-			if !lacksRoom(err) {
-				sh.mu.Unlock()
-				return err
-			}
-		}
-		sh.mu.Unlock()
-		return m.setSlow(ctx, sh, hs, r, was, nil)
+		return m.put(ctx, sh, hs, &r, was)
 	case verdict == Remove && was.found:
 		return m.do(ctx, sh, hs, key, func(hd *holding) step {
 			p, e, st := sh.find(m.h, hs, key, index.Entries, hd, was.whole())
