@@ -71,7 +71,8 @@ var farImports = map[string][]string{
 	"far/store":   {"internal"},
 	"far/index":   {"internal"},
 	"far/objects": {"internal", "far/heap", "far/record"},
-	"far/bytemap": {"internal", "far/heap", "far/farlog", "far/store", "far/index", "far/record"},
+	"far/bytemap": {"internal", "far/heap", "far/farlog", "far/store", "far/entry", "far/index", "far/record"},
+	"far/entry":   {"far/heap", "far/index", "far/record"},
 	"far/record":  {},
 	"far/saved":   {"far/farlog", "far/store", "far/record"},
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/internal/sizeclass"
 )
@@ -54,10 +55,10 @@ func (h *Maps) Audit(t *heap.Tally) error {
 						continue
 					}
 					e := h.entryAt(w.Addr())
-					if tag := sh.t.Buckets[b].Tags[j]; e.Hash().tag() != tag || m.shard(e.Hash()) != sh || e.Owner() != m.id {
+					if tag := sh.t.Buckets[b].Tags[j]; e.Hash().Tag() != tag || m.shard(e.Hash()) != sh || e.Owner() != m.id {
 						return fmt.Errorf("map %q: the entry at %#x is not that of tag %#x in shard %d", m.name, w.Addr(), tag, i)
 					}
-					if sizeclass.Of(e.FarSize()) != uint8(w>>heap.AddrBits) || wordFlagsOf(e) != w.OfEntry() {
+					if sizeclass.Of(e.FarSize()) != uint8(w>>heap.AddrBits) || entry.WordFlags(e) != w.OfEntry() {
 						return fmt.Errorf("map %q: the word %#x is not that of its entry", m.name, w)
 					}
 					t.AddLocal(w.Addr(), e.Size(), e.Clean())

@@ -2,58 +2,24 @@ package bytemap
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 )
 
-// A value longer than Maps.pieces is stored as pieces: entries of the same map
-// that only their version and number name, and that no user sees. The entry of
-// the key holds a bigHead. Pieces are written before the head and never
-// change, so that whoever has read a head reads the value that it stood for,
-// or finds pieces missing and knows that there is a newer one.
-type bigHead struct {
-	version uint64 // never 0, never used again
-	size    int
-	piece   int // size of every piece but the last
-}
-
-const bigHeadSize = 20
-
 // errFarPiece: a piece is far, and has not been asked for in a batch.
 var errFarPiece = errors.New("a piece is far")
-
-// bigOf reads the head that is the value of e.
-func bigOf(e entry) bigHead { return decodeBig(e.Value()) }
-
-func decodeBig(v []byte) bigHead {
-	return bigHead{
-		version: binary.LittleEndian.Uint64(v),
-		size:    int(binary.LittleEndian.Uint64(v[8:])),
-		piece:   int(binary.LittleEndian.Uint32(v[16:])),
-	}
-}
-
-func (b bigHead) encode() []byte {
-	v := make([]byte, 0, bigHeadSize)
-	v = binary.LittleEndian.AppendUint64(v, b.version)
-	v = binary.LittleEndian.AppendUint64(v, uint64(b.size))
-	return binary.LittleEndian.AppendUint32(v, uint32(b.piece))
-}
-
-// count is the number of pieces.
-func (b bigHead) count() int { return (b.size + b.piece - 1) / b.piece }
 
 // checkBig refuses the value of a far entry, which is big, if it cannot be the head of a
 // large value of this heap. Whoever lends the memory may have made it up.
 func (h *Maps) checkBig(v []byte) error {
-	if len(v) != bigHeadSize {
+	if len(v) != entry.LargeSize {
 		return errBigHead
 	}
-	if b := decodeBig(v); b.version == 0 || b.piece != h.pieces || b.size <= h.pieces || b.size > h.maxValue {
+	if b := entry.DecodeLarge(v); b.Version == 0 || b.Piece != h.pieces || b.Size <= h.pieces || b.Size > h.maxValue {
 		return errBigHead
 	}
 	return nil
@@ -61,18 +27,9 @@ func (h *Maps) checkBig(v []byte) error {
 
 var errBigHead = errors.New("the head of a large value is malformed")
 
-const pieceKeySize = 12
-
-// key names a piece.
-func (b bigHead) key(i int) (k [pieceKeySize]byte) {
-	binary.LittleEndian.PutUint64(k[:], b.version)
-	binary.LittleEndian.PutUint32(k[8:], uint32(i))
-	return k
-}
-
 // setBig stores r, whose value is large, if the entry is still was, which may be
 // nil, when the pieces are in place.
-func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r *newEntry, was *snapshot) error {
+func (m *Map) setBig(ctx context.Context, sh *shard, hs entry.Hash, r *newEntry, was *snapshot) error {
 	for {
 		clears := m.clears.Load()
 		err := m.trySetBig(ctx, sh, hs, r, was, func() error {
@@ -89,21 +46,21 @@ func (m *Map) setBig(ctx context.Context, sh *shard, hs hash, r *newEntry, was *
 
 var errCleared = errors.New("cleared")
 
-func (m *Map) trySetBig(ctx context.Context, sh *shard, hs hash, r *newEntry, was *snapshot, ok func() error) error {
-	big := bigHead{version: m.h.newVersion(), size: len(r.value), piece: m.h.pieces}
-	defer m.h.written(big.version)
-	for i := range big.count() {
-		part := r.value[i*big.piece : min((i+1)*big.piece, big.size)]
+func (m *Map) trySetBig(ctx context.Context, sh *shard, hs entry.Hash, r *newEntry, was *snapshot, ok func() error) error {
+	big := entry.Large{Version: m.h.newVersion(), Size: len(r.Value), Piece: m.h.pieces}
+	defer m.h.written(big.Version)
+	for i := range big.Count() {
+		part := r.Value[i*big.Piece : min((i+1)*big.Piece, big.Size)]
 		if err := m.setPiece(ctx, big, i, part); err != nil {
 			m.h.forget(orphan{m, big, i})
 			return err
 		}
 	}
 	head := *r
-	head.value, head.flags = big.encode(), entryBig
+	head.Value, head.Flags = big.Encode(), entry.Big
 	err := m.setSlow(ctx, sh, hs, &head, was, ok)
 	if err != nil {
-		m.h.forget(orphan{m, big, big.count()})
+		m.h.forget(orphan{m, big, big.Count()})
 	}
 	return err
 }
@@ -123,11 +80,11 @@ func (h *Maps) written(version uint64) {
 	delete(h.writing, version)
 }
 
-func (m *Map) setPiece(ctx context.Context, big bigHead, i int, part []byte) error {
-	k := big.key(i)
+func (m *Map) setPiece(ctx context.Context, big entry.Large, i int, part []byte) error {
+	k := big.Key(i)
 	hs := m.hash(k[:])
 	sh := m.shard(hs)
-	r := newEntry{key: k[:], value: part, flags: entryPiece}
+	r := newEntry{New: entry.New{Key: k[:], Value: part, Flags: entry.Piece}}
 	try := func(*holding) step { return stepOf(m.insert(sh, hs, index.None, nil, &r)) }
 	return m.do(ctx, sh, hs, k[:], try)
 }
@@ -137,11 +94,11 @@ const ahead = 16
 
 // getPieces appends the value of big to dst. It reports false if a piece is
 // gone.
-func (m *Map) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byte, bool, error) {
+func (m *Map) getPieces(ctx context.Context, big entry.Large, dst []byte) ([]byte, bool, error) {
 	start := len(dst)
 	fetched := 0 // pieces before it have been asked for
-	for i := range big.count() {
-		k := big.key(i)
+	for i := range big.Count() {
+		k := big.Key(i)
 		hs := m.hash(k[:])
 		sh := m.shard(hs)
 		try := func(hd *holding) step {
@@ -152,8 +109,8 @@ func (m *Map) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byte, b
 			if st != present {
 				return sh.miss(m.h, p, st, needWhole)
 			}
-			if want := min(big.piece, big.size-i*big.piece); len(e.Value()) != want {
-				return step{err: big.corrupt(fmt.Errorf("piece %d has %d bytes, want %d", i, len(e.Value()), want))}
+			if want := min(big.Piece, big.Size-i*big.Piece); len(e.Value()) != want {
+				return step{err: errLarge(big, fmt.Errorf("piece %d has %d bytes, want %d", i, len(e.Value()), want))}
 			}
 			w := sh.t.Word(p)
 			*w = w.Touched()
@@ -162,7 +119,7 @@ func (m *Map) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byte, b
 		}
 		err := m.do(ctx, sh, hs, k[:], try)
 		if err == errFarPiece && ctx.Err() == nil {
-			fetched = min(i+ahead, big.count())
+			fetched = min(i+ahead, big.Count())
 			if err = m.fetchPieces(ctx, big, i, fetched); err == nil {
 				err = m.do(ctx, sh, hs, k[:], try)
 			}
@@ -179,16 +136,16 @@ func (m *Map) getPieces(ctx context.Context, big bigHead, dst []byte) ([]byte, b
 	return dst, true, nil
 }
 
-// corrupt is the error for a value whose head is at odds with its pieces.
-func (b bigHead) corrupt(err error) error {
-	return &heap.CorruptError{Segment: fmt.Sprintf("large value, version %d", b.version), Err: err}
+// errLarge is the error for a value that is at odds with its pieces.
+func errLarge(l entry.Large, err error) error {
+	return &heap.CorruptError{Segment: fmt.Sprintf("large value, version %d", l.Version), Err: err}
 }
 
 // fetchPieces brings pieces [i, j) into local memory.
-func (m *Map) fetchPieces(ctx context.Context, big bigHead, i, j int) error {
-	var k [pieceKeySize]byte
+func (m *Map) fetchPieces(ctx context.Context, big entry.Large, i, j int) error {
+	var k [entry.PieceKeySize]byte
 	key := func(n int) []byte {
-		k = big.key(i + n)
+		k = big.Key(i + n)
 		return k[:]
 	}
 	return m.fetch(ctx, j-i, key, index.Pieces, false, func(int) {})
@@ -197,15 +154,15 @@ func (m *Map) fetchPieces(ctx context.Context, big bigHead, i, j int) error {
 // orphan is the pieces of a value whose head is gone.
 type orphan struct {
 	m   *Map
-	big bigHead
+	big entry.Large
 	n   int // the first n pieces remain
 }
 
 // orphan remembers to remove the pieces of the head e.
-func (h *Maps) orphan(e entry) {
+func (h *Maps) orphan(e entry.Local) {
 	m := (*h.maps.Load())[e.Owner()]
-	big := bigOf(e)
-	h.forget(orphan{m, big, big.count()})
+	big := entry.LargeOf(e)
+	h.forget(orphan{m, big, big.Count()})
 }
 
 // forget has the janitor remove the pieces of o.
@@ -221,7 +178,7 @@ func (h *Maps) forget(o orphan) {
 // cannot be sure of just now.
 func (o *orphan) bury(ctx context.Context) error {
 	for ; o.n > 0; o.n-- {
-		k := o.big.key(o.n - 1)
+		k := o.big.Key(o.n - 1)
 		hs := o.m.hash(k[:])
 		sh := o.m.shard(hs)
 		err := o.m.do(ctx, sh, hs, k[:], func(hd *holding) step {
@@ -263,7 +220,7 @@ func (h *Maps) buryOrphans() {
 
 		h.mu.Lock()
 		at := len(h.orphans) - 1
-		for h.orphans[at].big.version != o.big.version {
+		for h.orphans[at].big.Version != o.big.Version {
 			at-- // others have been appended
 		}
 		if err != nil {

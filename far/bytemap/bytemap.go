@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 )
@@ -43,6 +44,29 @@ type Entry struct {
 	Value  []byte
 	Expire time.Time // zero: never; kept to the millisecond
 	Tag    uint8     // the caller's own, for instance a type
+}
+
+// metaOf is the Entry of e without its value.
+func metaOf(e entry.Local) Entry {
+	m := Entry{Tag: e.Tag()}
+	if x := e.Expire(); x != 0 {
+		m.Expire = time.UnixMilli(x)
+	}
+	return m
+}
+
+// newEntry is an entry about to be written.
+type newEntry struct {
+	entry.New
+	txn *Txn // that it is a part of, or nil
+}
+
+// of makes r, which is zero, e under key.
+func (r *newEntry) of(key []byte, e Entry) {
+	r.Key, r.Value, r.Tag = key, e.Value, e.Tag
+	if !e.Expire.IsZero() {
+		r.Expire = max(e.Expire.UnixMilli(), 1)
+	}
 }
 
 // UpdateFunc decides what becomes of an entry. See Map.Update.
@@ -107,18 +131,18 @@ func (m *Map) get(ctx context.Context, key, dst []byte, grow bool) (Entry, int, 
 	if err == nil && m.exclusive {
 		m.disown(sh, hs, key)
 	}
-	if grow || big.size <= cap(dst)-len(dst) {
-		big.size = 0
+	if grow || big.Size <= cap(dst)-len(dst) {
+		big.Size = 0
 	}
-	return ent, big.size, err
+	return ent, big.Size, err
 }
 
 // getSlow also returns the head of a large value. It returns no value if it may not grow
 // dst for one.
-func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte, grow bool) (ent Entry, big bigHead, err error) {
+func (m *Map) getSlow(ctx context.Context, sh *shard, hs entry.Hash, key, dst []byte, grow bool) (ent Entry, big entry.Large, err error) {
 	var last, lastClears uint64
 	for {
-		big = bigHead{}
+		big = entry.Large{}
 		clears := m.clears.Load()
 		err = m.slow(ctx, sh, hs, key, func(hd *holding) step {
 			p, e, st := sh.find(m.h, hs, key, index.Entries, hd, true)
@@ -132,31 +156,31 @@ func (m *Map) getSlow(ctx context.Context, sh *shard, hs hash, key, dst []byte, 
 			*w = w.Touched()
 			ent = metaOf(e)
 			if e.Big() {
-				big = bigOf(e)
+				big = entry.LargeOf(e)
 				return step{}
 			}
 			ent.Value = append(dst, e.Value()...)
 			return step{}
 		})
 		if err != nil {
-			return Entry{}, bigHead{}, err
+			return Entry{}, entry.Large{}, err
 		}
-		if big.version == 0 || !grow && big.size > cap(dst)-len(dst) {
+		if big.Version == 0 || !grow && big.Size > cap(dst)-len(dst) {
 			return ent, big, nil
 		}
 		var ok bool
-		if ent.Value, ok, err = m.getPieces(ctx, big, slices.Grow(dst, big.size)); ok || err != nil {
+		if ent.Value, ok, err = m.getPieces(ctx, big, slices.Grow(dst, big.Size)); ok || err != nil {
 			return ent, big, err
 		}
 		// A piece was gone, so the value has been replaced or removed meanwhile,
 		// or is just about to be by Clear.
-		if big.version == last && clears == lastClears && clears%2 == 0 {
+		if big.Version == last && clears == lastClears && clears%2 == 0 {
 			if name := m.h.core.LastLost.Load(); name != nil {
-				return Entry{}, bigHead{}, &heap.LostError{Segment: *name}
+				return Entry{}, entry.Large{}, &heap.LostError{Segment: *name}
 			}
-			return Entry{}, bigHead{}, big.corrupt(errors.New("it lacks a piece")) // its head is made up
+			return Entry{}, entry.Large{}, errLarge(big, errors.New("it lacks a piece")) // its head is made up
 		}
-		last, lastClears = big.version, clears
+		last, lastClears = big.Version, clears
 	}
 }
 
@@ -172,7 +196,7 @@ func (m *Map) Stat(ctx context.Context, key []byte) (ent Entry, size int, err er
 	return ent, size, err
 }
 
-func (m *Map) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, int, step) {
+func (m *Map) tryStat(sh *shard, hs entry.Hash, key []byte, hd *holding) (Entry, int, step) {
 	p, e, st := sh.find(m.h, hs, key, index.Entries, hd, false)
 	switch {
 	case st != present:
@@ -180,7 +204,7 @@ func (m *Map) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, int, 
 	case e.Expired():
 		return Entry{}, 0, sh.expireNow(m.h, p, e)
 	case e.Big():
-		return metaOf(e), bigOf(e).size, step{}
+		return metaOf(e), entry.LargeOf(e).Size, step{}
 	}
 	return metaOf(e), e.Vlen(), step{}
 }
@@ -188,17 +212,20 @@ func (m *Map) tryStat(sh *shard, hs hash, key []byte, hd *holding) (Entry, int, 
 // Set stores e under key, replacing what was there. If that is as large, there is
 // room for it in a full heap, too.
 func (m *Map) Set(ctx context.Context, key []byte, e Entry) error {
-	r := newEntryOf(key, e)
+	var r newEntry
+	r.of(key, e)
 	return m.set(ctx, &r)
 }
 
 // Set is Map.Set of a value that expires at a time, in milliseconds since 1970, or never if that is 0.
 func Set(ctx context.Context, m *Map, key, value []byte, expire int64) error {
-	return m.set(ctx, &newEntry{key: key, value: value, expire: expire})
+	var r newEntry
+	r.Key, r.Value, r.Expire = key, value, expire
+	return m.set(ctx, &r)
 }
 
 func (m *Map) set(ctx context.Context, r *newEntry) error {
-	if err := m.check(r.key, len(r.value)); err != nil {
+	if err := m.check(r.Key, len(r.Value)); err != nil {
 		return err
 	}
 	if m.h.core.Limited() {
@@ -206,18 +233,18 @@ func (m *Map) set(ctx context.Context, r *newEntry) error {
 			return err
 		}
 	}
-	hs := m.hash(r.key)
+	hs := m.hash(r.Key)
 	return m.put(ctx, m.shard(hs), hs, r, nil)
 }
 
 // put stores r if the entry is still was, which may be nil.
-func (m *Map) put(ctx context.Context, sh *shard, hs hash, r *newEntry, was *snapshot) error {
-	if len(r.value) > m.h.pieces {
+func (m *Map) put(ctx context.Context, sh *shard, hs entry.Hash, r *newEntry, was *snapshot) error {
+	if len(r.Value) > m.h.pieces {
 		return m.setBig(ctx, sh, hs, r, was)
 	}
 	// The fast path: what it replaces is local, and there is room.
 	sh.mu.Lock()
-	if p, old, st := sh.find(m.h, hs, r.key, index.Entries, nil, was.whole()); !st.waits() && !sh.closed {
+	if p, old, st := sh.find(m.h, hs, r.Key, index.Entries, nil, was.whole()); !st.waits() && !sh.closed {
 		err := errChanged
 		if was == nil || was.is(old) {
 			err = m.insert(sh, hs, p, old, r)
@@ -233,9 +260,9 @@ func (m *Map) put(ctx context.Context, sh *shard, hs hash, r *newEntry, was *sna
 
 // setSlow stores r if the entry is still was, and if ok allows it under the
 // shard's lock. Either may be nil.
-func (m *Map) setSlow(ctx context.Context, sh *shard, hs hash, r *newEntry, was *snapshot, ok func() error) error {
-	return m.slow(ctx, sh, hs, r.key, func(hd *holding) step {
-		p, old, st := sh.find(m.h, hs, r.key, index.Entries, hd, was.whole())
+func (m *Map) setSlow(ctx context.Context, sh *shard, hs entry.Hash, r *newEntry, was *snapshot, ok func() error) error {
+	return m.slow(ctx, sh, hs, r.Key, func(hd *holding) step {
+		p, old, st := sh.find(m.h, hs, r.Key, index.Entries, hd, was.whole())
 		if st.waits() {
 			return sh.miss(m.h, p, st, was.need())
 		}
@@ -267,7 +294,7 @@ func (m *Map) delete(ctx context.Context, key []byte, t *Txn) (found bool, err e
 	return found, err
 }
 
-func (m *Map) tryDelete(sh *shard, hs hash, key []byte, hd *holding, t *Txn) (bool, step) {
+func (m *Map) tryDelete(sh *shard, hs entry.Hash, key []byte, hd *holding, t *Txn) (bool, step) {
 	p, e, st := sh.find(m.h, hs, key, index.Entries, hd, false)
 	switch {
 	case sh.closed:
@@ -280,7 +307,7 @@ func (m *Map) tryDelete(sh *shard, hs hash, key []byte, hd *holding, t *Txn) (bo
 		sh.expire(m.h, p, e)
 		return false, step{}
 	}
-	if err := t.claim(m, sh, hs.tag(), p); err != nil {
+	if err := t.claim(m, sh, hs.Tag(), p); err != nil {
 		return false, step{err: err}
 	}
 	sh.drop(m.h, p, e, t)
@@ -353,7 +380,7 @@ func (m *Map) clear(last bool) {
 					m.h.bury(w&^index.Big, nil)
 				default:
 					e := m.h.entryAt(w.Addr())
-					e[19] &^= entryBig
+					e.Small()
 					m.h.bury(w, e)
 				}
 			}

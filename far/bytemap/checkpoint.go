@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 	"polder/far/record"
@@ -145,8 +146,8 @@ func (h *Maps) encode(b []byte, maps []*Map) ([]byte, []store.Segment) {
 	}
 	b = put32(append(b, strays), uint32(len(h.orphans)))
 	for _, o := range h.orphans {
-		b = put64(put64(put16(b, o.m.id), o.big.version), uint64(o.big.size))
-		b = put32(put32(b, uint32(o.big.piece)), uint32(o.n))
+		b = put64(put64(put16(b, o.m.id), o.big.Version), uint64(o.big.Size))
+		b = put32(put32(b, uint32(o.big.Piece)), uint32(o.n))
 	}
 	return b, segs
 }
@@ -200,8 +201,8 @@ func (h *Maps) encodeShard(b []byte, sh *shard) []byte {
 		if e := h.entryAt(w.Addr()); !e.Clean() {
 			dirty--
 			b = put64(b, uint64(e.Hash()))
-			b = put32(b, uint32(e.end()-heap.ObjectHeader))
-			b = append(b, e[heap.ObjectHeader:e.end()]...)
+			b = put32(b, uint32(len(e.Kept())))
+			b = append(b, e.Kept()...)
 		}
 	}
 	return b
@@ -251,11 +252,11 @@ func (h *Maps) Load(ctx context.Context, d *record.Decoder) error {
 	}
 	maps := *h.maps.Load()
 	for range d.U32() {
-		id, o := int(d.U16()), orphan{big: bigHead{version: d.U64(), size: int(d.U64()), piece: int(d.U32())}, n: int(d.U32())}
+		id, o := int(d.U16()), orphan{big: entry.Large{Version: d.U64(), Size: int(d.U64()), Piece: int(d.U32())}, n: int(d.U32())}
 		if d.Err != nil {
 			break
 		}
-		if id >= len(maps) || o.big.piece != pieces || o.n < 0 || o.n > o.big.size {
+		if id >= len(maps) || o.big.Piece != pieces || o.n < 0 || o.n > o.big.Size {
 			return fmt.Errorf("a large value of map %d in %d pieces", id, o.n)
 		}
 		o.m = maps[id]
@@ -348,7 +349,7 @@ func (h *Maps) decodeShard(d *record.Decoder, m *Map, sh *shard) error {
 		}
 	}
 	for range dirty {
-		hs, b := hash(d.U64()), d.Bytes(int(d.U32()))
+		hs, b := entry.Hash(d.U64()), d.Bytes(int(d.U32()))
 		if d.Err != nil {
 			return d.Err
 		}
@@ -360,27 +361,22 @@ func (h *Maps) decodeShard(d *record.Decoder, m *Map, sh *shard) error {
 }
 
 // decodeEntry stores the entry that b is, which has no far copy.
-func (h *Maps) decodeEntry(m *Map, sh *shard, hs hash, b []byte) error {
-	const at = entryHeader - heap.ObjectHeader
-	if len(b) < at || hs>>hashBits != 0 || m.shard(hs) != sh {
-		return fmt.Errorf("an entry of %d bytes with the hash %#x", len(b), uint64(hs))
+func (h *Maps) decodeEntry(m *Map, sh *shard, hs entry.Hash, b []byte) error {
+	if hs>>entry.HashBits != 0 || m.shard(hs) != sh {
+		return fmt.Errorf("an entry with the hash %#x", uint64(hs))
 	}
-	r := newEntry{tag: b[2], flags: b[3] &^ entryExpires}
-	klen, body := int(binary.LittleEndian.Uint16(b)), b[at:]
-	if b[3]&entryExpires != 0 && len(body) >= 8 {
-		r.expire, body = int64(binary.LittleEndian.Uint64(body)), body[8:]
+	kept, err := entry.NewOfKept(b)
+	if err != nil {
+		return err
 	}
-	if klen > len(body) || r.flags&^(entryBig|entryPiece) != 0 {
-		return fmt.Errorf("an entry of %d bytes with a key of %d", len(b), klen)
-	}
-	r.key, r.value = body[:klen], body[klen:]
-	if r.flags&entryBig != 0 {
-		if err := h.checkBig(r.value); err != nil {
+	r := newEntry{New: kept}
+	if r.Flags&entry.Big != 0 {
+		if err := h.checkBig(r.Value); err != nil {
 			return err
 		}
 	}
-	if r.size() > h.core.Logs.SegSize {
-		return fmt.Errorf("an entry of %d bytes is too long for the local budget", r.size())
+	if r.Size() > h.core.Logs.SegSize {
+		return fmt.Errorf("an entry of %d bytes is too long for the local budget", r.Size())
 	}
 	if err := m.insert(sh, hs, index.None, nil, &r); err != nil {
 		return fmt.Errorf("no room for an entry that was not in far memory yet: %w", err)

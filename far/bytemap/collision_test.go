@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 	"polder/far/store/storetest"
@@ -21,7 +22,7 @@ func twins(t *testing.T, m *Map) (a, b []byte) {
 	seen := map[where]int{}
 	for i := range 1 << 24 {
 		hs := m.hash(fmt.Append(nil, "twin", i))
-		at := where{m.shard(hs), hs.tag()}
+		at := where{m.shard(hs), hs.Tag()}
 		if j, ok := seen[at]; ok {
 			return fmt.Append(nil, "twin", j), fmt.Append(nil, "twin", i)
 		}
@@ -33,8 +34,8 @@ func twins(t *testing.T, m *Map) (a, b []byte) {
 
 // entrySize is what an entry takes of the logs.
 func entrySize(key, value int) int {
-	r := newEntry{key: make([]byte, key), value: make([]byte, value)}
-	return r.size()
+	r := entry.New{Key: make([]byte, key), Value: make([]byte, value)}
+	return r.Size()
 }
 
 // evacuateAll makes every entry of m far.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"polder/far/entry"
 	"polder/far/farlog"
 	"polder/far/heap"
 	"polder/far/index"
@@ -238,7 +239,7 @@ func (w *window) read(ctx context.Context) error {
 		if err != nil {
 			return &heap.CorruptError{Segment: op.Seg.Name(), Err: err}
 		}
-		if expired(rec.Expiry()) {
+		if entry.Expired(rec.Expiry()) {
 			continue
 		}
 		if err := w.add(rec.Value()); err != nil {

@@ -1,10 +1,10 @@
 // Package bytemap is maps from byte strings to byte strings on a heap: package far has the maps with types that programs
 // use, and gives this one's [Map] as ByteMap. It stands on package heap, of which the entries of a map are records that a lock keeps in
-// place, and on package index, which says where they are.
+// place, on package entry, which has their bytes, and on package index, which says where they are.
 //
 // [Maps] is all maps of a heap. Its methods named after those of heap.Host are what the memory asks of entries; the others are for
 // whoever has a heap: making maps, their statistics, and checkpoints of them. What far's typed maps need of a Map beyond
-// its methods are functions: a [Reading], which copies nothing, [ReadMany], [Aggregate] and [StatsOf].
+// its methods are functions: [Set], [ReadMany], [Aggregate], [StatsOf], and a [Reading], which copies nothing.
 //
 // # Concurrency
 //
@@ -24,7 +24,7 @@
 //
 // # Files
 //
-// maps (those of a heap), bytemap (one, and its calls), entry (the bytes of an entry), shard (an index and its lock).
+// maps (those of a heap), bytemap (one, and its calls), shard (an index and its lock).
 //
 // Reading: read (one value where it lies), many, fetch (of what is far, and whether it stays), slow (what waits), find (looking up
 // keys where their leaves are), compute (looking through values where they are). Changing: update, txn, big (values in pieces).

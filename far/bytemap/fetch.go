@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/bits"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 	"polder/far/record"
@@ -74,7 +75,7 @@ func (m *Map) boardWord(b *heap.Batch, number int, sh *shard, tag uint32, at *in
 			head += record.ExpirySize
 		}
 		if w&index.Big != 0 {
-			head += bigHeadSize
+			head += entry.LargeSize
 		}
 		want.N = min(want.N, head)
 		want.Apart = true
@@ -167,11 +168,11 @@ func (m *Map) Prefetch(ctx context.Context, keys ...[]byte) error {
 		if !ok {
 			continue
 		}
-		n := min(big.count(), max(room, 0)/big.piece)
+		n := min(big.Count(), max(room, 0)/big.Piece)
 		if err := m.fetchPieces(ctx, big, 0, n); err != nil {
 			return err
 		}
-		room -= n * big.piece
+		room -= n * big.Piece
 	}
 	return nil
 }
@@ -221,7 +222,7 @@ func (m *Map) fetch(ctx context.Context, n int, key func(i int) []byte, kind ind
 			if ctx.Err() != nil {
 				return 0, nil, context.Cause(ctx)
 			}
-			if _, _, busy := m.boardLeaf(b, i, sh, hs.tag()); busy != nil {
+			if _, _, busy := m.boardLeaf(b, i, sh, hs.Tag()); busy != nil {
 				return 0, busy, nil
 			}
 		}
@@ -269,16 +270,16 @@ func (m *Map) fetch(ctx context.Context, n int, key func(i int) []byte, kind ind
 const leafRounds = 3
 
 // bigOf returns the head of key if it is local and has one.
-func (m *Map) bigOf(key []byte) (bigHead, bool) {
+func (m *Map) bigOf(key []byte) (entry.Large, bool) {
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	_, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)
 	if st != present || !e.Big() {
-		return bigHead{}, false
+		return entry.Large{}, false
 	}
-	return bigOf(e), true
+	return entry.LargeOf(e), true
 }
 
 // Calls that replace, remove or Stat a far entry need its header and key and
@@ -293,13 +294,13 @@ const headsPerShard = 16
 // not in the budget. Entries with longer ones are fetched entirely instead.
 const headKey = 256
 
-// head is the header and key of a far entry, and the bigHead if it has one.
+// head is the header and key of a far entry, and the entry.Large if it has one.
 // It holds good for as long as the address means the same segment: far bytes
 // are written once.
 type head struct {
 	addr uint64
 	seg  *heap.FarSegment
-	e    entry
+	e    entry.Local
 }
 
 // FetchHeads reads the headers and keys of those of keys that are far, in one
@@ -342,12 +343,12 @@ func (sh *shard) remember(f *heap.Flight) {
 	d := &sh.heads[int(sh.nextHead)%len(sh.heads)]
 	sh.nextHead = (sh.nextHead + 1) % headsPerShard
 	d.addr, d.seg = f.Addr, f.Segment()
-	d.e = appendHead(d.e[:0], e)
+	d.e = entry.AppendHead(d.e[:0], e)
 }
 
 // head returns the remembered head of a far address that the index refers to,
 // or nil. sh.mu must be held.
-func (sh *shard) head(h *Maps, addr uint64) entry {
+func (sh *shard) head(h *Maps, addr uint64) entry.Local {
 	for i := range sh.heads {
 		if d := &sh.heads[i]; d.of(h, addr) {
 			return d.e

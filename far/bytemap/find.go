@@ -3,6 +3,7 @@ package bytemap
 import (
 	"context"
 
+	"polder/far/entry"
 	"polder/far/farlog"
 	"polder/far/heap"
 	"polder/far/record"
@@ -36,16 +37,16 @@ type asked struct {
 // false if the leaf had better be read.
 //
 // Preconditions: sh.mu has been held since find.
-func (q *finds) ask(m *Map, sh *shard, hs hash, number int) bool {
+func (q *finds) ask(m *Map, sh *shard, hs entry.Hash, number int) bool {
 	h := m.h
 	if h.finder == nil {
 		return false
 	}
-	leaf := sh.cold.At(sh.cold.Of(hs.tag()))
+	leaf := sh.cold.At(sh.cold.Of(hs.Tag()))
 	if !h.finder.Finds(h.core.Far.Seg(leaf.Addr()).Seg) {
 		return false
 	}
-	if used := uint64(hs) | 1<<hashBits; h.sought[hs%soughtAgain].Swap(used) == used {
+	if used := uint64(hs) | 1<<entry.HashBits; h.sought[hs%soughtAgain].Swap(used) == used {
 		return false
 	}
 	if q.pins == nil {
@@ -81,7 +82,7 @@ func (q *finds) look(ctx context.Context, m *Map) {
 }
 
 // each calls fn for each lookup, with the number of its key and what answer says.
-func (q *finds) each(m *Map, keys func(i int) []byte, fn func(number int, e entry)) {
+func (q *finds) each(m *Map, keys func(i int) []byte, fn func(number int, e entry.Local)) {
 	for i := range q.asked {
 		fn(q.asked[i].number, q.answer(m, i, keys(q.asked[i].number)))
 	}
@@ -89,7 +90,7 @@ func (q *finds) each(m *Map, keys func(i int) []byte, fn func(number int, e entr
 
 // answer returns the entry of key, of which lookup i is. It is nil if the store has not found it;
 // if the store has sent the leaf instead, the shard knows by now what is in it.
-func (q *finds) answer(m *Map, i int, key []byte) entry {
+func (q *finds) answer(m *Map, i int, key []byte) entry.Local {
 	l, a := &q.lookups.Finds[i], &q.asked[i]
 	e := q.check(m, l, key)
 	if e != nil {
@@ -116,7 +117,7 @@ func (q *finds) end() {
 // check returns the entry that was found, or nil if it may not be the one that the leaf knew when the store was asked. The
 // number of the leaf's segment may belong to a younger segment by now, but in one that was there when the store was asked
 // every place is written once.
-func (q *finds) check(m *Map, l *store.Lookup, key []byte) entry {
+func (q *finds) check(m *Map, l *store.Lookup, key []byte) entry.Local {
 	far := &m.h.core.Far
 	if l.Entry == nil || l.At == 0 {
 		return nil
@@ -130,7 +131,7 @@ func (q *finds) check(m *Map, l *store.Lookup, key []byte) entry {
 		r.Flags()&(record.Large|record.Expires) != 0 || string(r.Key()) != string(key) {
 		return nil
 	}
-	return localize(r, l.At)
+	return entry.Localize(r, l.At)
 }
 
 // checkLeaf returns the leaf of a lookup as if it had been read, or nil if it is not the one at addr.
@@ -151,7 +152,7 @@ func (q *finds) checkLeaf(m *Map, l *store.Lookup, addr uint64) *heap.Flight {
 // good until endFind is called; or nil if the caller has to read.
 //
 // Preconditions: sh.mu has been held since find. findOne unlocks it.
-func (m *Map) findOne(ctx context.Context, sh *shard, hs hash, key []byte) (*finds, entry) {
+func (m *Map) findOne(ctx context.Context, sh *shard, hs entry.Hash, key []byte) (*finds, entry.Local) {
 	h := m.h
 	if ctx.Err() != nil || h.finder == nil || h.core.Begin() != nil {
 		sh.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"polder/far/entry"
 	"polder/far/heap"
 )
 
@@ -12,7 +13,7 @@ import (
 func TestTheHashOfAKeyIsTheSeedsAlone(t *testing.T) {
 	h, m := newTestHeap(t, heap.NewMemStore(testSegment, 10), testConfig{})
 	h.seed = 42
-	for key, want := range map[string]hash{"": 0xb029411ff4, "key": 0x67197794b2, "a key of more than sixteen bytes": 0x6669d0a2ac} {
+	for key, want := range map[string]entry.Hash{"": 0xb029411ff4, "key": 0x67197794b2, "a key of more than sixteen bytes": 0x6669d0a2ac} {
 		if got := m.hash([]byte(key)); got != want {
 			t.Errorf("%q: got %#x, want %#x", key, got, want)
 		}
@@ -34,7 +35,7 @@ func TestKeysSpreadOverShardsAndTables(t *testing.T) {
 	var got [4096][parts]int
 	for i := range each * len(m.shards()) {
 		hs := m.hash(fmt.Append(nil, i))
-		got[m.shard(hs).id][hs.tag()>>30]++
+		got[m.shard(hs).id][hs.Tag()>>30]++
 	}
 	for s := range got {
 		for part, n := range got[s] {

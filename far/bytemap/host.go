@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 	"polder/internal/sizeclass"
@@ -111,11 +112,11 @@ func (h *Maps) unknown(rs []heap.Suspect) (all []unsureOf, err error) {
 		if int(r.Owner) >= len(maps) || r.Dead {
 			continue
 		}
-		hs := hash(r.Number)
+		hs := entry.Hash(r.Number)
 		sh := maps[r.Owner].shard(hs)
 		sh.mu.Lock()
-		if sh.hasLeaves() && !sh.known(hs.tag()) {
-			k := sh.cold.Of(hs.tag())
+		if sh.hasLeaves() && !sh.known(hs.Tag()) {
+			k := sh.cold.Of(hs.Tag())
 			if a := sh.cold.At(k).Addr(); a != 0 {
 				all = append(all, unsureOf{i, sh, k, a})
 			}
@@ -173,7 +174,7 @@ func (h *Maps) learnFrom(ctx context.Context, rs []heap.Suspect, all []unsureOf)
 			}
 			r := &rs[a.i]
 			a.sh.mu.Lock()
-			err := a.sh.suspect(h, r, hash(r.Number).tag(), a.part, a.addr, leaves[k])
+			err := a.sh.suspect(h, r, entry.Hash(r.Number).Tag(), a.part, a.addr, leaves[k])
 			a.sh.mu.Unlock()
 			if err != nil {
 				return err

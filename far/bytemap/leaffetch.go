@@ -76,5 +76,5 @@ func (m *Map) tell(f *heap.Flight, key []byte) bool {
 	sh := m.shard(hs)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	return sh.known(hs.tag()) || sh.consult(m.h, hs.tag(), &holding{[]*heap.Flight{f}}) != crowded
+	return sh.known(hs.Tag()) || sh.consult(m.h, hs.Tag(), &holding{[]*heap.Flight{f}}) != crowded
 }

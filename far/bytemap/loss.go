@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"maps"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 )
@@ -51,10 +52,10 @@ func (h *Maps) buryStrays() bool {
 	last := h.version
 	alive := maps.Clone(h.writing)
 	h.mu.Unlock()
-	ok := h.each(ctx, index.Big, func(_ *shard, _ index.Place, e entry) {
-		alive[bigOf(e).version] = true
+	ok := h.each(ctx, index.Big, func(_ *shard, _ index.Place, e entry.Local) {
+		alive[entry.LargeOf(e).Version] = true
 	})
-	return ok && h.each(ctx, index.Piece, func(sh *shard, p index.Place, e entry) {
+	return ok && h.each(ctx, index.Piece, func(sh *shard, p index.Place, e entry.Local) {
 		if v := binary.LittleEndian.Uint64(e.Key()); p != index.None && v <= last && !alive[v] {
 			sh.remove(h, p, e)
 		}
@@ -64,7 +65,7 @@ func (h *Maps) buryStrays() bool {
 // each calls fn with every entry that has the flags of kind, under the lock of
 // its shard, and reports whether it could read all of them. The place is none
 // for an entry that has moved while it was read.
-func (h *Maps) each(ctx context.Context, kind index.Word, fn func(*shard, index.Place, entry)) bool {
+func (h *Maps) each(ctx context.Context, kind index.Word, fn func(*shard, index.Place, entry.Local)) bool {
 	for _, m := range *h.maps.Load() {
 		for i := range m.shards() {
 			if !m.each(ctx, m.at(i), kind, fn) {
@@ -78,10 +79,10 @@ func (h *Maps) each(ctx context.Context, kind index.Word, fn func(*shard, index.
 // eachHeads is the number of far entries that each reads in one batch.
 const eachHeads = 64
 
-func (m *Map) each(ctx context.Context, sh *shard, kind index.Word, fn func(*shard, index.Place, entry)) bool {
+func (m *Map) each(ctx context.Context, sh *shard, kind index.Word, fn func(*shard, index.Place, entry.Local)) bool {
 	klen := MaxKeySize
 	if kind&index.Piece != 0 {
-		klen = pieceKeySize
+		klen = entry.PieceKeySize
 	}
 	b := m.h.core.NewBatch(eachHeads)
 	defer b.End()

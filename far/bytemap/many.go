@@ -3,6 +3,7 @@ package bytemap
 import (
 	"context"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 )
@@ -58,7 +59,7 @@ func ReadMany(ctx context.Context, m *Map, n int, keys func(i int) []byte, fn fu
 }
 
 // give answers key i with an entry that was far.
-func (t *multiget) give(i int, e entry) {
+func (t *multiget) give(i int, e entry.Local) {
 	ent := metaOf(e)
 	ent.Value = e.Value()
 	t.fn(i, ent, nil)
@@ -98,7 +99,7 @@ func (t *multiget) some(ctx context.Context, first, last int) {
 	if looked != nil {
 		<-looked
 	}
-	t.finds.each(t.m, t.keys, func(i int, e entry) {
+	t.finds.each(t.m, t.keys, func(i int, e entry.Local) {
 		if e == nil {
 			t.again = append(t.again, i)
 			return
@@ -154,7 +155,7 @@ func (t *multiget) get(ctx context.Context, i int) (busy <-chan struct{}) {
 	case st == unread && ctx.Err() == nil && !t.late && t.finds.ask(m, sh, hs, i):
 		sh.mu.Unlock()
 	case st == unread && ctx.Err() == nil:
-		_, _, busy = m.boardLeaf(t.b, i, sh, hs.tag())
+		_, _, busy = m.boardLeaf(t.b, i, sh, hs.Tag())
 		sh.mu.Unlock()
 	case st != remote || ctx.Err() != nil:
 		sh.mu.Unlock()

@@ -1,6 +1,7 @@
 package bytemap
 
 import (
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 	"polder/far/record"
@@ -14,12 +15,12 @@ type owner Map
 
 // Evacuate implements Owner.
 func (o *owner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
-	m, e := (*Map)(o), entry(r.Mem)
+	m, e := (*Map)(o), entry.Local(r.Mem)
 	h := m.h
 	sh := m.shard(e.Hash())
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.t.Find(e.Hash().tag(), index.Word(r.Addr))
+	p := sh.t.Find(e.Hash().Tag(), index.Word(r.Addr))
 	if p == index.None {
 		return false // overwritten, deleted or moved
 	}
@@ -46,7 +47,7 @@ func (o *owner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 		*w = index.NewWord(e.Far(), e.FarSize(), w.Flags()|*w&index.Settled) | index.Far
 	case heap.FateStaged:
 		h.unclean(e, r.Addr)
-		e.putFar(to)
+		e.PutFar(to)
 		e.SetStaged()
 	}
 	return true
@@ -54,12 +55,12 @@ func (o *owner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 
 // Settled implements Owner.
 func (o *owner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written, stays bool) bool {
-	m, e := (*Map)(o), entry(r.Mem)
+	m, e := (*Map)(o), entry.Local(r.Mem)
 	sh := m.shard(e.Hash())
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	e.SetFar(0)
-	p := sh.t.Find(e.Hash().tag(), index.Word(r.Addr))
+	p := sh.t.Find(e.Hash().Tag(), index.Word(r.Addr))
 	if !written || p == index.None || s.Gone() {
 		return false
 	}
@@ -90,22 +91,22 @@ func (o *owner) Check(r record.Record, want *heap.Want) error {
 	if want == nil {
 		return nil
 	}
-	e := localize(r, want.Addr)
+	e := entry.Localize(r, want.Addr)
 	sh, tag := (*Map)(o).placeOf(want)
 	w := index.Word(want.Word)
-	if e.Owner() != o.id || e.Hash().tag() != tag || (*Map)(o).shard(e.Hash()) != sh ||
-		wordFlagsOf(e) != w.OfEntry() || sizeclass.Round(e.FarSize()) != w.Size() {
+	if e.Owner() != o.id || e.Hash().Tag() != tag || (*Map)(o).shard(e.Hash()) != sh ||
+		entry.WordFlags(e) != w.OfEntry() || sizeclass.Round(e.FarSize()) != w.Size() {
 		return heap.ErrForeign
 	}
 	return nil
 }
 
 // entryOf is the entry that f has brought, or its head; nil if it has brought none.
-func entryOf(f *heap.Flight) entry {
+func entryOf(f *heap.Flight) entry.Local {
 	if f.Rec == nil {
 		return nil
 	}
-	return localized(f.Rec)
+	return entry.Localized(f.Rec)
 }
 
 // placeOf is where the index may refer to what is wanted.
@@ -167,7 +168,7 @@ func (o *owner) Landed(f *heap.Flight) heap.Landing {
 	}
 	clear(local[copy(local, e):])
 	if f.Segment().Gone() { // rescued just in time
-		entry(local).SetFar(0)
+		entry.Local(local).SetFar(0)
 		f.Segment().Live.Add(-int64(w.Size()))
 	} else {
 		h.core.Logs.Seg(addr).Clean.Add(int64(n))
@@ -181,18 +182,18 @@ func (o *owner) Landed(f *heap.Flight) heap.Landing {
 
 // Live implements Owner. It removes the entry if it has expired.
 func (o *owner) Live(r record.Record, addr uint64) bool {
-	m, hs := (*Map)(o), hash(r.Number())
+	m, hs := (*Map)(o), entry.Hash(r.Number())
 	sh := m.shard(hs)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.copyOf(m.h, hs.tag(), addr)
+	p := sh.copyOf(m.h, hs.Tag(), addr)
 	if p == index.None || sh.t.Word(p).Size() != sizeclass.Round(r.Size()) {
 		return false // what is longer would hide its neighbours, and count as more when it is moved
 	}
-	if expired(r.Expiry()) {
+	if entry.Expired(r.Expiry()) {
 		e := sh.bytesAt(m.h, p)
 		if e == nil {
-			e = localize(r, addr) // which nobody else looks at any more
+			e = entry.Localize(r, addr) // which nobody else looks at any more
 		}
 		sh.expire(m.h, p, e)
 		return false
@@ -202,11 +203,11 @@ func (o *owner) Live(r record.Record, addr uint64) bool {
 
 // Moved implements Owner.
 func (o *owner) Moved(r record.Record, from, to uint64, s *heap.FarSegment) bool {
-	m, hs := (*Map)(o), hash(r.Number())
+	m, hs := (*Map)(o), entry.Hash(r.Number())
 	sh := m.shard(hs)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p := sh.copyOf(m.h, hs.tag(), from)
+	p := sh.copyOf(m.h, hs.Tag(), from)
 	if p == index.None || s.Gone() {
 		return false
 	}
@@ -240,7 +241,7 @@ func (sh *shard) copyOf(h *Maps, tag uint32, addr uint64) index.Place {
 
 // unclean makes a local entry one without a far copy. Its shard's lock must be
 // held.
-func (h *Maps) unclean(e entry, addr uint64) {
+func (h *Maps) unclean(e entry.Local, addr uint64) {
 	if !e.Clean() {
 		return
 	}
@@ -251,7 +252,7 @@ func (h *Maps) unclean(e entry, addr uint64) {
 }
 
 // buryLocal accounts for the death of a local entry. Its shard's lock must be held.
-func (h *Maps) buryLocal(e entry, addr uint64) {
+func (h *Maps) buryLocal(e entry.Local, addr uint64) {
 	s := h.core.Logs.Seg(addr)
 	n := int64(e.Size())
 	s.Live.Add(-n)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 )
@@ -13,7 +14,7 @@ import (
 // asked of the map, or waited for.
 type Reading struct {
 	m  *Map
-	e  entry
+	e  entry.Local
 	sh *shard       // whose lock keeps e in place, or nil
 	at index.Place  // of e in sh
 	f  *heap.Flight // that has brought e, or nil
@@ -41,7 +42,7 @@ func (r *Reading) Read(ctx context.Context, m *Map, key []byte) error {
 }
 
 // hit notes that the local entry at p is read. sh.mu must be held.
-func (m *Map) hit(sh *shard, p index.Place, e entry) {
+func (m *Map) hit(sh *shard, p index.Place, e entry.Local) {
 	w := sh.t.Word(p)
 	*w = w.Touched()
 	sh.count.hits++
@@ -53,7 +54,7 @@ func (m *Map) hit(sh *shard, p index.Place, e entry) {
 // readFar is Read of an entry that is not here.
 //
 // Preconditions: sh.mu has been held since find. readFar unlocks it.
-func (r *Reading) readFar(ctx context.Context, m *Map, sh *shard, hs hash, key []byte, p index.Place, st status) error {
+func (r *Reading) readFar(ctx context.Context, m *Map, sh *shard, hs entry.Hash, key []byte, p index.Place, st status) error {
 	switch {
 	case sh.closed:
 	case st == absent:
@@ -113,7 +114,7 @@ func (r *Reading) endFar() {
 }
 
 // disown gives up the far copy of an entry of key that is local.
-func (m *Map) disown(sh *shard, hs hash, key []byte) {
+func (m *Map) disown(sh *shard, hs entry.Hash, key []byte) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	p, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)

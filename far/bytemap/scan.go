@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 )
@@ -232,7 +233,7 @@ func (s *scanner) visit(sh *shard, tag uint32, w index.Word, klen int) {
 	}
 }
 
-func (s *scanner) add(e entry) {
+func (s *scanner) add(e entry.Local) {
 	if e != nil && !e.Expired() {
 		s.found = append(s.found, scanned{append([]byte(nil), e.Key()...), metaOf(e)})
 	}
@@ -261,7 +262,7 @@ func (s *scanner) fetch(ctx context.Context) (err error) {
 		case f.Rec != nil, f.Corrupt():
 			d := head{addr: f.Addr, seg: f.Segment()}
 			if f.Rec != nil {
-				d.e = appendHead(nil, entryOf(f))
+				d.e = entry.AppendHead(nil, entryOf(f))
 			}
 			s.read = append(s.read, d)
 			s.add(d.e)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 )
@@ -33,27 +34,21 @@ type shard struct {
 	// Whole lines: see memory_unsafe.go.
 }
 
-// hash is what the heap keeps of a key's hash: as many bits as a record has for a number,
-// of which the low 32 are the tag and those above choose the shard.
-type hash uint64
-
-const hashBits = 40
-
-func (h hash) tag() uint32 { return uint32(h) }
-
 // shardCounters are guarded by the shard's lock, since counting with atomics
 // that all shards share costs more than the rest of a hit.
 type shardCounters struct {
 	hits, misses, absent, sets, deletes, expired, coalesced, prefetched uint64
 }
 
-func (m *Map) hash(key []byte) hash { return hash(xxh3.HashSeed(key, m.h.seed) >> (64 - hashBits)) }
+func (m *Map) hash(key []byte) entry.Hash {
+	return entry.Hash(xxh3.HashSeed(key, m.h.seed) >> (64 - entry.HashBits))
+}
 
 // shard is the shard of the keys with that hash. Where there are more shards than the
 // bits above the tag can tell apart, the lowest bits of the tag are used, too: those
 // least matter to where in its table an entry lies.
-func (m *Map) shard(h hash) *shard {
-	return m.at(int(h>>32|h<<(hashBits-32)) & (m.h.shards - 1))
+func (m *Map) shard(h entry.Hash) *shard {
+	return m.at(int(h>>32|h<<(entry.HashBits-32)) & (m.h.shards - 1))
 }
 
 // at is shard i.
@@ -129,9 +124,9 @@ const (
 // find looks key up among the entries of a kind. Far entries count as present if hd holds their bytes:
 // the whole of them if whole is set, otherwise their header and key.
 // sh.mu must be held, and is what keeps the bytes in place.
-func (sh *shard) find(h *Maps, hs hash, key []byte, kind index.Word, hd *holding, whole bool) (index.Place, entry, status) {
+func (sh *shard) find(h *Maps, hs entry.Hash, key []byte, kind index.Word, hd *holding, whole bool) (index.Place, entry.Local, status) {
 	t := &sh.t
-	tag := hs.tag()
+	tag := hs.Tag()
 	known := kind == index.Pieces || !sh.hasLeaves()
 again:
 	if len(t.Buckets) == 0 && known {
@@ -156,7 +151,7 @@ again:
 			}
 			// The slow path: a far entry with the same tag.
 			s := remote
-			var e entry
+			var e entry.Local
 			if f := hd.of(w.Addr(), whole); f != nil {
 				e, s = entryOf(f), corrupt
 			} else if w.IsLost() || h.core.Far.Seg(w.Addr()).Gone() {
@@ -192,7 +187,7 @@ again:
 
 // remove deletes the entry at p. e is its bytes, nil if they are not at hand.
 // sh.mu must be held.
-func (sh *shard) remove(h *Maps, p index.Place, e entry) {
+func (sh *shard) remove(h *Maps, p index.Place, e entry.Local) {
 	w := *sh.t.Word(p)
 	h.bury(w, e)
 	sh.takeOut(p)
@@ -214,7 +209,7 @@ func (sh *shard) uncount(w index.Word) {
 
 // bury accounts for the death of the entry w, whose bytes are e, nil if they
 // are not at hand. The lock of its shard must be held.
-func (h *Maps) bury(w index.Word, e entry) {
+func (h *Maps) bury(w index.Word, e entry.Local) {
 	switch {
 	case w.Far() && w.Addr() == 0: // only its tag was known
 	case w.Far():
@@ -237,8 +232,8 @@ func (h *Maps) bury(w index.Word, e entry) {
 // insert stores r in place of what is at p, whose bytes are old; p is none if
 // the key is new. It fails with errNoRoom or errNoShrink if it has to wait, having
 // changed nothing. sh.mu must be held.
-func (m *Map) insert(sh *shard, hs hash, p index.Place, old entry, r *newEntry) error {
-	if err := r.txn.claim(m, sh, hs.tag(), p); err != nil {
+func (m *Map) insert(sh *shard, hs entry.Hash, p index.Place, old entry.Local, r *newEntry) error {
+	if err := r.txn.claim(m, sh, hs.Tag(), p); err != nil {
 		return err
 	}
 	// What a transaction replaces stays, and so what it stores takes a place.
@@ -249,15 +244,15 @@ func (m *Map) insert(sh *shard, hs hash, p index.Place, old entry, r *newEntry) 
 			was = *sh.t.Word(p)
 		}
 		// A transaction gives back the place that it takes.
-		if err := sh.more(m.h, hs.tag()); err != nil && (sh.full() && !hide || sh.t.Filled()) {
+		if err := sh.more(m.h, hs.Tag()); err != nil && (sh.full() && !hide || sh.t.Filled()) {
 			return err
 		}
 		if hide {
-			p = sh.t.Find(hs.tag(), was) // the table may be another one
+			p = sh.t.Find(hs.Tag(), was) // the table may be another one
 		}
 	}
 	h := m.h
-	n, far := r.size(), r.farSize()
+	n, far := r.Size(), r.FarSize()
 	if p != index.None && !hide && m.overwrite(sh, hs, p, old, r) {
 		return nil
 	}
@@ -277,20 +272,20 @@ func (m *Map) insert(sh *shard, hs hash, p index.Place, old entry, r *newEntry) 
 		ol.Mu.Unlock()
 		return heap.ErrNoRoom
 	}
-	e := entry(o)
-	r.put(e, hs, m.id)
+	e := entry.Local(o)
+	r.Put(e, hs, m.id)
 	ol.Mu.Unlock()
 
-	w := index.NewWord(addr, far, wordFlagsOf(e))
+	w := index.NewWord(addr, far, entry.WordFlags(e))
 	if r.txn != nil && w.Visible() {
 		w |= index.Txn
 	}
 	switch {
 	case hide:
 		sh.hide(sh.t.Word(p))
-		sh.t.Insert(hs.tag(), w.Touched())
+		sh.t.Insert(hs.Tag(), w.Touched())
 	case p == index.None:
-		sh.t.Insert(hs.tag(), w)
+		sh.t.Insert(hs.Tag(), w)
 	default:
 		was := sh.t.Word(p)
 		w |= *was & index.HotMask
@@ -310,15 +305,15 @@ func (m *Map) insert(sh *shard, hs hash, p index.Place, old entry, r *newEntry) 
 // is neither being written to far memory nor used in place. The evacuator does not mind, since
 // it copies under the shard's lock, too; it walks over entries without the lock,
 // but by words that are overwritten with what they were.
-func (m *Map) overwrite(sh *shard, hs hash, p index.Place, old entry, r *newEntry) bool {
+func (m *Map) overwrite(sh *shard, hs entry.Hash, p index.Place, old entry.Local, r *newEntry) bool {
 	w := sh.t.Word(p)
-	if w.Far() || old.Staged() || old.Big() || r.flags != 0 || old.end() != entryHeader+r.body() || old.Klen() != len(r.key) || m.h.core.Logs.Viewed(w.Addr()) {
+	if w.Far() || old.Staged() || old.Big() || r.Flags != 0 || old.End() != entry.Header+r.Body() || old.Klen() != len(r.Key) || m.h.core.Logs.Viewed(w.Addr()) {
 		return false
 	}
 	h := m.h
 	h.unclean(old, w.Addr())
-	r.put(old[:r.size()], hs, m.id)
-	*w = (index.NewWord(w.Addr(), r.farSize(), wordFlagsOf(old)) | *w&(index.HotMask|index.Txn)).Touched()
+	r.Put(old[:r.Size()], hs, m.id)
+	*w = (index.NewWord(w.Addr(), r.FarSize(), entry.WordFlags(old)) | *w&(index.HotMask|index.Txn)).Touched()
 	sh.muts++
 	sh.count.sets++
 	return true
@@ -349,3 +344,6 @@ func (sh *shard) resize(h *Maps, size int64) error {
 	l.ShrinkIndex(heap.Tables, old)
 	return nil
 }
+
+// entryAt is the entry at a local address.
+func (h *Maps) entryAt(addr uint64) entry.Local { return entry.Local(h.core.Logs.At(addr)) }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 )
@@ -72,20 +73,20 @@ func (sh *shard) miss(h *Maps, p index.Place, st status, n need) step {
 }
 
 // expire removes an entry whose time has come.
-func (sh *shard) expire(h *Maps, p index.Place, e entry) {
+func (sh *shard) expire(h *Maps, p index.Place, e entry.Local) {
 	sh.remove(h, p, e)
 	sh.count.expired++
 }
 
 // expireNow is the step of a read that came by an entry whose time has come.
-func (sh *shard) expireNow(h *Maps, p index.Place, e entry) step {
+func (sh *shard) expireNow(h *Maps, p index.Place, e entry.Local) step {
 	sh.expire(h, p, e)
 	return step{err: ErrNotFound}
 }
 
 // do calls try with the shard's lock held, and again, as slow does, until it
 // need not wait.
-func (m *Map) do(ctx context.Context, sh *shard, hs hash, key []byte, try func(*holding) step) error {
+func (m *Map) do(ctx context.Context, sh *shard, hs entry.Hash, key []byte, try func(*holding) step) error {
 	sh.mu.Lock()
 	if !sh.closed {
 		if s := try(nil); s.need == ready {
@@ -99,7 +100,7 @@ func (m *Map) do(ctx context.Context, sh *shard, hs hash, key []byte, try func(*
 
 // slow calls try with the shard's lock held until it need not wait, and waits
 // without the lock for what it needs in between.
-func (m *Map) slow(ctx context.Context, sh *shard, hs hash, key []byte, try func(*holding) step) error {
+func (m *Map) slow(ctx context.Context, sh *shard, hs entry.Hash, key []byte, try func(*holding) step) error {
 	h := m.h
 	if err := h.core.Begin(); err != nil {
 		return err
@@ -131,11 +132,11 @@ func (m *Map) slow(ctx context.Context, sh *shard, hs hash, key []byte, try func
 			}
 			f, leader, busy = m.board(nil, 0, sh, s.at, use, len(key))
 		} else if s.need == needLeaf && !late {
-			if c := hd.of(sh.cold.At(sh.cold.Of(hs.tag())).Addr(), true); c != nil && c.Corrupt() {
+			if c := hd.of(sh.cold.At(sh.cold.Of(hs.Tag())).Addr(), true); c != nil && c.Corrupt() {
 				sh.mu.Unlock()
 				return c.Err
 			}
-			f, leader, busy = m.boardLeaf(nil, 0, sh, hs.tag())
+			f, leader, busy = m.boardLeaf(nil, 0, sh, hs.Tag())
 		}
 		sh.mu.Unlock()
 		switch {

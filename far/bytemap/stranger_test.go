@@ -23,7 +23,7 @@ func TestBytesOfElsewhereAreNotTaken(t *testing.T) {
 	}
 	where := func(m *Map) (s *heap.FarSegment, off int) {
 		hs := m.hash(key(0))
-		for p := range m.shard(hs).t.Matches(hs.tag()) {
+		for p := range m.shard(hs).t.Matches(hs.Tag()) {
 			w := *m.shard(hs).t.Word(p)
 			return m.h.core.Far.Seg(w.Addr()), m.h.core.Far.Offset(w.Addr())
 		}

@@ -3,6 +3,7 @@ package bytemap
 import (
 	"context"
 	"errors"
+	"polder/far/entry"
 	"polder/far/index"
 	"slices"
 )
@@ -55,8 +56,8 @@ func (h *Maps) NewTxn() *Txn { return &Txn{h: h} }
 
 // Set is Map.Set as a part of t.
 func (t *Txn) Set(ctx context.Context, m *Map, key []byte, e Entry) error {
-	r := newEntryOf(key, e)
-	r.txn = t
+	r := newEntry{txn: t}
+	r.of(key, e)
 	return m.set(ctx, &r)
 }
 
@@ -90,7 +91,7 @@ func (t *Txn) deleteLocal(m *Map, keys [][]byte, gone []bool) (n int) {
 	var where [maxLocked]changed
 	for i, key := range keys {
 		hs := m.hash(key)
-		where[i] = changedIn(m.shard(hs), m, hs.tag())
+		where[i] = changedIn(m.shard(hs), m, hs.Tag())
 	}
 	maps := *m.h.maps.Load()
 	if maps[m.id] != m {
@@ -99,7 +100,7 @@ func (t *Txn) deleteLocal(m *Map, keys [][]byte, gone []bool) (n int) {
 	l := lockShards(maps, where[:len(keys)])
 	defer l.unlock()
 	for i, sh := range l.held() {
-		found, s := m.tryDelete(sh, hash(where[i].tag()), keys[i], nil, t)
+		found, s := m.tryDelete(sh, entry.Hash(where[i].tag()), keys[i], nil, t)
 		if s.need != ready || s.err != nil {
 			return i
 		}
@@ -249,7 +250,7 @@ func (sh *shard) rollback(h *Maps, p index.Place) {
 
 // drop removes the entry at p, whose bytes are e, nil if they are not at hand;
 // as a part of t, which may be nil. sh.mu must be held.
-func (sh *shard) drop(h *Maps, p index.Place, e entry, t *Txn) {
+func (sh *shard) drop(h *Maps, p index.Place, e entry.Local, t *Txn) {
 	if w := sh.t.Word(p); t == nil || *w&index.Txn != 0 {
 		sh.remove(h, p, e)
 	} else {
@@ -265,7 +266,7 @@ func (sh *shard) hide(w *index.Word) {
 
 // bytesAt returns the bytes of the entry at p, nil if it is far. sh.mu must be
 // held.
-func (sh *shard) bytesAt(h *Maps, p index.Place) entry {
+func (sh *shard) bytesAt(h *Maps, p index.Place) entry.Local {
 	if w := *sh.t.Word(p); !w.Far() {
 		return h.entryAt(w.Addr())
 	}

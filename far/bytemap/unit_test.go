@@ -5,6 +5,7 @@ import (
 	"context"
 	"testing"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/internal/invariants"
@@ -19,7 +20,7 @@ func TestOnlyTheSameLengthsAreOverwritten(t *testing.T) {
 		sh := m.shard(m.hash([]byte("key")))
 		sh.mu.Lock()
 		defer sh.mu.Unlock()
-		for p := range sh.t.Matches(m.hash([]byte("key")).tag()) {
+		for p := range sh.t.Matches(m.hash([]byte("key")).Tag()) {
 			return sh.t.Word(p).Addr()
 		}
 		t.Fatal("the key is not in the index")
@@ -65,18 +66,18 @@ func TestLocalCallsDoNotAllocate(t *testing.T) {
 // What has become of a record in the place where it was read is the entry that it was made of. Its bytes
 // may be anything, as long as their checksums are right.
 func FuzzLocalize(f *testing.F) {
-	add := func(r newEntry) {
-		e := make(entry, r.size())
-		r.put(e, 0x123456789a, 42)
+	add := func(r entry.New) {
+		e := make(entry.Local, r.Size())
+		r.Put(e, 0x123456789a, 42)
 		b := make([]byte, e.FarSize())
-		e.putFar(b)
+		e.PutFar(b)
 		f.Add(b)
 	}
-	add(newEntry{key: []byte("k"), value: []byte("v"), expire: 12345, tag: 7})
-	add(newEntry{})
-	add(newEntry{key: []byte("k"), value: bigHead{1, 100000, 4096}.encode(), flags: entryBig})
-	add(newEntry{key: []byte("k"), value: make([]byte, bigHeadSize), flags: entryBig, expire: 1})
-	add(newEntry{key: make([]byte, pieceKeySize), value: []byte("piece"), flags: entryPiece})
+	add(entry.New{Key: []byte("k"), Value: []byte("v"), Expire: 12345, Tag: 7})
+	add(entry.New{})
+	add(entry.New{Key: []byte("k"), Value: entry.Large{Version: 1, Size: 100000, Piece: 4096}.Encode(), Flags: entry.Big})
+	add(entry.New{Key: []byte("k"), Value: make([]byte, entry.LargeSize), Flags: entry.Big, Expire: 1})
+	add(entry.New{Key: make([]byte, entry.PieceKeySize), Value: []byte("piece"), Flags: entry.Piece})
 	h := &Maps{pieces: 4096, maxValue: 1 << 20}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		const addr = 77
@@ -100,22 +101,22 @@ func FuzzLocalize(f *testing.F) {
 		if k := r.Kind(); k != record.Entry && k != record.Piece {
 			return
 		}
-		e := localize(r, addr)
+		e := entry.Localize(r, addr)
 		r = was
 		if string(e.Key()) != string(r.Key()) || string(e.Value()) != string(r.Value()) || e.Expire() != r.Expiry() ||
 			e.Tag() != r.Tag() || e.Owner() != r.Owner() || uint64(e.Hash()) != r.Number() || e.Far() != addr || !e.Clean() {
 			t.Fatalf("got %q of %q", e, r)
 		}
 		again := make([]byte, e.FarSize())
-		e.putFar(again)
+		e.PutFar(again)
 		record.Record(again).SetVersion(r.Version())
 		again[28] |= r[28] & byte(record.Moved)
 		record.Record(again).Seal(0, 0)
 		if !bytes.Equal(again[:len(r)], r) {
 			t.Fatalf("got %q, want %q", again, r)
 		}
-		if e.Big() && h.checkBig(e.Value()) == nil && bigOf(e).count() < 2 {
-			t.Fatalf("a large value of %d pieces", bigOf(e).count())
+		if e.Big() && h.checkBig(e.Value()) == nil && entry.LargeOf(e).Count() < 2 {
+			t.Fatalf("a large value of %d pieces", entry.LargeOf(e).Count())
 		}
 	})
 }

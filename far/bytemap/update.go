@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"polder/far/entry"
 	"polder/far/index"
 )
 
@@ -62,7 +63,7 @@ type snapshot struct {
 }
 
 // look makes s what the map has of key.
-func (m *Map) look(ctx context.Context, sh *shard, hs hash, key []byte, s *snapshot) error {
+func (m *Map) look(ctx context.Context, sh *shard, hs entry.Hash, key []byte, s *snapshot) error {
 	// The fast path: the entry is local, or there is none.
 	sh.mu.Lock()
 	p, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)
@@ -83,11 +84,11 @@ func (m *Map) look(ctx context.Context, sh *shard, hs hash, key []byte, s *snaps
 	return m.lookSlow(ctx, sh, hs, key, s)
 }
 
-func (m *Map) lookSlow(ctx context.Context, sh *shard, hs hash, key []byte, s *snapshot) error {
+func (m *Map) lookSlow(ctx context.Context, sh *shard, hs entry.Hash, key []byte, s *snapshot) error {
 	e, big, err := m.getSlow(ctx, sh, hs, key, s.lent[:0], true)
 	switch {
 	case err == nil:
-		s.take(e, big.version, e.Value)
+		s.take(e, big.Version, e.Value)
 	case errors.Is(err, ErrNotFound):
 		*s = snapshot{}
 	default:
@@ -116,14 +117,14 @@ func (s *snapshot) need() need {
 }
 
 // is reports whether e is the entry, nil if there is none.
-func (s *snapshot) is(e entry) bool {
+func (s *snapshot) is(e entry.Local) bool {
 	switch {
 	case e == nil || e.Expired():
 		return !s.found
 	case !s.found:
 		return false
 	case e.Big():
-		return bigOf(e).version == s.version
+		return entry.LargeOf(e).Version == s.version
 	}
 	m := metaOf(e)
 	return s.version == 0 && m.Tag == s.Tag && m.Expire.Equal(s.Expire) && bytes.Equal(e.Value(), s.Value)
@@ -131,7 +132,7 @@ func (s *snapshot) is(e entry) bool {
 
 // apply does what an update wants, unless the entry is not was any more: then it
 // fails with errChanged.
-func (m *Map) apply(ctx context.Context, sh *shard, hs hash, key []byte, was *snapshot, put Entry, verdict Verdict) error {
+func (m *Map) apply(ctx context.Context, sh *shard, hs entry.Hash, key []byte, was *snapshot, put Entry, verdict Verdict) error {
 	switch {
 	case verdict == Put:
 		if err := m.check(key, len(put.Value)); err != nil {
@@ -142,7 +143,8 @@ func (m *Map) apply(ctx context.Context, sh *shard, hs hash, key []byte, was *sn
 				return err
 			}
 		}
-		r := newEntryOf(key, put)
+		var r newEntry
+		r.of(key, put)
 		return m.put(ctx, sh, hs, &r, was)
 	case verdict == Remove && was.found:
 		return m.do(ctx, sh, hs, key, func(hd *holding) step {
@@ -153,7 +155,7 @@ func (m *Map) apply(ctx context.Context, sh *shard, hs hash, key []byte, was *sn
 			case !was.is(e):
 				return step{err: errChanged}
 			}
-			if err := (*Txn)(nil).claim(m, sh, hs.tag(), p); err != nil {
+			if err := (*Txn)(nil).claim(m, sh, hs.Tag(), p); err != nil {
 				return step{err: err}
 			}
 			sh.remove(m.h, p, e)
