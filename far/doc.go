@@ -170,11 +170,11 @@
 // package record.
 //
 // The heap: heap, api, errors, host, scopes, registry (the heap of a pointer),
-// keep (checkpoints, and opening a heap again), snapshot (what package saved copies to a file).
+// keep (checkpoints, opening a heap again, and what package saved copies to a file).
 //
-// Maps: typedmap, mapttl. Pointers: ptr, class, shared, bytes. Structures: array, vector, list, stack, queue; prefetch
+// Maps: typedmap, mapttl. Pointers: ptr, class, shared, bytes. Structures: array, vector, list, queue (and stack); prefetch
 // brings their objects. Looking through structures where their elements are: compute. The
 // ordered map, package ordered, stands on what programs use.
 //
-// To look at a heap: stats, explain, audit (with invariants); prom is a package of its own.
+// To look at a heap: stats, explain; prom is a package of its own.
 package far

@@ -55,3 +55,52 @@ func (q *Queue[T]) Free() { q.l.Free() }
 
 // Stats returns what the queue has been through.
 func (q *Queue[T]) Stats() StructureStats { return q.l.Stats() }
+
+// Stack is a stack of elements of type T, which must not hold Go pointers: last
+// in, first out. It is a List of which one end is used. The elements that were pushed
+// last stay local, and those beneath are fetched before they are popped.
+//
+// All methods may be called by any number of goroutines, and each is atomic. They take
+// constant time; a Pop takes one read of the store for a group of elements that is far and
+// was not prefetched.
+type Stack[T any] struct{ l *List[T] }
+
+// NewStack makes an empty stack.
+func NewStack[T any](h *Heap, cfg StructureConfig) (*Stack[T], error) {
+	l, err := newList[T](h, "stack", cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Stack[T]{l}, nil
+}
+
+// Push puts v on top. It needs no scope, and waits within ctx, as all methods with
+// a context do.
+func (st *Stack[T]) Push(ctx context.Context, v T) error { return st.l.PushBack(ctx, v) }
+
+// Pop removes the top element and returns it, or false if there is none.
+func (st *Stack[T]) Pop(ctx context.Context) (v T, ok bool, err error) { return st.l.PopBack(ctx) }
+
+// Peek returns a copy of the top element, or false if there is none.
+func (st *Stack[T]) Peek(ctx context.Context) (v T, ok bool, err error) { return st.l.Last(ctx) }
+
+// PushIn is Push in a scope, which is open, and in which it takes local memory.
+func (st *Stack[T]) PushIn(s *heap.Scope, v T) error { return st.l.PushBackIn(s, v) }
+
+// PopIn is Pop in a scope, which is open.
+func (st *Stack[T]) PopIn(s *heap.Scope) (v T, ok bool, err error) { return st.l.PopBackIn(s) }
+
+// All iterates over the elements from the top down, as List.All does.
+func (st *Stack[T]) All(s *heap.Scope) iter.Seq[*T] { return st.l.Backward(s) }
+
+// Len is the number of elements.
+func (st *Stack[T]) Len() int { return st.l.Len() }
+
+// Clear removes all elements.
+func (st *Stack[T]) Clear() { st.l.Clear() }
+
+// Free frees the stack, as List.Free does.
+func (st *Stack[T]) Free() { st.l.Free() }
+
+// Stats returns what the stack has been through.
+func (st *Stack[T]) Stats() StructureStats { return st.l.Stats() }

@@ -92,15 +92,8 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 	if err := r.Read(ctx, m.b, key); err != nil {
 		return m.getLong(ctx, key, err)
 	}
-	return m.take(&r)
-}
-
-// take ends r with a copy of what it has read.
-func (m *Map[K, V]) take(r *bytemap.Reading) (v V, ok bool, err error) {
-	if !m.value.Plain() { // a codec is the program's, and not called under a lock
-		value := append([]byte(nil), r.Value()...)
-		r.End()
-		return m.adopt(value)
+	if !m.value.Plain() {
+		return m.adoptRead(&r)
 	}
 	err = m.value.Decode(r.Value(), &v)
 	r.End()
@@ -108,6 +101,14 @@ func (m *Map[K, V]) take(r *bytemap.Reading) (v V, ok bool, err error) {
 		err = m.errMapped(err)
 	}
 	return v, err == nil, err
+}
+
+// adoptRead ends r with what a codec makes of a copy of what it has read: a codec is the program's, and not called under a
+// lock.
+func (m *Map[K, V]) adoptRead(r *bytemap.Reading) (v V, ok bool, err error) {
+	value := append([]byte(nil), r.Value()...)
+	r.End()
+	return m.adopt(value)
 }
 
 // adopt makes a value of bytes that nobody else has.
@@ -183,7 +184,7 @@ func (m *Map[K, V]) copied(ctx context.Context, s *heap.Scope, r *bytemap.Readin
 	var v V
 	var ok bool
 	if err == nil {
-		v, ok, err = m.take(r)
+		v, ok, err = m.adoptRead(r)
 	} else {
 		v, ok, err = m.getLong(ctx, key, err)
 	}

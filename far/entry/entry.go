@@ -52,9 +52,12 @@ func (e Local) Key() []byte      { n := e.valueAt(); return e[n-e.Klen() : n : n
 func (e Local) Value() []byte    { n := e.End(); return e[e.valueAt():n:n] }
 func (e Local) Size() int        { return heap.ObjectSize(e.End() - heap.ObjectHeader) }
 func (e Local) FarSize() int     { return record.Size(e.End() - Header) }
-func (e Local) Expired() bool    { return Expired(e.Expire()) }
+func (e Local) Expired() bool    { return e.expires() && e.late() }
 func (e Local) expires() bool    { return e[19]&expires != 0 }
 func (e Local) setTail(t uint64) { atomic.StoreUint64(heap.Object(e).Tail(), t) }
+
+// late is Expired of an entry that has an expiry: most have none, and are told so without a call.
+func (e Local) late() bool { return Expired(e.Expire()) }
 
 // Clean reports whether the entry has a valid far copy.
 func (e Local) Clean() bool { return e.Far() != 0 }
