@@ -1,6 +1,7 @@
 package far
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ type Heap struct {
 
 	checkpoint    chan struct{} // capacity 1: has something in it while one is taken
 	every         time.Duration // between two checkpoints, 0 for none
+	closeWithin   time.Duration // how long Close tries to take one
 	checkpointed  atomic.Int64  // when the last one was taken, in Unix nanoseconds
 	checkpointAt  atomic.Uint64 // changes by then, or before
 	checkpointErr atomic.Pointer[error]
@@ -87,7 +89,7 @@ func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 
 // prepare makes a heap that is yet to be started.
 func prepare(st store.Store, cfg Config, lay layout) (*Heap, error) {
-	h := &Heap{every: cfg.CheckpointEvery, checkpoint: make(chan struct{}, 1)}
+	h := &Heap{every: cfg.CheckpointEvery, closeWithin: cmp.Or(cfg.CloseWithin, closeWithin), checkpoint: make(chan struct{}, 1)}
 	h.stateOf = func() State { return State{Bytes: h.state} } // until the program says what is to be kept
 	core := cfg.core()
 	core.Policy = lay.policy
@@ -134,7 +136,7 @@ func (h *Heap) Close() error {
 func (h *Heap) close() error {
 	var errs []error
 	if h.core.Far.Keeps() {
-		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), h.closeWithin)
 		if err := h.Checkpoint(ctx); err != nil {
 			errs = append(errs, err)
 		}
@@ -168,8 +170,8 @@ func (h *Heap) close() error {
 	return nil
 }
 
-// closeTimeout is how long Close tries to take a checkpoint.
-const closeTimeout = time.Minute
+// closeWithin is the default of Config.CloseWithin.
+const closeWithin = time.Minute
 
 // unmap gives the local memory back.
 func (h *Heap) unmap() error { return errors.Join(h.objects.Close(), h.core.Unmap()) }

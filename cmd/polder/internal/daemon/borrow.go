@@ -224,6 +224,8 @@ type memory struct {
 	master func(resp.Master) // is told which process has the heap; nil if nobody wants to know
 	// restore, if it is set, makes the heap in the place of opening it.
 	restore func(ctx context.Context, st *named.Store) error
+	// closeWithin is for how long a last checkpoint is tried; 0 is the default.
+	closeWithin time.Duration
 
 	members  *members // follow a directory, if there is one
 	unfollow func()   // ends that

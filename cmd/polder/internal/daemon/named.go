@@ -290,7 +290,7 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 	if m.restore != nil {
 		return m.restore(ctx, store)
 	}
-	m.heap, err = far.Open(ctx, store, far.Config{Local: cfg.Local, MaxLocal: cfg.MaxLocal, MaxValue: maxValue, CheckpointEvery: cfg.Checkpoint})
+	m.heap, err = far.Open(ctx, store, far.Config{Local: cfg.Local, MaxLocal: cfg.MaxLocal, MaxValue: maxValue, CheckpointEvery: cfg.Checkpoint, CloseWithin: m.closeWithin})
 	return err
 }
 

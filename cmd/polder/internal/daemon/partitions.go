@@ -342,6 +342,7 @@ func (s *shared) openHeap(ctx context.Context, number int, part *sharedPart, cfg
 	if err != nil {
 		return err
 	}
+	part.m.closeWithin = cfg.closeWithin()
 	if err := part.m.open(ctx, part.of, cfg.BorrowConfig, from, s.largest); err != nil {
 		return err
 	}

@@ -248,6 +248,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 		return err
 	}
 
+	m.closeWithin = cfg.closeWithin()
 	if err := m.open(ctx, p, cfg.BorrowConfig, from, int(largest)); err != nil {
 		return err
 	}
@@ -263,6 +264,17 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 	stats.Store(&more)
 	return m.show(p)
 }
+
+// closeWithin is for how long the last checkpoint of the heap is tried. Where the log has everything that it would have, a start that has less
+// to read is all that it is for.
+func (c *ServeConfig) closeWithin() time.Duration {
+	if c.Durable {
+		return durableClose
+	}
+	return 0
+}
+
+const durableClose = 8 * time.Second
 
 // journal is what keeps what no checkpoint has yet.
 func (m *memory) journal(cfg ServeConfig) resp.Journal {
