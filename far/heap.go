@@ -129,11 +129,19 @@ func (h *Heap) NewTxn() *Txn { return h.maps.NewTxn() }
 // store. Closing twice is a no-op.
 func (h *Heap) Close() error {
 	var err error
-	h.once.Do(func() { err = h.close() })
+	h.once.Do(func() { err = h.close(true) })
 	return err
 }
 
-func (h *Heap) close() error {
+// HandOver is Close of a heap that was made by Open, and that another process is about to open. What the heap has to spare at its store is left to that process, which gives
+// back all that it does not know: so it need not wait for that.
+func (h *Heap) HandOver() error {
+	var err error
+	h.once.Do(func() { err = h.close(!h.core.Far.Keeps()) })
+	return err
+}
+
+func (h *Heap) close(giveBack bool) error {
 	var errs []error
 	if h.core.Far.Keeps() {
 		ctx, cancel := context.WithTimeout(context.Background(), h.closeWithin)
@@ -157,7 +165,10 @@ func (h *Heap) close() error {
 		quiet = h.core.AwaitScopes()
 	}
 	// Nothing reaches the logs any more: every access goes through an index.
-	errs = append(errs, h.maps.Close(), h.core.GiveBack())
+	errs = append(errs, h.maps.Close())
+	if giveBack {
+		errs = append(errs, h.core.GiveBack())
+	}
 	unregister(h)
 	if quiet != nil {
 		errs = append(errs, quiet) // and the memory stays mapped

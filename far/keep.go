@@ -68,7 +68,7 @@ func (h *Heap) load(ctx context.Context, store store.Keeper) error {
 		if err := h.core.Far.Reopened(ctx); err != nil {
 			return err
 		}
-		return h.core.Reserve(ctx)
+		return h.core.FirstReserve(ctx)
 	}
 	h.maps.SetSecrets(root.Seed, root.Key)
 	if len(b) > 0 {
@@ -83,7 +83,7 @@ func (h *Heap) load(ctx context.Context, store store.Keeper) error {
 	if err := h.core.Far.Reopened(ctx); err != nil {
 		return err
 	}
-	return h.core.Reserve(ctx)
+	return h.core.FirstReserve(ctx)
 }
 
 // decode takes a checkpoint from d.

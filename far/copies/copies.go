@@ -247,6 +247,21 @@ func (s *Store) Places() (names []string) {
 	return names
 }
 
+// Room is how many segments the places say that they could lend now with all their copies; 0 if that is not known.
+func (s *Store) Room() int {
+	var space []int64
+	for _, p := range s.all() {
+		if st := p.state(); st.Usable && !st.Leaving && !st.Idle && !p.Every && !p.silent.Load() && p.State != nil {
+			space = append(space, st.Space)
+		}
+	}
+	if len(space) < s.cfg.Copies {
+		return 0
+	}
+	slices.Sort(space)
+	return int(space[len(space)-s.cfg.Copies] / int64(s.SegmentSize()))
+}
+
 // forgotten is for how long nobody gets the index of a place that was removed: reads that know it have ended then.
 const forgotten = time.Minute
 

@@ -291,3 +291,41 @@ func TestWhatIsToLeaveWaitsForACopyThatIsAway(t *testing.T) {
 		r.reads(t)
 	})
 }
+
+// TestRoomIsForAllCopies: places that are leaving, or lend what is idle, do not count, and of the others as many must have it as there are copies.
+func TestRoomIsForAllCopies(t *testing.T) {
+	ls := []*lender{newLender("a", "", 10), newLender("b", "", 30), newLender("c", "", 20), newLender("d", "", 40)}
+	var places []copies.Place
+	for _, l := range ls {
+		places = append(places, l.place())
+	}
+	s, err := copies.Open(copies.Config{Places: places, Copies: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, step := range []struct {
+		change func()
+		want   int
+	}{
+		{func() {}, 30},
+		{func() { ls[3].leaving = true }, 20},
+		{func() { ls[3].leaving, ls[3].idle = false, true }, 20},
+		{func() { ls[3].idle, ls[1].down = false, true }, 20},
+		{func() { ls[3].down, ls[2].down = true, true }, 0},
+	} {
+		step.change()
+		if got := s.Room(); got != step.want {
+			t.Errorf("there is room for %d segments, want %d", got, step.want)
+		}
+	}
+	places[1].State = nil
+	unknown, err := copies.Open(copies.Config{Places: places[:2], Copies: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unknown.Close()
+	if got := unknown.Room(); got != 0 {
+		t.Errorf("of a place nothing is known, and there is room for %d segments, want 0", got)
+	}
+}

@@ -176,6 +176,18 @@ func (f *Log) Reserve(ctx context.Context, n int) error {
 // reserveAtOnce is how many segments are borrowed at a time for a reserve: a heap that is opened waits for them.
 const reserveAtOnce = 4
 
+// A roomy store says how many segments it could lend now, as far as it knows. Others may be faster.
+type roomy interface{ Room() int }
+
+// plenty is how many times a reserve must fit into a store that has plenty of room.
+const plenty = 16
+
+// Plenty reports whether the store has so much room that a reserve of n segments can be had later as well as now.
+func (f *Log) Plenty(n int) bool {
+	r, ok := f.Store.(roomy)
+	return ok && r.Room() >= plenty*n
+}
+
 // TakeReserved returns a segment of the reserve, nil if there are no more than are to be left.
 func (f *Log) TakeReserved(leave int) store.Segment {
 	f.mu.Lock()

@@ -33,6 +33,31 @@ func (h *Heap) slack(n int) int { return n + 1 + h.checkpointReserve()/8 }
 // Reserve sees to it that there is room for the next checkpoint in a store that gets full, as far as that has room.
 func (h *Heap) Reserve(ctx context.Context) error { return h.Far.Reserve(ctx, h.checkpointReserve()) }
 
+// reserveLater is how long after it was opened a heap makes its reserve for which nobody has waited, and for how long the store is left alone after that has failed: what
+// else who opens it needs comes first.
+const reserveLater = 100 * time.Millisecond
+
+// FirstReserve is Reserve for a heap that is being opened, which waits for it unless the store has plenty of room. Then it is made while the heap is used; what that
+// takes until then is little beside the room that there is.
+func (h *Heap) FirstReserve(ctx context.Context) error {
+	if !h.Far.Plenty(h.checkpointReserve()) {
+		return h.Reserve(ctx)
+	}
+	h.Wg.Go(func() {
+		for {
+			select {
+			case <-time.After(reserveLater):
+			case <-h.Ctx.Done():
+				return
+			}
+			if h.Reserve(h.Ctx) == nil {
+				return
+			}
+		}
+	})
+	return nil
+}
+
 // lendReserve makes a segment of the reserve the open one, for what is written back before a checkpoint, if so many are left then.
 func (h *Heap) lendReserve(leave int) bool {
 	s := h.Far.TakeReserved(leave)

@@ -221,6 +221,7 @@ type memory struct {
 	kept   *kept         // of a heap in lent that outlives the process
 	name   string        // of the heap; "" if it ends with the process
 	heap   *far.Heap
+	moves  bool              // another process is about to open the heap: see far.Heap.HandOver
 	master func(resp.Master) // is told which process has the heap; nil if nobody wants to know
 	// restore, if it is set, makes the heap in the place of opening it.
 	restore func(ctx context.Context, st *named.Store) error

@@ -296,7 +296,10 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 
 // closeHeap ends what was opened over nodes.
 func (m *memory) closeHeap() (err error) {
-	if m.heap != nil {
+	switch {
+	case m.heap != nil && m.moves:
+		err = m.heap.HandOver()
+	case m.heap != nil:
 		err = m.heap.Close()
 	}
 	if m.copies != nil {

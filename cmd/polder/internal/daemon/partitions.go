@@ -385,6 +385,8 @@ func (s *shared) closePart(ctx context.Context, number int) error {
 	// No command waits for longer; a reply may, for room in the log, and its client is not told.
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.OpTimeout+shutdownTimeout)
 	defer cancel()
+	owner := s.member.Map().Owner[number]
+	part.m.moves = owner != "" && owner != s.id
 	err := errors.Join(s.server.RemovePartition(ctx, number), part.close())
 	s.p.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
