@@ -73,65 +73,65 @@ type Config struct {
 	Early    bool // words of far entries are settled as soon as a table of a page is full; for tests
 }
 
-// Init makes ms the maps of a heap, whose memory is core and is divided in that way.
-func (ms *Maps) Init(core *heap.Heap, sz heap.Sizes, cfg Config) {
-	ms.core, ms.maxValue, ms.most = core, cfg.MaxValue, cfg.Most
-	if ms.shards = cfg.Shards; ms.shards == 0 {
-		ms.shards = min(max(heap.Floor2(core.Cfg.Local/(256<<10)), 64), maxShards)
+// Init makes h the maps of a heap, whose memory is core and is divided in that way.
+func (h *Maps) Init(core *heap.Heap, sz heap.Sizes, cfg Config) {
+	h.core, h.maxValue, h.most = core, cfg.MaxValue, cfg.Most
+	if h.shards = cfg.Shards; h.shards == 0 {
+		h.shards = min(max(heap.Floor2(core.Cfg.Local/(256<<10)), 64), maxShards)
 	}
-	ms.pieces = min(sz.Staging/8, maxPiece)
-	ms.seed, ms.leaves = rand.Uint64(), index.NewKey(index.NewSecret())
-	ms.writing = map[uint64]bool{}
-	ms.settleAlways = cfg.Early || SettleEarly
-	ms.sweeper.klen = 64
-	if ms.finder, _ = core.Far.Store.(store.Finder); ms.finder != nil {
-		ms.sought = make([]atomic.Uint64, soughtAgain)
+	h.pieces = min(sz.Staging/8, maxPiece)
+	h.seed, h.leaves = rand.Uint64(), index.NewKey(index.NewSecret())
+	h.writing = map[uint64]bool{}
+	h.settleAlways = cfg.Early || SettleEarly
+	h.sweeper.klen = 64
+	if h.finder, _ = core.Far.Store.(store.Finder); h.finder != nil {
+		h.sought = make([]atomic.Uint64, soughtAgain)
 	}
-	ms.maps.Store(&[]*Map{})
-	ms.settler.init(ms)
+	h.maps.Store(&[]*Map{})
+	h.settler.init(h)
 }
 
 // Start begins what maps do in the background. It ends with the heap.
-func (ms *Maps) Start() { ms.core.Wg.Go(ms.settler.run) }
+func (h *Maps) Start() { h.core.Wg.Go(h.settler.run) }
 
 // MaxValue is the largest value in bytes that a map takes.
-func (ms *Maps) MaxValue() int { return ms.maxValue }
+func (h *Maps) MaxValue() int { return h.maxValue }
 
 // New makes an empty map; or returns the one that had the name at the last checkpoint, which nobody has asked for yet. Types
 // says of what type its keys and values are, or is empty: they are bytes, as all are in the end.
-func (ms *Maps) New(name, types string, exclusive bool) (*Map, error) {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	if m, err := ms.keptBy(name, types); m != nil || err != nil {
+func (h *Maps) New(name, types string, exclusive bool) (*Map, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m, err := h.keptBy(name, types); m != nil || err != nil {
 		if m != nil {
 			m.exclusive = exclusive
 		}
 		return m, err
 	}
-	old := *ms.maps.Load()
-	m := &Map{h: ms, name: name, types: types, exclusive: exclusive}
+	old := *h.maps.Load()
+	m := &Map{h: h, name: name, types: types, exclusive: exclusive}
 	var maps []*Map
-	if n := len(ms.freed); n > 0 {
+	if n := len(h.freed); n > 0 {
 		// What is left in the logs of the map that had the number nobody refers to: an owner is
 		// asked by address.
-		m.id, ms.freed = ms.freed[n-1], ms.freed[:n-1]
+		m.id, h.freed = h.freed[n-1], h.freed[:n-1]
 		maps = slices.Clone(old)
 		maps[m.id] = m
 	} else {
-		if len(old) == ms.most {
-			panic(fmt.Sprintf("BUG: more than %d maps on a heap", ms.most))
+		if len(old) == h.most {
+			panic(fmt.Sprintf("BUG: more than %d maps on a heap", h.most))
 		}
 		m.id = uint16(len(old))
 		maps = append(old[:len(old):len(old)], m)
 	}
-	ms.maps.Store(&maps)
+	h.maps.Store(&maps)
 	return m, nil
 }
 
 // keptBy returns the map of a name and types that the heap was closed with, nil if there is none that nobody has
-// yet. ms.mu must be held.
-func (ms *Maps) keptBy(name, types string) (*Map, error) {
-	for _, m := range *ms.maps.Load() {
+// yet. h.mu must be held.
+func (h *Maps) keptBy(name, types string) (*Map, error) {
+	for _, m := range *h.maps.Load() {
 		if !m.kept || m.name != name {
 			continue
 		}
@@ -145,23 +145,23 @@ func (ms *Maps) keptBy(name, types string) (*Map, error) {
 }
 
 // Shut makes all maps closed ones, so that calls fail from now on. The heap's goroutines have ended.
-func (ms *Maps) Shut() {
-	ms.mu.Lock() // whoever makes shards meanwhile either is seen here, or sees that the heap is closed
-	maps := *ms.maps.Load()
-	ms.mu.Unlock()
+func (h *Maps) Shut() {
+	h.mu.Lock() // whoever makes shards meanwhile either is seen here, or sees that the heap is closed
+	maps := *h.maps.Load()
+	h.mu.Unlock()
 	for _, m := range maps {
 		m.eachShard(func(sh *shard) { sh.closed = true })
 	}
 }
 
 // Close gives the memory of the indexes back, of maps that were shut or never used.
-func (ms *Maps) Close() error {
+func (h *Maps) Close() error {
 	var errs []error
-	for _, m := range *ms.maps.Load() {
+	for _, m := range *h.maps.Load() {
 		m.eachShard(func(sh *shard) {
 			errs = append(errs, sh.t.Close(), sh.cold.close())
 			sh.entries, sh.lost = 0, 0
 		})
 	}
-	return errors.Join(append(errs, ms.settler.close())...)
+	return errors.Join(append(errs, h.settler.close())...)
 }
