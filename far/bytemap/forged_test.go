@@ -137,6 +137,7 @@ func TestForgedRecordsAreRefused(t *testing.T) {
 // its words say so, and not what is written in another segment's place for it; and of what
 // others have nothing is lost.
 func TestEntriesThatAreHiddenFromTheCleanerAreLost(t *testing.T) {
+	notWithLeaves(t)
 	for name, fn := range map[string]func(r record.Record){
 		"by another hash": func(r record.Record) { r[19] ^= 1 },
 		"by their neighbours' size": func(r record.Record) {
