@@ -113,10 +113,10 @@ func TestServersOfASharedHeapForwardToADoorWithCertificates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for partitions, want := range map[int]string{2: "+OK\r\n", 0: ""} {
+	for heap, want := range map[string]string{"orders": "+OK\r\n", "": ""} {
 		c := &operator.Control{Security: listen.Security{Certificates: certs}}
 		p := newProcess("serve", c)
-		if err := p.listen(ServeConfig{Control: c, Listen: "127.0.0.1:0", Partitions: partitions}); err != nil {
+		if err := p.listen(ServeConfig{Control: c, Listen: "127.0.0.1:0", BorrowConfig: BorrowConfig{Heap: heap}}); err != nil {
 			t.Fatal(err)
 		}
 		ended := make(chan struct{})
@@ -142,7 +142,7 @@ func TestServersOfASharedHeapForwardToADoorWithCertificates(t *testing.T) {
 		links := forward.New(forward.Config{Dial: s.dial})
 		got, err := links.Do(t.Context(), p.addrs[ServiceRedis], 2, nil, [][]byte{[]byte("PING")})
 		if string(got) != want || (err == nil) != (want != "") {
-			t.Errorf("with %d partitions: got %q, %v, want %q", partitions, got, err, want)
+			t.Errorf("with a heap named %q: got %q, %v, want %q", heap, got, err, want)
 		}
 		links.Close()
 		_ = p.redis.Close()
