@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -413,4 +414,42 @@ func TestServersJoinAndLeaveASharedHeap(t *testing.T) {
 	load.noErrors("while a server left")
 	load.finish()
 	load.noErrors("at the end")
+}
+
+// TestAServerIsNotReadyBeforeItHasItsShare: one that was killed and is started again says so, and why, until it serves its part of the partitions.
+func TestAServerIsNotReadyBeforeItHasItsShare(t *testing.T) {
+	t.Parallel()
+	args := startShared(t)
+	first := proctest.Start(t, "serve", args...)
+	again := append([]string{"--listen", keptAddr()}, args...)
+	second := proctest.Run(t, "serve", again...)
+	balanced(t, first, second)
+	if err := connect(t, first).Set(t.Context(), "k", "v", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	old := clusterIDs(t, second)[0]
+	second.Kill()
+	second = proctest.Run(t, "serve", again...)
+	id, reasons := clusterIDs(t, second)[0], 0
+	proctest.Until(t, "the server is ready", func() bool {
+		code, text := page("http://" + second.Addr("admin") + "/healthz")
+		if code == http.StatusOK {
+			return true
+		}
+		if code != http.StatusServiceUnavailable || !strings.Contains(text, "orders") {
+			t.Errorf("/healthz of a server that has just been started: got %d %s, want 503 and a reason that names the heap", code, text)
+		}
+		reasons++
+		return false
+	})
+	slots := shardsOf(t, second)
+	if least := partition.Slots / 2; slots[id] < least-2 || slots[old] != 0 {
+		t.Errorf("when it says that it is ready, a server has %d slots, and the one before has %d; want about %d and 0", slots[id], slots[old], least)
+	}
+	if reasons == 0 {
+		t.Error("it was ready at once, though what the one before had is free only when the others miss it")
+	}
+	if got, err := connect(t, second).Get(t.Context(), "k").Result(); err != nil || got != "v" {
+		t.Errorf("the server that is ready has %q, %v", got, err)
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -55,6 +56,7 @@ type shared struct {
 	others  []partition.Server // that were in the map before; changed's
 	left    sync.Once
 	ended   chan struct{} // closed when it has left
+	arrived atomic.Bool   // it has had its share since it is in the map
 
 	dividing sync.Mutex // held while the budget is divided; locked before mu
 
@@ -427,10 +429,14 @@ func (s *shared) parts() map[int]*sharedPart {
 	return all
 }
 
-// usable fails if a partition that is this server's is not served, or cannot be.
+// usable fails until this server has its share of the partitions, and if one that is its own is not served, or cannot be.
 func (s *shared) usable() error {
+	m := s.member.Map()
+	if err := s.awaits(m); err != nil {
+		return fmt.Errorf("heap %s: %w", s.cfg.Heap, err)
+	}
 	open := s.parts()
-	for number, owner := range s.member.Map().Owner {
+	for number, owner := range m.Owner {
 		if owner != s.id {
 			continue
 		}
@@ -442,6 +448,34 @@ func (s *shared) usable() error {
 			return err
 		}
 	}
+	return nil
+}
+
+// awaits says what is yet to happen before this server has its share, by the map. Partitions that come later, because of load or of what others do, do not matter.
+func (s *shared) awaits(m *partition.Map) error {
+	me, ok := m.Server(s.id)
+	has, come := 0, 0
+	for number, owner := range m.Owner {
+		switch s.id {
+		case owner:
+			has++
+		case m.Next[number]:
+			come++
+		}
+	}
+	before := slices.IndexFunc(m.Servers, func(srv partition.Server) bool { return srv.Addr == me.Addr && srv.ID != me.ID })
+	switch {
+	case !ok:
+		s.arrived.Store(false)
+		return errors.New("the others do not know this server")
+	case s.arrived.Load() && has > 0:
+		return nil
+	case before >= 0:
+		return fmt.Errorf("this server has %d partitions, and those of the one that was at %s before are not given away yet", has, me.Addr)
+	case come > 0:
+		return fmt.Errorf("this server has %d partitions, and %d are yet to come", has, come)
+	}
+	s.arrived.Store(true)
 	return nil
 }
 

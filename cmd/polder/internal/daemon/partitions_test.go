@@ -149,3 +149,32 @@ func TestServersOfASharedHeapForwardToADoorWithCertificates(t *testing.T) {
 		<-ended
 	}
 }
+
+// TestAServerAwaitsItsShare, once: what comes to it later does not make it unready, unless the others have dropped it meanwhile.
+func TestAServerAwaitsItsShare(t *testing.T) {
+	s := &shared{id: "b"}
+	a, b, old := partition.Server{ID: "a", Addr: "a:1"}, partition.Server{ID: "b", Addr: "b:1"}, partition.Server{ID: "c", Addr: "b:1"}
+	for _, c := range []struct {
+		about       string
+		servers     []partition.Server
+		owner, next string // of each partition
+		want        string // of the error, "" for none
+	}{
+		{"before it is in the map", []partition.Server{a}, "aaaa", "    ", "do not know"},
+		{"all are yet to come", []partition.Server{a, b}, "aaaa", "bb  ", "has 0 partitions, and 2 are yet to come"},
+		{"some are yet to come", []partition.Server{a, b}, "baaa", " b  ", "has 1 partitions, and 1 are yet to come"},
+		{"those of the one before are not given away", []partition.Server{a, b, old}, "bcca", "    ", "was at b:1 before"},
+		{"it has its share", []partition.Server{a, b}, "bbaa", "    ", ""},
+		{"another one comes, because of load", []partition.Server{a, b}, "bbaa", "  b ", ""},
+		{"it has been dropped", []partition.Server{a}, "aaaa", "    ", "do not know"},
+		{"it is there again", []partition.Server{a, b}, "aaaa", "bb  ", "has 0 partitions, and 2"},
+		{"it has its share again", []partition.Server{a, b}, "bbaa", "    ", ""},
+		{"it has been dropped and joined again, which nobody looked at", []partition.Server{a, b}, "aaaa", "bb  ", "has 0 partitions, and 2"},
+		{"there are fewer partitions than servers", []partition.Server{a, b}, "a", " ", ""},
+	} {
+		m := &partition.Map{Partitions: len(c.owner), Servers: c.servers, Owner: strings.Split(c.owner, ""), Next: strings.Split(strings.ReplaceAll(c.next, " ", "-"), "")}
+		if err := s.awaits(m); err == nil && c.want != "" || err != nil && (c.want == "" || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: got %v, want %q", c.about, err, c.want)
+		}
+	}
+}
