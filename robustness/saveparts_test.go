@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"polder/internal/child"
-	"polder/internal/proctest"
 )
 
 // TestASharedHeapIsSavedWhileServersComeAndGo, and loaded as another one: the copy has all that nobody changed meanwhile, though partitions moved to a
@@ -152,7 +151,11 @@ func TestASharedHeapIsSavedWhileServersComeAndGo(t *testing.T) {
 	if out := must("ls"); strings.Contains(out, "copy") {
 		t.Errorf("there is left\n%s", out)
 	}
-	if out, errs, code := proctest.Output(t, nil, "heap", "load", one, "--heap", "whole", "--far", tool.far, "--witness", tool.witnesses); code != 0 {
-		t.Errorf("one partition as a heap: %d, %s%s", code, out, errs)
+	tool.mustLoad(one, "goods.2") // one partition as a heap
+	if _, errs, code := tool.load(copies[0], "goods"); code == 0 || !strings.Contains(errs, "there is a heap goods.2, which would be taken for a partition of heap goods") {
+		t.Errorf("where a heap has the name of a partition: %d, %s", code, errs)
+	}
+	if out := must("ls"); !strings.Contains(out, "goods.2") {
+		t.Errorf("a heap that was there before has gone:\n%s", out)
 	}
 }

@@ -177,7 +177,7 @@ func (s *shared) leave() (err error) {
 
 func (s *shared) join(ctx context.Context, reg holder.Register) (*partition.Member, error) {
 	defer s.p.Waiting("waiting for the witnesses")()
-	if err := s.checkNames(ctx, reg); err != nil {
+	if err := checkNames(ctx, s.kept, s.cfg.Heap, s.cfg.Partitions, reg); err != nil {
 		return nil, err
 	}
 	m, err := partition.Join(ctx, partition.Config{
@@ -207,21 +207,21 @@ func (s *shared) changed(m *partition.Map) {
 	}
 }
 
-// checkNames fails if there is no map yet, and a heap that is not of partitions has a name of one of them: it would be taken for that.
-func (s *shared) checkNames(ctx context.Context, reg holder.Register) error {
+// checkNames fails if a heap of partitions is not there yet, by its register, and another heap has the name of one of them: it would be taken for that.
+func checkNames(ctx context.Context, all Registers, heap string, partitions int, reg holder.Register) error {
 	if ok, err := vacant(ctx, reg); err != nil || !ok {
 		return err
 	}
-	names, err := s.kept.Names(ctx)
+	names, err := all.Names(ctx)
 	if err != nil {
 		return err
 	}
-	for number := range s.cfg.Partitions {
-		name := PartitionHeap(s.cfg.Heap, number)
+	for number := range partitions {
+		name := PartitionHeap(heap, number)
 		if !slices.Contains(names, name) {
 			continue
 		}
-		part, err := s.kept.Register(name)
+		part, err := all.Register(name)
 		if err != nil {
 			return err
 		}
@@ -236,7 +236,7 @@ func (s *shared) checkNames(ctx context.Context, reg holder.Register) error {
 			return err
 		}
 		return fmt.Errorf("there is a heap %s, which would be taken for a partition of heap %s: expected another name with --heap, or that %s is removed (polder heap rm)",
-			name, s.cfg.Heap, name)
+			name, heap, name)
 	}
 	return nil
 }

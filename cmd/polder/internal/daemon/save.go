@@ -112,6 +112,9 @@ func LoadPartitions(ctx context.Context, c *operator.Control, cfg BorrowConfig, 
 			return err
 		}
 		defer reg.Close()
+		if err := checkNames(ctx, all, cfg.Heap, len(from), reg); err != nil {
+			return err
+		}
 		version, err := partition.Reserve(ctx, reg, len(from), named.Vacant)
 		if errors.Is(err, partition.ErrTaken) {
 			return HeapError(cfg.Heap)
