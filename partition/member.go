@@ -431,8 +431,9 @@ func (m *Member) install(now *Map, version uint64) {
 	}
 }
 
-// Close leaves: it hands the partitions over one after the other if there are other servers, until ctx ends. Then it closes those that are
-// left, and takes this server out of the map, for which it needs up to a Beat if ctx has ended. If that fails it says so, and the other servers
+// Close leaves: it hands the partitions over one after the other if there are other servers, until ctx ends or the register has not answered for a
+// Patience. Then it closes those that are
+// left, and takes this server out of the map, for which it needs up to a Beat if it was not done by then. If that fails it says so, and the other servers
 // will do it. When Close has returned no goroutine of the Member is left. It is idempotent.
 func (m *Member) Close(ctx context.Context) error {
 	m.once.Do(func() { m.closeErr = m.leave(ctx) })
@@ -440,21 +441,29 @@ func (m *Member) Close(ctx context.Context) error {
 }
 
 func (m *Member) leave(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	defer context.AfterFunc(ctx, m.abort)()
 	m.leaving.Store(true)
-	_ = m.change(ctx, m.live) // at once; if it fails the next beat says it
+	asking, asked := context.WithTimeout(ctx, m.cfg.Patience/2)
+	_ = m.change(asking, m.live) // at once; if it fails the next beat says it
+	asked()
 	for ctx.Err() == nil {
 		m.mu.Lock()
-		renewed := m.renewed
+		renewed, silent := m.renewed, time.Since(m.looked)
 		m.mu.Unlock()
 		if m.handedOver() {
 			break
+		}
+		if silent >= m.cfg.Patience { // nobody can be told to take anything
+			cancel()
 		}
 		select {
 		case <-renewed:
 		case <-m.gone:
 			m.halt()
 			return ErrRemoved
+		case <-time.After(m.cfg.Patience - silent):
 		case <-ctx.Done():
 		}
 	}

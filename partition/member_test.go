@@ -545,6 +545,24 @@ func TestClosingIsBounded(t *testing.T) {
 	})
 }
 
+// TestNobodyWaitsForARegisterThatIsAwayToLeave longer than for a server that does not beat.
+func TestNobodyWaitsForARegisterThatIsAwayToLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		a, b := w.start(1, 4), w.start(2, 4)
+		w.until("it is balanced", func() bool { return w.wrong(map[string]*host{a.id: a, b.id: b}) == "" })
+		a.setCut(true)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		began, most := time.Now(), DefaultPatience+2*DefaultBeat
+		if err := a.m.Close(ctx); err == nil || time.Since(began) > most {
+			t.Errorf("closing says %v after %v, want an error within %v", err, time.Since(began), most)
+		}
+		w.until("the other one has all", b.serves(0, 1, 2, 3))
+		b.leave()
+	})
+}
+
 // TestARestartedServerKeepsWhatItHad if it is back before the others lose their patience.
 func TestARestartedServerKeepsWhatItHad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
