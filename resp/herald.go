@@ -33,14 +33,15 @@ var tellCommand = [][]byte{[]byte("POLDER"), []byte("PUBLISH")}
 
 // tell has the others of the map told of a message, which is copied.
 func (srv *Server) tell(m *partition.Map, channel, message []byte) {
-	c := srv.cfg.Cluster
+	me, _ := m.Server(srv.cfg.Cluster.ID)
 	var cmd [][]byte
 	size := len(channel) + len(message) + messageCost
 	h := &srv.herald
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, to := range m.Servers {
-		if to.ID == c.ID {
+	for i, to := range m.Servers {
+		// One that was started again is in the map twice until the others miss the one that it was.
+		if to.Addr == me.Addr || slices.ContainsFunc(m.Servers[:i], func(s partition.Server) bool { return s.Addr == to.Addr }) {
 			continue
 		}
 		q := h.queues[to.Addr]

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"polder/partition"
 	"polder/resp/forward"
 )
 
@@ -27,6 +29,9 @@ func subscriber(t *testing.T, addr string) *client {
 // server that was asked.
 func TestAMessageReachesSubscribersAtAllServers(t *testing.T) {
 	c := startCluster(t, 3, 3, roomy/8)
+	m := *c.now.Load() // two servers have just been started again
+	m.Servers = slices.Concat([]partition.Server{{ID: clusterID(-1), Addr: c.addrs[0]}}, m.Servers, []partition.Server{{ID: clusterID(8), Addr: c.addrs[2]}})
+	c.now.Store(&m)
 	const messages = 600
 	var subs []*client
 	for _, addr := range c.addrs {
