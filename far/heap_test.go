@@ -3,15 +3,14 @@ package far
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
 
 	"polder/far/heap"
+	"polder/far/store/storetest"
 	"polder/internal/arena"
 	"polder/pool/pooltest"
 )
@@ -43,30 +42,7 @@ func within(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// noise is random bytes for values.
-var noise = func() []byte {
-	b := make([]byte, 1<<20)
-	r := rand.New(rand.NewPCG(1, 1))
-	for i := 0; i < len(b); i += 8 {
-		binary.LittleEndian.PutUint64(b[i:], r.Uint64())
-	}
-	return b
-}()
-
-// value makes n bytes that can be told from those of other seeds.
-func value(seed uint64, n int) []byte {
-	off := int(seed * 0x9e3779b97f4a7c15 >> 45) // 19 bits
-	if off+n <= len(noise) {
-		return noise[off : off+n : off+n]
-	}
-	b := append([]byte(nil), noise[off:]...)
-	for len(b) < n {
-		b = append(b, noise...)
-	}
-	return b[:n]
-}
-
-func key(i int) []byte { return fmt.Appendf(nil, "key:%08d", i) }
+var value, key = storetest.Value, storetest.Key
 
 func mustSet(t testing.TB, m *ByteMap, k, v []byte) {
 	t.Helper()

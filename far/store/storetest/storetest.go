@@ -1,4 +1,4 @@
-// Package storetest is a store that can be made to fail, for tests of what stands on one.
+// Package storetest is a store that can be made to fail, for tests of what stands on one, and keys and values to put there.
 package storetest
 
 import (
