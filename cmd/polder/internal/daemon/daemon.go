@@ -5,6 +5,17 @@
 // Each Run function starts everything, says where it listens, waits until its
 // context is done or a part fails, and ends everything in reverse order. No
 // goroutine of theirs is left when they return.
+//
+// # Files
+//
+// All daemons: daemon (starting and ending), memory (of the Go runtime), swap (what the kernel's reclaim may wait for), secret, tempdir, unix, stats.
+//
+// What is lent: node, idle (what the host does not need), outlive (memory that outlives a node), here (a node within a server's process), drain.
+//
+// What is borrowed: borrow (of nodes, or a disk), ahead (connections), directory, dns and etcd (which nodes there are), registers (manifests), named (heaps
+// that outlive the process), heap and save (the tools for them), witness.
+//
+// Who uses it: serve, partitions, cache, origin, files, block, pager, broker.
 package daemon
 
 import (
@@ -14,6 +25,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -228,4 +240,22 @@ func (p *process) redisCLI(addr string) string {
 		cli += " --tls --cert CERT --key KEY --cacert AUTHORITY"
 	}
 	return cli
+}
+
+// Version is the module's version, or the commit that the program was built
+// from, or "devel".
+func Version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "devel"
+	}
+	if v := info.Main.Version; v != "" && v != "(devel)" {
+		return v
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && len(s.Value) >= 12 {
+			return "devel-" + s.Value[:12]
+		}
+	}
+	return "devel"
 }
