@@ -188,6 +188,7 @@ type Store struct {
 	next      uint64                // number of the next segment; guarded by mu
 	queue     []*segment            // to be repaired; guarded by mu
 	repairing int                   // goroutines that do; guarded by mu
+	began     time.Time             // when the first of them did; guarded by mu
 	sparing   bool                  // spare copies are being made; guarded by mu
 	few       bool                  // fewer copies than there should be are being made; guarded by mu
 	removed   [MaxPlaces]time.Time  // when the place of an index was removed; guarded by mu

@@ -178,10 +178,17 @@ func TestAPlaceThatIsAwayForLongIsReplaced(t *testing.T) {
 		c := newCluster(t, 3, copies.Config{})
 		c.fill(t)
 		c.healed(t, time.Minute)
+		for _, l := range c.lenders[1:] {
+			l.setDelay(time.Millisecond)
+		}
 		c.lenders[0].cut()
 		time.Sleep(30 * time.Second)
 		if st := c.store.Stats(); st.Endangered != 0 || st.Repaired == 0 {
 			t.Errorf("%d segments are endangered 30 s after a place has gone, want none", st.Endangered)
+		}
+		took := c.store.Stats().RepairTime
+		if time.Sleep(time.Minute); took <= 0 || took > 10*time.Second || c.store.Stats().RepairTime != took {
+			t.Errorf("copies were made for %v, and then, when all were there, for %v, want a short time, and no more", took, c.store.Stats().RepairTime-took)
 		}
 		c.lenders[1].kill() // so what is left is at one place, which must have all
 		c.checkAll(t)

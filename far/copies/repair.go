@@ -119,7 +119,9 @@ func (s *Store) scan() {
 		})
 	}
 	for s.repairing < min(repairers, len(s.queue)) && s.ctx.Err() == nil {
-		s.repairing++
+		if s.repairing++; s.repairing == 1 {
+			s.began = s.proc.Now()
+		}
 		s.wg.Go(s.proc, s.repairAll)
 	}
 }
@@ -203,7 +205,9 @@ func (s *Store) repairAll() {
 	for some := false; ; {
 		s.mu.Lock()
 		if len(s.queue) == 0 || s.ctx.Err() != nil {
-			s.repairing--
+			if s.repairing--; s.repairing == 0 {
+				s.counts.repairTime += s.proc.Since(s.began)
+			}
 			s.mu.Unlock()
 			if some {
 				s.wake() // there may be more

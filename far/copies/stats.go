@@ -3,6 +3,7 @@ package copies
 import (
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"polder/far/store"
 )
@@ -12,6 +13,7 @@ type counts struct {
 	lost, copiesLost        atomic.Int64
 	condemned               atomic.Int64
 	repaired, repairedBytes atomic.Int64
+	repairTime              time.Duration // of what has ended; guarded by Store.mu
 	sealed                  atomic.Int64
 	vanished, promoted      atomic.Int64
 	seconds, secondsUsed    atomic.Int64
@@ -26,16 +28,17 @@ type Stats struct {
 
 	Bare int // those that lack a copy at a place that has every segment
 
-	Lost          int64 // segments of which all copies were lost
-	CopiesLost    int64 // copies that were lost with their place
-	Condemned     int64 // copies that had other bytes than were written
-	Repaired      int64 // copies that were made in the place of others
-	RepairedBytes int64 // that were copied for them
-	Sealed        int64 // segments that were closed because a copy was late or failed
-	Vanished      int64 // spare copies that were dropped, since their host needed the memory
-	Promoted      int64 // spare copies that have taken the place of one that was lost or had to move
-	Seconds       int64 // reads that were made at a second copy because the first was late,
-	SecondsUsed   int64 // and those of them that came first
+	Lost          int64         // segments of which all copies were lost
+	CopiesLost    int64         // copies that were lost with their place
+	Condemned     int64         // copies that had other bytes than were written
+	Repaired      int64         // copies that were made in the place of others
+	RepairedBytes int64         // that were copied for them
+	RepairTime    time.Duration // in which that was done
+	Sealed        int64         // segments that were closed because a copy was late or failed
+	Vanished      int64         // spare copies that were dropped, since their host needed the memory
+	Promoted      int64         // spare copies that have taken the place of one that was lost or had to move
+	Seconds       int64         // reads that were made at a second copy because the first was late,
+	SecondsUsed   int64         // and those of them that came first
 }
 
 // PlaceStats is a place's state.
@@ -57,6 +60,10 @@ func (s *Store) Stats() Stats {
 	}
 	s.mu.Lock()
 	st.Segments = len(s.segments)
+	st.RepairTime = c.repairTime
+	if s.repairing > 0 {
+		st.RepairTime += s.proc.Since(s.began)
+	}
 	for g := range s.segments {
 		bare := g.bare()
 		if bare {

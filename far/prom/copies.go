@@ -28,6 +28,7 @@ var copiesMetrics = []copiesMetric{
 	{describeCopies("condemned_total", "Copies that had other bytes than were written, and were replaced."), isCounter, func(s *copies.Stats) float64 { return float64(s.Condemned) }},
 	{describeCopies("repaired_total", "Copies that were made in the place of others."), isCounter, func(s *copies.Stats) float64 { return float64(s.Repaired) }},
 	{describeCopies("repaired_bytes_total", "Bytes that were copied for those."), isCounter, func(s *copies.Stats) float64 { return float64(s.RepairedBytes) }},
+	{describeCopies("repair_seconds_total", "Time in which that was done."), isCounter, func(s *copies.Stats) float64 { return s.RepairTime.Seconds() }},
 	{describeCopies("sealed_total", "Segments that were closed because a copy was late or failed."), isCounter, func(s *copies.Stats) float64 { return float64(s.Sealed) }},
 	{describeCopies("second_reads_total", "Reads that were made at a second copy because the first was late."), isCounter, func(s *copies.Stats) float64 { return float64(s.Seconds) }},
 	{describeCopies("second_reads_used_total", "Those of them that came first."), isCounter, func(s *copies.Stats) float64 { return float64(s.SecondsUsed) }},
