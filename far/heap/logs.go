@@ -353,6 +353,10 @@ func (l *Logs) Place(ol *OpenLog, n int, c Claim) (Object, uint64, bool) {
 	if ol.Seg < 0 || l.Segs[ol.Seg].Used+n > l.SegSize {
 		s, ok := l.Take(c, ol.Kind, ol.Seg)
 		if !ok {
+			// The evacuator empties sealed segments only, and who waits for room may wait for what is dead in this one.
+			if ol.Seg >= 0 && 2*l.Segs[ol.Seg].Live.Load() <= int64(l.Segs[ol.Seg].Used) {
+				l.Seal(ol)
+			}
 			return nil, 0, false
 		}
 		ol.Seg, ol.lent = s, c == ForScope
