@@ -1,8 +1,12 @@
 package robustness
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -117,6 +121,86 @@ func TestIdleMemoryIsGivenBack(t *testing.T) {
 		t.Errorf("%d entries were lost", s.Heap.Lost)
 	}
 	t.Logf("%d operations; the slowest took %d ms", done.Load(), slowest.Load()/1e6)
+}
+
+// takeMemory is the first argument of this test program when it is to use as many MiB as the second says, bit by bit, and keep them.
+const takeMemory = "take-memory"
+
+func take(size string) error {
+	n, err := strconv.Atoi(size)
+	if err != nil {
+		return err
+	}
+	var kept [][]byte
+	for range n / 4 {
+		kept = append(kept, bytes.Repeat([]byte{1}, 4*mib))
+		time.Sleep(20 * time.Millisecond) // 200 MiB/s
+	}
+	fmt.Println(len(kept))
+	time.Sleep(time.Hour)
+	runtime.KeepAlive(kept)
+	return nil
+}
+
+// TestIdleMemoryOfAContainerIsGivenBackBeforeItIsFull: a node lends what its control group does not need, and another process in there needs
+// all of it. Neither is killed, and nothing is lost; when that process has ended, it is lent again.
+func TestIdleMemoryOfAContainerIsGivenBackBeforeItIsFull(t *testing.T) {
+	t.Parallel()
+	const limit, needs = 400 * mib, 310 // MiB: with what is lent it is more than the limit
+	g := container(t, limit)
+	far := []string{startNode(t, "256MiB").Addr("verbs"), startNode(t, "256MiB").Addr("verbs")}
+	idle := startWithin(t, g, "node", "--listen", "127.0.0.1:0", "--lend", "idle:256MiB")
+	server := startServer(t, strings.Join(append(far, idle.Addr("verbs")), ","), "4MiB", "--copies", "2")
+	metric := func(p *child.Process, name string, labels ...string) int64 {
+		t.Helper()
+		return proctest.State(t, p).Metrics.Int(name, labels...)
+	}
+	lent := func() int64 { return metric(idle, "polder_node_memory_bytes", "use=lent") }
+	stop := make(chan struct{})
+	var done, slowest atomic.Int64
+	failed := make(chan error, 1)
+	var wg sync.WaitGroup
+	end := sync.OnceFunc(func() { close(stop); wg.Wait() })
+	defer end()
+	wg.Go(func() {
+		if err := copiesLoad(t.Context(), connect(t, server), 0, 50_000, stop, &done, &slowest); err != nil {
+			failed <- err
+		}
+	})
+	proctest.UntilWithin(t, 4*time.Minute, "more is lent than is left when the other needs its memory", func() bool { return lent() > limit-needs*mib })
+	other, err := child.Start(child.Command{Path: "/proc/self/exe", Args: []string{enterGroup, g.Procs(), "/proc/self/exe", takeMemory, strconv.Itoa(needs)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Kill()
+	proctest.UntilWithin(t, time.Minute, "it has what it needs", func() bool {
+		n, err := g.Usage()
+		select {
+		case <-other.Done():
+			t.Fatalf("it has ended: %v", other.Err())
+		default:
+		}
+		return err == nil && n-lent() > needs*mib
+	})
+	if metric(idle, "polder_node_dropped_bytes_total") == 0 {
+		t.Error("nothing was dropped")
+	}
+	from := done.Load()
+	proctest.Until(t, "the load goes on", func() bool { return done.Load() > from+200 })
+	other.Kill()
+	<-other.Done()
+	had := lent()
+	proctest.UntilWithin(t, 4*time.Minute, "it is lent again", func() bool { return lent() > had+32*mib })
+	end()
+	select {
+	case err := <-failed:
+		t.Fatal(err)
+	default:
+	}
+	if s := statusOf(t, server); s.Heap.Lost != 0 || s.Redis.Lost != 0 {
+		t.Errorf("%d entries were lost", s.Heap.Lost)
+	}
+	t.Logf("%d operations; the slowest took %v", done.Load(), time.Duration(slowest.Load()))
 }
 
 // TestBadSizesOfIdleMemoryAreRefused, with what would be right.

@@ -39,6 +39,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, lie(os.Args[2]))
 		os.Exit(1)
 	}
+	if len(os.Args) == 3 && os.Args[1] == takeMemory {
+		fmt.Fprintln(os.Stderr, take(os.Args[2]))
+		os.Exit(1)
+	}
 	if len(os.Args) == 2 && os.Args[1] == documentShell {
 		fmt.Fprintln(os.Stderr, enterDocument())
 		os.Exit(1)
