@@ -321,3 +321,118 @@ func TestNothingOfAWrongCopyIsLoaded(t *testing.T) {
 	}
 	tool.mustLoad(good, "bad")
 }
+
+// TestAHeapOnADiskIsSaved while it is served, and when its server was killed, with what only its journal has; and loaded on a disk and at nodes,
+// from either to the other.
+func TestAHeapOnADiskIsSaved(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	tool, _ := newCopying(t)
+	dir, copies := t.TempDir(), t.TempDir()
+	heap := func(args ...string) (out, errs string, code int) {
+		t.Helper()
+		return proctest.Output(t, nil, append([]string{"heap"}, args...)...)
+	}
+	must := func(args ...string) {
+		t.Helper()
+		if out, errs, code := heap(args...); code != 0 {
+			t.Fatalf("heap %v: %d, %s%s", args, code, out, errs)
+		}
+	}
+	refused := func(want string, args ...string) {
+		t.Helper()
+		if out, errs, code := heap(args...); code == 0 || !strings.Contains(errs, want) {
+			t.Errorf("heap %v: %d, %s%s\nwant an error that says %q", args, code, out, errs, want)
+		}
+	}
+	server := startKept(t, dir, "--durable", "--checkpoint", "1h")
+	c := connect(t, server)
+	want := goods(t, c, 1000)
+	served, killed := filepath.Join(copies, "served"), filepath.Join(copies, "killed")
+	end := write(t, c)
+	refused("expected the server that it is", "save", "orders", "--disk", dir, "-o", served)
+	must("save", "orders", "--disk", dir, "--server", "redis://"+server.Addr("redis"), "-o", served)
+	end()
+	refused("the server has another heap", "save", "orders", "--disk", otherHeap(t), "--server", "redis://"+server.Addr("redis"), "-o", killed)
+	if err := c.Set(ctx, "goods:last", "answered", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	all := everything(t, c)
+	server.Kill()
+	<-server.Done()
+	must("save", "orders", "--disk", dir, "-o", killed)
+
+	elsewhere := t.TempDir()
+	up := func(name string) (*child.Process, *redis.Client) {
+		t.Helper()
+		p := proctest.Start(t, "up", "--disk", elsewhere, "--heap", name, "--local", "8MiB", "--op-timeout", "20s", "--durable")
+		return p, connect(t, p)
+	}
+	must("load", served, "--heap", "served", "--disk", elsewhere)
+	refused("there is a heap served already", "load", served, "--heap", "served", "--disk", elsewhere)
+	must("load", killed, "--heap", "killed", "--disk", elsewhere)
+	first, c := up("served")
+	got := everything(t, c)
+	expectEverything(t, "a heap that was saved while it was served", onlyGoods(got), want)
+	if got["left"] != got["right"] {
+		t.Errorf("it is of two moments: %s and %s", got["left"], got["right"])
+	}
+	second, c := up("killed")
+	expectEverything(t, "a heap of which a part was in its journal", everything(t, c), all)
+	if err := c.Set(ctx, "goods:new", "new", 0).Err(); err != nil { // the journal begins anew
+		t.Fatal(err)
+	}
+	for _, p := range []*child.Process{first, second} {
+		p.Kill()
+		<-p.Done()
+	}
+	second, c = up("killed")
+	all["goods:new"] = everything(t, c)["goods:new"]
+	expectEverything(t, "the same after its server was killed", everything(t, c), all)
+	if all["goods:new"] == "" {
+		t.Error("what was answered after it was loaded is gone")
+	}
+	if err := second.Stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	// From the disk to nodes, and back.
+	there, back := filepath.Join(copies, "there"), filepath.Join(copies, "back")
+	must("save", "killed", "--disk", elsewhere, "-o", there)
+	tool.mustLoad(there, "orders")
+	tool.mustSave(back)
+	must("load", back, "--heap", "back", "--disk", elsewhere)
+	_, c = up("back")
+	expectEverything(t, "a heap that was at nodes", everything(t, c), all)
+
+	// What cannot be loaded leaves nothing.
+	cmd := exec.CommandContext(ctx, "sh", "-c", "ulimit -f 1024; exec \"$@\"", "sh", proctest.Binary(), "heap", "load", back, "--heap", "full", "--disk", elsewhere)
+	if out, err := cmd.CombinedOutput(); err == nil {
+		t.Errorf("loaded, with room for half a MiB: %s", out)
+	}
+	if _, err := os.Stat(filepath.Join(elsewhere, "full")); !os.IsNotExist(err) {
+		t.Errorf("there is something of what had no room: %v", err)
+	}
+	b, err := os.ReadFile(back)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)/2] ^= 1
+	if err := os.WriteFile(back, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused("nothing was loaded", "load", back, "--heap", "damaged", "--disk", elsewhere)
+	if _, err := os.Stat(filepath.Join(elsewhere, "damaged")); !os.IsNotExist(err) {
+		t.Errorf("there is something of what was not loaded: %v", err)
+	}
+}
+
+// otherHeap is a directory with a heap that is called orders, too.
+func otherHeap(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := startKept(t, dir).Stop(); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}

@@ -50,19 +50,18 @@ type heapSaver struct {
 
 func newHeapSave() *cobra.Command {
 	s := heapSaver{local: 64 << 20}
-	cmd := s.t.command("save NAME", "Copy a heap to a file, while its server goes on", cobra.ExactArgs(1), func(*cobra.Command, []string) error {
-		return &usageError{&config.Error{Source: "--disk", Value: s.t.dir, Err: errors.New("expected none: a heap on a disk is copied with its directory, when nobody has it open")}}
-	}, func(cmd *cobra.Command, names []string) error { return s.run(cmd, names[0]) })
-	cmd.Long = "Copies a heap in the memory of nodes to a file, as it is at one moment, while its server goes on\n" +
-		"serving and changing it. A heap that nobody has open is opened for that. Of a heap of partitions\n" +
-		"each is copied to a file of its own in a directory, as it is at a moment of its own. A copy that\n" +
-		"breaks off stays in FILE.part, and the same command goes on with it. polder heap load makes a heap\n" +
-		"of a copy. The password of the server is taken from the environment, REDISCLI_AUTH."
+	run := func(cmd *cobra.Command, names []string) error { return s.run(cmd, names[0]) }
+	cmd := s.t.command("save NAME", "Copy a heap to a file, while its server goes on", cobra.ExactArgs(1), run, run)
+	cmd.Long = "Copies a heap to a file, as it is at one moment, while its server goes on serving and changing it. Of\n" +
+		"a heap on a disk, --server says where that is. A heap that nobody has open is opened for that. Of a\n" +
+		"heap of partitions each is copied to a file of its own in a directory, as it is at a moment of its\n" +
+		"own. A copy that breaks off stays in FILE.part, and the same command goes on with it. polder heap\n" +
+		"load makes a heap of a copy. The password of the server is taken from the environment, REDISCLI_AUTH."
 	s.t.kept.reach(cmd.Flags())
 	fs := cmd.Flags()
 	fs.StringVarP(&s.file, "output", "o", "", "the `file` to write, or directory of a heap of partitions; without, the copy goes to standard output")
 	fs.BoolVar(&s.force, "force", false, "replace the file if it is there")
-	fs.StringVar(&s.server, "server", "", "the heap's server, redis://HOST:PORT, rediss://HOST:PORT for TLS, or unix:///PATH; without, it is where the manifest says. If servers share the heap, any of them: the others are reached in the same way")
+	fs.StringVar(&s.server, "server", "", "the heap's server, redis://HOST:PORT, rediss://HOST:PORT for TLS, or unix:///PATH; without, it is where the manifest says, and of a heap on a disk nobody. If servers share the heap, any of them: the others are reached in the same way")
 	fs.Var(config.NewSize(&s.local, far.MinLocal, 0), "local", "local memory to use if nobody has the heap open; one with large values may need as much as it had")
 	return cmd
 }
@@ -82,6 +81,7 @@ func (s stdout) Commit() error         { return s.w.End() }
 func (s stdout) Close() error          { return nil }
 
 func (s *heapSaver) run(cmd *cobra.Command, name string) (err error) {
+	s.t.kept.cfg.Disk = s.t.dir
 	row, err := s.find(cmd, name)
 	if err != nil {
 		return fmt.Errorf("cannot save heap %s: %w", name, err)
@@ -209,6 +209,9 @@ func refusal(err error) (refused, again bool) {
 
 // find returns what is known of a heap, and of which one it is a partition, if it is any's.
 func (s *heapSaver) find(cmd *cobra.Command, name string) (row *keptRow, err error) {
+	if s.t.dir != "" {
+		return s.findOnDisk(name)
+	}
 	err = s.t.kept.run(cmd, name, func(ctx context.Context, c daemon.Registers) error {
 		if row, err = keptHeap(ctx, c, name); err != nil {
 			return err
@@ -221,7 +224,21 @@ func (s *heapSaver) find(cmd *cobra.Command, name string) (row *keptRow, err err
 	return row, err
 }
 
-// save copies the heap: from its server, or else from the nodes.
+// findOnDisk is find for a heap on a disk.
+func (s *heapSaver) findOnDisk(name string) (*keptRow, error) {
+	r, err := s.t.row(name)
+	switch {
+	case err != nil:
+		return nil, err
+	case r.Trouble != "":
+		return nil, errors.New(r.Trouble)
+	case r.InUse && s.server == "":
+		return nil, &usageError{&config.Error{Source: "--server", Err: errors.New("it is not given, and a process has the heap open; expected the server that it is, such as redis://127.0.0.1:6379")}}
+	}
+	return &keptRow{Name: name, root: &r.info.Root}, nil
+}
+
+// save copies the heap: from its server, or else from where it lies.
 func (s *heapSaver) save(cmd *cobra.Command, row *keptRow, w *saved.Writer) error {
 	number := uint64(0)
 	if row.root != nil {
@@ -360,9 +377,9 @@ func newHeapLoad() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "load COPY",
 		Short: "Make a new heap of a copy that heap save has written",
-		Long: "Makes a new heap in the memory of nodes of a file, or of partitions a directory, that polder\n" +
-			"heap save has written. All of it is checked before anything is borrowed. polder serve --heap\n" +
-			"NAME serves the heap then.",
+		Long: "Makes a new heap in the memory of nodes or on a disk of a file, or at nodes of partitions of a\n" +
+			"directory, that polder heap save has written, of either kind. All of it is checked before anything\n" +
+			"is borrowed or written. polder serve --heap NAME serves the heap then, or polder up --disk DIR.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
@@ -370,8 +387,10 @@ func newHeapLoad() *cobra.Command {
 				return &usageError{&config.Error{Source: "--heap", Err: errors.New("it is not given; expected the name of the heap that is to be made")}}
 			case !daemon.IsHeapName(name):
 				return &usageError{fmt.Errorf("%q is no name of a heap", name)}
-			case len(t.cfg.Far) == 0:
-				return &usageError{&config.Error{Source: "--far", Err: errors.New("it is not given; expected the nodes that are to have the heap")}}
+			case t.cfg.Disk == "" && len(t.cfg.Far) == 0:
+				return &usageError{&config.Error{Source: "--far", Err: errors.New("it is not given; expected the nodes that are to have the heap, or --disk")}}
+			case t.cfg.Disk != "" && len(t.cfg.Far)+len(t.cfg.Witness) > 0:
+				return &usageError{&config.Error{Source: "--disk", Value: t.cfg.Disk, Err: errors.New("expected none with --far and --witness: the heap is to be at one place")}}
 			}
 			cfg, control, err := t.open(cmd, name)
 			if err != nil {
@@ -382,6 +401,7 @@ func newHeapLoad() *cobra.Command {
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&name, "heap", "", "the `name` of the new heap")
+	fs.StringVar(&t.cfg.Disk, "disk", "", "the `directory` that is to have the heap, in the place of nodes")
 	t.holders(fs)
 	t.reach(fs)
 	fs.Lookup("far").Usage = "the nodes that are to have the heap, as for polder serve"
@@ -396,6 +416,9 @@ func load(cmd *cobra.Command, path string, cfg daemon.BorrowConfig, control *ope
 		return err
 	}
 	paths := []string{path}
+	if st.IsDir() && cfg.Disk != "" {
+		return fmt.Errorf("cannot load %s: it has the partitions of a heap, which only nodes can have: expected --far and --witness in the place of --disk; nothing was loaded", path)
+	}
 	if st.IsDir() {
 		if paths, err = heapfile.Parts(path); err != nil {
 			return err

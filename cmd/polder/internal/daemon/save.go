@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 
+	"polder/far/disk"
 	"polder/far/named"
 	"polder/far/saved"
 	"polder/internal/operator"
@@ -14,11 +17,11 @@ import (
 	"polder/resp/clientmem"
 )
 
-// SaveHeap opens a heap in the memory of nodes that nobody has open, as its server would, and gives save a snapshot of it, for which have says what
+// SaveHeap opens a heap that nobody has open, as its server would, and gives save a snapshot of it, for which have says what
 // there is of it already. If the server died with changes in its log, they are in the snapshot.
 func SaveHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, have func() map[uint64]uint64, save func(*saved.Snapshot) error) error {
-	return useHeap(ctx, c, cfg, "save", func(p *process, m *memory, had *named.Manifest) (err error) {
-		if len(had.Tail) > 0 {
+	use := func(p *process, m *memory, tail bool) (err error) {
+		if tail {
 			server, err := resp.NewLoading(resp.Config{
 				MaxBulk:      int(min(cfg.Local/4, 512<<20)),
 				ClientMemory: clientmem.New(cfg.Local), // there are no clients
@@ -44,12 +47,32 @@ func SaveHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, have f
 		}
 		defer s.Close()
 		return save(s)
-	})
+	}
+	if cfg.onDisk() {
+		return useDisk(ctx, c, cfg, use)
+	}
+	return useHeap(ctx, c, cfg, "save", func(p *process, m *memory, had *named.Manifest) error { return use(p, m, len(had.Tail) > 0) })
 }
 
-// LoadHeap makes a new heap in the memory of nodes of a snapshot, which has contents. If that fails there is no heap of the name, or one
+// useDisk opens a heap on a disk that nobody has open, and says whether there is a journal beside it.
+func useDisk(ctx context.Context, c *operator.Control, cfg BorrowConfig, use func(p *process, m *memory, tail bool) error) (err error) {
+	p := newProcess("heap", c)
+	defer p.close(&err)
+	var m memory
+	defer func() { err = errors.Join(err, m.close()) }()
+	if err := m.openDisk(ctx, p, cfg, 0); err != nil {
+		return err
+	}
+	_, journal := os.Stat(cfg.journalDir())
+	return use(p, &m, journal == nil)
+}
+
+// LoadHeap makes a new heap of a snapshot, which has contents. If that fails there is no heap of the name, or one
 // that is empty where nodes could not be told.
 func LoadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *saved.Contents) error {
+	if cfg.onDisk() {
+		return loadOnDisk(ctx, cfg, from, contents)
+	}
 	owned, err := loadHeap(ctx, c, cfg, from, contents)
 	if err == nil || !owned {
 		return err
@@ -61,6 +84,37 @@ func LoadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 		gone = nil
 	}
 	return errors.Join(err, gone)
+}
+
+// loadOnDisk is LoadHeap for a heap on a disk.
+func loadOnDisk(ctx context.Context, cfg BorrowConfig, from io.ReadSeeker, contents *saved.Contents) (err error) {
+	dir := cfg.dir()
+	if err := os.MkdirAll(cfg.Disk, 0o700); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); errors.Is(err, fs.ErrExist) {
+		return HeapError(cfg.Heap) // or whatever it is, which is not ours to write to
+	} else if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
+	st, err := disk.Open(disk.Config{Dir: dir, SegmentSize: contents.SegmentSize})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	// The heap had a journal if its server was durable, of which the copy has all: so it begins anew.
+	if err := os.Mkdir(cfg.journalDir(), 0o700); err != nil {
+		return err
+	}
+	if _, err := from.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	return saved.Restore(ctx, st, from, contents)
 }
 
 // loadHeap also says whether the heap was this process's meanwhile.
