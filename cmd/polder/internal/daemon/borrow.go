@@ -340,6 +340,8 @@ func (m *memory) follow(d nodeDirectory, log *slog.Logger) {
 
 // show has the administrative address show the pool and the heap from now on.
 func (m *memory) show(p *process) error {
+	opened := *m // it is looked at also while m is being closed
+	m = &opened
 	state := func(s *console.State) {
 		s.Advice = strings.Split(strings.TrimSpace(m.heap.Explain()), "\n")
 		if m.copies != nil {

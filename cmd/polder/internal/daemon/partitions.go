@@ -67,8 +67,9 @@ type shared struct {
 
 // sharedPart is a partition that is here.
 type sharedPart struct {
-	of *process // of its own, which has it as its only part
-	m  memory
+	of     *process // of its own, which has it as its only part
+	m      memory
+	opened memory // m as it was opened: others look at that while m is being closed
 }
 
 func (c *ServeConfig) checkPartitions() error {
@@ -348,6 +349,7 @@ func (s *shared) openHeap(ctx context.Context, number int, part *sharedPart, cfg
 	if err := part.m.open(ctx, part.of, cfg.BorrowConfig, from, s.largest); err != nil {
 		return err
 	}
+	part.opened = part.m
 	return s.server.AddPartition(ctx, number, part.m.heap, resp.Partition{
 		Journal: part.m.journal(cfg), Evidence: part.m.evidence(cfg), Ready: part.m.ready,
 	})
@@ -372,7 +374,7 @@ func (s *shared) preparePart(ctx context.Context, number int) error {
 	if part == nil {
 		return nil
 	}
-	return part.m.heap.Checkpoint(ctx)
+	return part.opened.heap.Checkpoint(ctx)
 }
 
 // closePart ends the serving of a partition, and gives it up.
@@ -410,7 +412,7 @@ func (s *shared) divide(ctx context.Context) error {
 	n := max(s.least, s.cfg.Local/int64(max(1, len(parts)+s.opening)))
 	s.mu.Unlock()
 	for _, part := range parts {
-		h := part.m.heap
+		h := part.opened.heap
 		if err := h.SetLocal(ctx, n); err != nil && !errors.Is(err, far.ErrClosed) {
 			return fmt.Errorf("cannot divide the budget of %s: %w", config.FormatSize(s.cfg.Local), err)
 		}
@@ -444,7 +446,7 @@ func (s *shared) usable() error {
 		if part == nil {
 			return fmt.Errorf("partition %d of heap %s is not open yet", number, s.cfg.Heap)
 		}
-		if err := part.m.usable(); err != nil {
+		if err := part.opened.usable(); err != nil {
 			return err
 		}
 	}
@@ -502,7 +504,7 @@ func (s *shared) spent(number int) time.Duration { return s.server.Spent(number)
 func (s *shared) stats() []resp.Stat {
 	sum := extraStats(far.Stats{}, pool.Stats{})
 	for _, part := range s.parts() {
-		for i, st := range extraStats(part.m.heap.Stats(), part.m.lent.Stats()) {
+		for i, st := range extraStats(part.opened.heap.Stats(), part.opened.lent.Stats()) {
 			a, _ := strconv.ParseInt(sum[i].Value, 10, 64)
 			b, _ := strconv.ParseInt(st.Value, 10, 64)
 			sum[i].Value = strconv.FormatInt(a+b, 10)
@@ -518,9 +520,9 @@ func (s *shared) Describe(chan<- *prometheus.Desc) {}
 func (s *shared) Collect(ch chan<- prometheus.Metric) {
 	for number, part := range s.parts() {
 		label := prometheus.Labels{"partition": strconv.Itoa(number)}
-		show := []prometheus.Collector{pool.NewCollector(part.m.lent), prom.NewCollector(part.m.heap), prom.NewOwnerCollector(part.m.name, part.m.kept.owner)}
-		if part.m.copies != nil {
-			show = append(show, prom.NewCopiesCollector(part.m.copies))
+		show := []prometheus.Collector{pool.NewCollector(part.opened.lent), prom.NewCollector(part.opened.heap), prom.NewOwnerCollector(part.opened.name, part.opened.kept.owner)}
+		if part.opened.copies != nil {
+			show = append(show, prom.NewCopiesCollector(part.opened.copies))
 		}
 		for _, c := range show {
 			prometheus.WrapCollectorWith(label, c).Collect(ch)

@@ -2,11 +2,18 @@ package daemon
 
 import (
 	"bufio"
+	"context"
+	"crypto/tls"
 	"net"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"polder/far"
+	"polder/holder/witness"
 	"polder/internal/listen"
 	"polder/internal/operator"
 	"polder/internal/testcert"
@@ -25,7 +32,7 @@ func TestPartitionsStayWithinTheBudget(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = h.Close() })
-		s.open[number] = &sharedPart{m: memory{heap: h}}
+		s.open[number] = &sharedPart{opened: memory{heap: h}}
 	}
 	for _, c := range []struct {
 		opening int
@@ -36,7 +43,7 @@ func TestPartitionsStayWithinTheBudget(t *testing.T) {
 			t.Fatal(err)
 		}
 		for number, part := range s.open {
-			if got := part.m.heap.Local(); got != c.want {
+			if got := part.opened.heap.Local(); got != c.want {
 				t.Errorf("while %d are being opened: partition %d has %d bytes, want %d", c.opening, number, got, c.want)
 			}
 		}
@@ -176,5 +183,69 @@ func TestAServerAwaitsItsShare(t *testing.T) {
 		if err := s.awaits(m); err == nil && c.want != "" || err != nil && (c.want == "" || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: got %v, want %q", c.about, err, c.want)
 		}
+	}
+}
+
+// TestAPartitionIsLookedAtWhileItIsClosed: servers join and leave, and metrics, status, health and INFO are asked for all the time.
+func TestAPartitionIsLookedAtWhileItIsClosed(t *testing.T) {
+	var holders, far []string
+	for range 3 {
+		_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
+			return RunWitness(ctx, WitnessConfig{Control: c, Dir: t.TempDir(), Listen: "127.0.0.1:0", Registers: 100, Bytes: 1 << 20, MaxClients: 100})
+		})
+		holders = append(holders, address(t, ready, ServiceWitness))
+	}
+	w, err := witness.NewClient(witness.ClientConfig{Witnesses: holders, TLS: func() *tls.Config { return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Close() }()
+	if _, err := w.Change(t.Context(), holders); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
+			return RunNode(ctx, NodeConfig{Control: c, Listen: []string{"127.0.0.1:0"}, Lend: 128 << 20, Chunk: 1 << 20, Grace: time.Second})
+		})
+		far = append(far, address(t, ready, ServiceVerbs))
+	}
+	serve := func(t *testing.T) (redisAddr, admin string) {
+		_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
+			cfg := DefaultServe()
+			cfg.Control, cfg.Listen, cfg.Local, cfg.Far = c, "127.0.0.1:0", 64<<20, far
+			cfg.Heap, cfg.Witness, cfg.Partitions = "orders", holders, 4
+			return RunServe(ctx, cfg)
+		})
+		return address(t, ready, ServiceRedis), address(t, ready, ServiceAdmin)
+	}
+	addr, admin := serve(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			get(t, "http://"+admin+"/metrics")
+			get(t, "http://"+admin+"/healthz")
+		}
+	})
+	wg.Go(func() {
+		c := redis.NewClient(&redis.Options{Addr: addr})
+		defer func() { _ = c.Close() }()
+		for ctx.Err() == nil {
+			if err := c.Info(ctx).Err(); err != nil && ctx.Err() == nil {
+				t.Error(err)
+			}
+		}
+	})
+	for range 2 {
+		t.Run("another server", func(t *testing.T) {
+			_, other := serve(t)
+			for deadline := time.Now().Add(time.Minute); get(t, "http://"+other+"/healthz") != "ok\n"; time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("the other one has not got its share")
+				}
+			}
+		})
 	}
 }

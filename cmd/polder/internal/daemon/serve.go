@@ -255,11 +255,13 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 	if err := server.Open(ctx, m.heap); err != nil {
 		return err
 	}
+	heap, lent := m.heap, m.lent // they are looked at also while m is being closed
 	more := func() []resp.Stat {
-		if m.lent == nil {
-			return extraStats(m.heap.Stats(), pool.Stats{})
+		var borrowed pool.Stats
+		if lent != nil {
+			borrowed = lent.Stats()
 		}
-		return extraStats(m.heap.Stats(), m.lent.Stats())
+		return extraStats(heap.Stats(), borrowed)
 	}
 	stats.Store(&more)
 	return m.show(p)
