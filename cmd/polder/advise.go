@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"polder/cmd/polder/internal/advise"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/internal/progress"
 )
@@ -38,7 +39,7 @@ func newAdvise() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			server, err := redisServer(args[0], os.Getenv("REDISCLI_AUTH"))
 			if err != nil {
-				return &usageError{err}
+				return &usage.Error{Err: err}
 			}
 			logging.Disable() // what goes wrong is in the error
 			c := redis.NewClient(server)

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"polder/cmd/polder/internal/daemon"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
@@ -38,7 +39,7 @@ func block() (daemonCommand, *daemon.BlockConfig, func() error) {
 			return err
 		}
 		if cfg.Size == 0 {
-			return &usageError{&config.Error{Source: "--size", Err: errors.New("it is not given; expected the size of the device, such as 16GiB")}}
+			return &usage.Error{Err: &config.Error{Source: "--size", Err: errors.New("it is not given; expected the size of the device, such as 16GiB")}}
 		}
 		return nil
 	}
@@ -51,7 +52,7 @@ func block() (daemonCommand, *daemon.BlockConfig, func() error) {
 			"Without --heap it is memory: empty at the start, and what is on it is gone when it ends.\n" +
 			"A page that is lost with its node is an I/O error until it is written or trimmed. With\n" +
 			"--tls-client-ca clients have to use TLS (NBD_OPT_STARTTLS).",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := complete(); err != nil {
 				return err

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"polder/cmd/polder/internal/daemon"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
@@ -37,7 +38,7 @@ func newBroker() daemonCommand {
 		Long: "Allocates for others at nodes whose manager is finemem. Applications on this machine\n" +
 			"ask through shared memory, and access what they are given at the nodes themselves.\n" +
 			"If the nodes have a service secret, nobody can allocate there but through brokers.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := parseUsers(); err != nil {
 				return err

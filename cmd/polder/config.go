@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 )
 
@@ -37,7 +38,7 @@ func newConfig() *cobra.Command {
 		Use:   "config",
 		Short: "Print the configuration that a daemon would have, and where it comes from; check files",
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		Args:  noArgs,
+		Args:  usage.NoArgs,
 	}
 	for _, d := range newDaemons() {
 		names = append(names, d.Name())
@@ -59,7 +60,7 @@ func newConfigOf(daemon daemonCommand, name string) *cobra.Command {
 		Use:   daemon.Name(),
 		Short: "Print the configuration of polder " + name,
 		Long:  "Prints the configuration that polder " + name + " would have with the same flags,\nenvironment and file, as a file for --config; defaults are commented out.",
-		Args:  noArgs,
+		Args:  usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case comments:

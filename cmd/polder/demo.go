@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"polder/cmd/polder/internal/demo"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/internal/progress"
 )
@@ -19,7 +20,7 @@ func newDemo() *cobra.Command {
 		Long: "Starts a memory node and a server with a small local budget, each in a process of\n" +
 			"its own, stores every file of a source tree under its path, reads all of it back,\n" +
 			"and compares SHA-256 sums.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if cfg.Polder, err = os.Executable(); err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"polder/cmd/polder/internal/daemon"
 	"polder/cmd/polder/internal/doctor"
+	"polder/cmd/polder/internal/usage"
 )
 
 func newDoctor() *cobra.Command {
@@ -17,7 +18,7 @@ func newDoctor() *cobra.Command {
 		Long: "Lists the RDMA devices of this host with their capabilities and limits, the limits\n" +
 			"that the system sets, and what Polder will and will not do with them. Where\n" +
 			"something is missing, it says how to get it. It changes nothing.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return doctor.Look().Print(cmd.OutOrStdout())
 		},
@@ -28,7 +29,7 @@ func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  noArgs,
+		Args:  usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "polder %s (%s, %s/%s)\n",
 				daemon.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"polder/cmd/polder/internal/daemon"
+	"polder/cmd/polder/internal/usage"
 	"polder/far"
 	"polder/far/disk"
 	"polder/internal/config"
@@ -49,13 +50,13 @@ func (t *heapTool) command(use, short string, args cobra.PositionalArgs, onDisk,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			switch {
 			case t.dir == "" && len(t.kept.cfg.Witness) == 0 && t.kept.cfg.TwoNodes == "":
-				return &usageError{&config.Error{Source: "--disk", Err: errors.New("neither it nor --witness is given; expected the directory that has the heaps, or the witnesses, or the cluster in etcd, that have their manifests")}}
+				return &usage.Error{Err: &config.Error{Source: "--disk", Err: errors.New("neither it nor --witness is given; expected the directory that has the heaps, or the witnesses, or the cluster in etcd, that have their manifests")}}
 			case t.dir != "" && len(t.kept.cfg.Witness) > 0:
-				return &usageError{&config.Error{Source: "--witness", Value: strings.Join(t.kept.cfg.Witness, ","), Err: errors.New("expected none with --disk, where the manifests are on the disk")}}
+				return &usage.Error{Err: &config.Error{Source: "--witness", Value: strings.Join(t.kept.cfg.Witness, ","), Err: errors.New("expected none with --disk, where the manifests are on the disk")}}
 			}
 			for _, name := range names {
 				if t.dir == "" && !daemon.IsHeapName(name) || filepath.Base(name) != name || name == "." || name == ".." {
-					return &usageError{fmt.Errorf("%q is no name of a heap", name)}
+					return &usage.Error{Err: fmt.Errorf("%q is no name of a heap", name)}
 				}
 			}
 			if t.dir == "" {
@@ -105,7 +106,7 @@ func (r *heapRow) state() string {
 
 func newHeapLs() *cobra.Command {
 	var t heapTool
-	cmd := t.command("ls", "List the heaps of a directory, or those whose manifests witnesses or etcd have", noArgs, func(cmd *cobra.Command, _ []string) error {
+	cmd := t.command("ls", "List the heaps of a directory, or those whose manifests witnesses or etcd have", usage.NoArgs, func(cmd *cobra.Command, _ []string) error {
 		entries, err := os.ReadDir(t.dir)
 		if err != nil {
 			return err

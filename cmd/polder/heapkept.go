@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"polder/cmd/polder/internal/daemon"
+	"polder/cmd/polder/internal/usage"
 	"polder/far"
 	"polder/far/named"
 	"polder/far/record"
@@ -254,7 +255,7 @@ func (t *keptTool) open(cmd *cobra.Command, name string) (cfg daemon.BorrowConfi
 	cfg = t.cfg
 	cfg.Heap, cfg.Checkpoint, cfg.FarWait = cmp.Or(name, "all"), 0, t.ask.within
 	if err := errors.Join(cfg.Check(), t.ask.files.Check()); err != nil {
-		return cfg, nil, &usageError{err}
+		return cfg, nil, &usage.Error{Err: err}
 	}
 	certs, err := listen.Load(t.ask.files)
 	if err != nil {
@@ -301,16 +302,16 @@ func (t *heapTool) removeKept(cmd *cobra.Command, names []string) error {
 func newHeapOpen() *cobra.Command {
 	t, force := heapTool{}, false
 	refused := func(*cobra.Command, []string) error {
-		return &usageError{&config.Error{Source: "--two-nodes", Err: errors.New("it is not given: only heaps whose two nodes keep the manifest need anybody's word")}}
+		return &usage.Error{Err: &config.Error{Source: "--two-nodes", Err: errors.New("it is not given: only heaps whose two nodes keep the manifest need anybody's word")}}
 	}
 	cmd := t.command("open NAME", "Say that the server of a heap with two nodes is dead, of which one does not answer", cobra.ExactArgs(1), refused, func(cmd *cobra.Command, names []string) error {
 		switch {
 		case t.kept.cfg.TwoNodes == "":
 			return refused(cmd, names)
 		case t.kept.cfg.TwoNodes != daemon.GoOn:
-			return &usageError{&config.Error{Source: "--two-nodes", Value: t.kept.cfg.TwoNodes, Err: fmt.Errorf("expected %s: with %s a heap is opened when both nodes answer", daemon.GoOn, daemon.Stop)}}
+			return &usage.Error{Err: &config.Error{Source: "--two-nodes", Value: t.kept.cfg.TwoNodes, Err: fmt.Errorf("expected %s: with %s a heap is opened when both nodes answer", daemon.GoOn, daemon.Stop)}}
 		case !force:
-			return &usageError{&config.Error{Source: "--force", Err: errors.New("it is not given; expected after you have made sure that the heap's server is dead: if it is not, what it goes on to write is lost")}}
+			return &usage.Error{Err: &config.Error{Source: "--force", Err: errors.New("it is not given; expected after you have made sure that the heap's server is dead: if it is not, what it goes on to write is lost")}}
 		}
 		cfg, control, err := t.kept.open(cmd, names[0])
 		if err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"polder/cmd/polder/internal/daemon"
 	"polder/cmd/polder/internal/heapfile"
+	"polder/cmd/polder/internal/usage"
 	"polder/far"
 	"polder/far/saved"
 	"polder/internal/config"
@@ -93,7 +94,7 @@ func (s *heapSaver) run(cmd *cobra.Command, name string) (err error) {
 	said := cmd.OutOrStdout()
 	if s.file == "" {
 		if progress.Terminal(cmd.OutOrStdout()) != nil {
-			return &usageError{&config.Error{Source: "--output", Err: errors.New("it is not given, and standard output is a terminal; expected a file, or a pipe")}}
+			return &usage.Error{Err: &config.Error{Source: "--output", Err: errors.New("it is not given, and standard output is a terminal; expected a file, or a pipe")}}
 		}
 		to, said = stdout{saved.NewWriter(cmd.OutOrStdout())}, cmd.ErrOrStderr()
 	} else if to, err = heapfile.Create(s.file, s.force); err != nil {
@@ -131,7 +132,7 @@ func printSaved(to io.Writer, name string, size, had int64) {
 // runParts saves a heap of partitions, one after the other.
 func (s *heapSaver) runParts(cmd *cobra.Command, row *keptRow) (err error) {
 	if s.file == "" {
-		return &usageError{&config.Error{Source: "--output", Err: fmt.Errorf("it is not given, and heap %s has partitions; expected the directory that is to have a file for each", row.Name)}}
+		return &usage.Error{Err: &config.Error{Source: "--output", Err: fmt.Errorf("it is not given, and heap %s has partitions; expected the directory that is to have a file for each", row.Name)}}
 	}
 	dir, err := heapfile.CreateDir(s.file, row.Partitions, s.force)
 	if err != nil {
@@ -201,7 +202,7 @@ func (s *heapSaver) copy(cmd *cobra.Command, name string, to out) error {
 func refusal(err error) (refused, again bool) {
 	var reply redis.Error
 	if !errors.As(err, &reply) {
-		return errors.Is(err, saved.ErrAnother) || errors.As(err, new(*usageError)), false
+		return errors.Is(err, saved.ErrAnother) || errors.As(err, new(*usage.Error)), false
 	}
 	code, _, _ := strings.Cut(reply.Error(), " ")
 	return true, code == "OVERTAKEN" || code == "TRYAGAIN" || code == "LOADING"
@@ -233,7 +234,7 @@ func (s *heapSaver) findOnDisk(name string) (*keptRow, error) {
 	case r.Trouble != "":
 		return nil, errors.New(r.Trouble)
 	case r.InUse && s.server == "":
-		return nil, &usageError{&config.Error{Source: "--server", Err: errors.New("it is not given, and a process has the heap open; expected the server that it is, such as redis://127.0.0.1:6379")}}
+		return nil, &usage.Error{Err: &config.Error{Source: "--server", Err: errors.New("it is not given, and a process has the heap open; expected the server that it is, such as redis://127.0.0.1:6379")}}
 	}
 	return &keptRow{Name: name, root: &r.info.Root}, nil
 }
@@ -265,7 +266,7 @@ func (s *heapSaver) save(cmd *cobra.Command, row *keptRow, w *saved.Writer) erro
 	}
 	server, err := redisServer(url, os.Getenv("REDISCLI_AUTH"))
 	if err != nil {
-		return &usageError{err}
+		return &usage.Error{Err: err}
 	}
 	server.ReadTimeout = snapshotTime
 	if server.TLSConfig != nil {
@@ -384,13 +385,13 @@ func newHeapLoad() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case name == "":
-				return &usageError{&config.Error{Source: "--heap", Err: errors.New("it is not given; expected the name of the heap that is to be made")}}
+				return &usage.Error{Err: &config.Error{Source: "--heap", Err: errors.New("it is not given; expected the name of the heap that is to be made")}}
 			case !daemon.IsHeapName(name):
-				return &usageError{fmt.Errorf("%q is no name of a heap", name)}
+				return &usage.Error{Err: fmt.Errorf("%q is no name of a heap", name)}
 			case t.cfg.Disk == "" && len(t.cfg.Far) == 0:
-				return &usageError{&config.Error{Source: "--far", Err: errors.New("it is not given; expected the nodes that are to have the heap, or --disk")}}
+				return &usage.Error{Err: &config.Error{Source: "--far", Err: errors.New("it is not given; expected the nodes that are to have the heap, or --disk")}}
 			case t.cfg.Disk != "" && len(t.cfg.Far)+len(t.cfg.Witness) > 0:
-				return &usageError{&config.Error{Source: "--disk", Value: t.cfg.Disk, Err: errors.New("expected none with --far and --witness: the heap is to be at one place")}}
+				return &usage.Error{Err: &config.Error{Source: "--disk", Value: t.cfg.Disk, Err: errors.New("expected none with --far and --witness: the heap is to be at one place")}}
 			}
 			cfg, control, err := t.open(cmd, name)
 			if err != nil {

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"syscall"
 
+	"polder/cmd/polder/internal/usage"
 	"polder/far/remote/scan"
 	"polder/internal/config"
 	"polder/memnode/component"
@@ -53,7 +54,7 @@ func run(ctx context.Context, args []string) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, new(*usageError)), errors.As(err, new(*config.Error)):
+	case errors.As(err, new(*usage.Error)), errors.As(err, new(*config.Error)):
 		fmt.Fprintf(os.Stderr, "polder: %v\n", err)
 		return exitUsage
 	case errors.Is(err, errInterrupted), ctx.Err() != nil && errors.Is(err, context.Canceled):

@@ -6,6 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+
+	"polder/cmd/polder/internal/usage"
 )
 
 // newMan returns "polder man", which "make install" runs.
@@ -15,7 +17,7 @@ func newMan() *cobra.Command {
 		Short: "Write manual pages of all commands into a directory",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return &usageError{fmt.Errorf("%s takes one argument, the directory, and got %d", cmd.CommandPath(), len(args))}
+				return &usage.Error{Err: fmt.Errorf("%s takes one argument, the directory, and got %d", cmd.CommandPath(), len(args))}
 			}
 			return nil
 		},

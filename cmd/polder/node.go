@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"polder/cmd/polder/internal/daemon"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
@@ -38,7 +39,7 @@ func newNode() daemonCommand {
 		Long: "Lends memory: clients borrow chunks of it and read and write them by one-sided\n" +
 			"operations. What is lent is touched when it is used, and given back to the\n" +
 			"operating system when it is freed.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.Keep {
 				if err := cfg.Check(); err != nil {

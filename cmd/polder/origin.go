@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"polder/cmd/polder/internal/daemon"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/resp/origin"
 )
@@ -28,12 +29,12 @@ func checkOrigin(fs *pflag.FlagSet, cfg daemon.OriginConfig) error {
 		return err
 	}
 	if (*originURL)(&cfg.URL).Secret() && config.OnCommandLine(fs.Lookup("origin")) {
-		return &usageError{&config.Error{Source: "--origin", Err: errors.New(
+		return &usage.Error{Err: &config.Error{Source: "--origin", Err: errors.New(
 			"every user of this machine can read a command line; expected the password in a file that --origin-password-file names, in POLDER_ORIGIN or in the configuration file")}}
 	}
 	for _, name := range []string{"password", "password-file"} {
 		if p := fs.Lookup(name); p.Value.String() != "" {
-			return &usageError{&config.Error{Source: "--" + name, Err: errors.New("expected none with --origin: clients show its passwords to the origin itself")}}
+			return &usage.Error{Err: &config.Error{Source: "--" + name, Err: errors.New("expected none with --origin: clients show its passwords to the origin itself")}}
 		}
 	}
 	return nil

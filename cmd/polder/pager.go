@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"polder/cmd/polder/internal/daemon"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
@@ -35,7 +36,7 @@ func newPager() daemonCommand {
 			"with the pager, for whoever maps the name next, and with --heap it survives the pager as\n" +
 			"it was when the process has synced it. A page that is lost, with its node or with\n" +
 			"the pager, is SIGBUS when it is touched.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := farAddresses(&cfg.BorrowConfig); err != nil {
 				return err

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"polder/cmd/polder/internal/rdbload"
+	"polder/cmd/polder/internal/usage"
 )
 
 // newRDB are the tools for Redis's files.
@@ -47,11 +48,11 @@ func newRDBLoad() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			server, err := redisServer(args[1], os.Getenv("REDISCLI_AUTH"))
 			if err != nil {
-				return &usageError{err}
+				return &usage.Error{Err: err}
 			}
 			if db != "" {
 				if o.DB, err = strconv.ParseUint(db, 10, 32); err != nil {
-					return &usageError{fmt.Errorf("--db is %q, expected a number", db)}
+					return &usage.Error{Err: fmt.Errorf("--db is %q, expected a number", db)}
 				}
 				o.One = true
 			}

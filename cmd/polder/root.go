@@ -7,14 +7,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"polder/cmd/polder/internal/measuring"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 )
-
-// usageError is a mistake on the command line or in the configuration.
-type usageError struct{ err error }
-
-func (e *usageError) Error() string { return e.err.Error() }
-func (e *usageError) Unwrap() error { return e.err }
 
 // newRoot returns the whole command tree. Environ is the environment that
 // configures it.
@@ -29,7 +25,7 @@ func newRoot(environ []string) *cobra.Command {
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return &usageError{fmt.Errorf("there is no command %q: see polder help", args[0])}
+				return &usage.Error{Err: fmt.Errorf("there is no command %q: see polder help", args[0])}
 			}
 			return nil
 		},
@@ -40,7 +36,7 @@ func newRoot(environ []string) *cobra.Command {
 		if !errors.As(err, new(*config.Error)) {
 			err = fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
 		}
-		return &usageError{err}
+		return &usage.Error{Err: err}
 	})
 	var run []*cobra.Command
 	for _, d := range newDaemons() {
@@ -52,7 +48,7 @@ func newRoot(environ []string) *cobra.Command {
 	}{
 		{"run", "Run:", run},
 		{"operate", "Operate:", []*cobra.Command{newStatus(), newTop(), newAdvise(), newDrain(), newLend(), newDoctor(), newSwap(), newHeap(), newRDB(), newConfig(), newMan(), newVersion()}},
-		{"measure", "Measure:", []*cobra.Command{newDemo(), newBench(), newSim()}},
+		{"measure", "Measure:", []*cobra.Command{newDemo(), measuring.Bench(), measuring.Sim()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
 		for _, c := range g.commands {
@@ -81,7 +77,7 @@ func configure(root *cobra.Command, environ []string) {
 		if check := cmd.Args; check != nil {
 			cmd.Args = func(cmd *cobra.Command, args []string) error {
 				if err := check(cmd, args); err != nil {
-					return &usageError{err}
+					return &usage.Error{Err: err}
 				}
 				return nil
 			}
@@ -91,7 +87,7 @@ func configure(root *cobra.Command, environ []string) {
 		}
 		cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 			if err := config.Load(cmd.Flags(), environ, known); err != nil {
-				return &usageError{err}
+				return &usage.Error{Err: err}
 			}
 			return nil
 		}
@@ -103,12 +99,4 @@ func forEach(cmd *cobra.Command, f func(*cobra.Command)) {
 		f(c)
 		forEach(c, f)
 	}
-}
-
-// noArgs refuses arguments with a message that says what they could be.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return &usageError{fmt.Errorf("%s takes no argument %q, only flags: see %s --help", cmd.CommandPath(), args[0], cmd.CommandPath())}
-	}
-	return nil
 }

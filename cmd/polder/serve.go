@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"polder/cmd/polder/internal/daemon"
+	"polder/cmd/polder/internal/usage"
 	"polder/far"
 	"polder/far/copies"
 	"polder/internal/config"
@@ -46,7 +47,7 @@ func newServe() daemonCommand {
 			"It then serves memcached's clients, too, if --memcached is given. With --origin it\n" +
 			"is a cache before a Redis that runs elsewhere: GET and MGET are answered here, and\n" +
 			"everything else is passed on. Clients then give that Redis's passwords, if it has any.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := errors.Join(checkTier(cmd.Flags(), tier, cfg), checkOrigin(cmd.Flags(), cfg.Origin)); err != nil {
 				return err
@@ -124,7 +125,7 @@ func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
 	}
 	for _, name := range []string{"far", "disk", "heap", "witness", "two-nodes", "durable", "manager", "device", "coordinator", "memcached", "origin"} {
 		if given[name] && only[name] != tier {
-			return &usageError{&config.Error{Source: "--" + name, Value: fs.Lookup(name).Value.String(),
+			return &usage.Error{Err: &config.Error{Source: "--" + name, Value: fs.Lookup(name).Value.String(),
 				Err: fmt.Errorf("expected none without --tier %s", only[name])}}
 		}
 	}
@@ -160,7 +161,7 @@ func farAddresses(cfg *daemon.BorrowConfig) error {
 		cfg.Far = []string{addr}
 	}
 	if len(cfg.Far) == 0 {
-		return &usageError{&config.Error{Source: "--far", Err: errors.New(
+		return &usage.Error{Err: &config.Error{Source: "--far", Err: errors.New(
 			"it is not given; expected the addresses of nodes such as 127.0.0.1:7070 (polder up needs none)")}}
 	}
 	return nil

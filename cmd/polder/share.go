@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"polder/cmd/polder/internal/measuring"
 	"polder/internal/admin"
 	"polder/internal/config"
 	"polder/internal/listen"
@@ -84,7 +85,7 @@ func newShare() daemonCommand {
 	fs.Var(config.NewSize(&f.checkpoint, 4<<10, 0), "checkpoint", "the least log that is worth a checkpoint; besides, more of it must be dead than alive, or the disk be full")
 	f.maru.add(fs)
 	f.operator.Add(fs, "", listen.Client)
-	cmd.AddCommand(newShareLs(), newShareStats(), newShareRm(), newShareKick(), newBenchShareWorker())
+	cmd.AddCommand(newShareLs(), newShareStats(), newShareRm(), newShareKick(), measuring.ShareWorker())
 	return daemonCommand{cmd, func() error {
 		_, err := f.options()
 		return errors.Join(err, f.operator.Check(fs, operator.Address{Role: listen.Client, Flag: "listen", Addr: f.listen}))

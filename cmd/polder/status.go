@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"polder/cmd/polder/internal/top"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/internal/console"
 	"polder/internal/operator"
@@ -34,7 +35,7 @@ func newStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what the daemons of this or another host are doing",
-		Args:  noArgs,
+		Args:  usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, token, err := access.Load()
 			if err != nil {
@@ -88,10 +89,10 @@ func newTop() *cobra.Command {
 		Long: "Shows a line for each daemon, and all of one that is opened: memory, rates,\n" +
 			"latencies, nodes, events. The key ? explains the others. Without a terminal it\n" +
 			"prints the lines.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if cfg.Count < 0 {
-				return &usageError{fmt.Errorf("cannot print %d times: --count wants a number, or 0 for no end", cfg.Count)}
+				return &usage.Error{Err: fmt.Errorf("cannot print %d times: --count wants a number, or 0 for no end", cfg.Count)}
 			}
 			cfg.Addrs, cfg.Usual = addrs, slices.Equal(addrs, usualAdmin)
 			cfg.In, cfg.Out = os.Stdin, cmd.OutOrStdout()

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"polder/cmd/polder/internal/swap"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/internal/scheme"
 )
@@ -22,7 +23,7 @@ func newSwap() *cobra.Command {
 		Long: "Has this machine swap to memory that nodes lend. It takes root, the kernel's module nbd,\n" +
 			"and the tools nbd-client, mkswap, swapon and swapoff.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		Args: noArgs,
+		Args: usage.NoArgs,
 	}
 	cmd.AddCommand(newSwapOn(), newSwapOff(), newSwapStatus())
 	return cmd
@@ -49,7 +50,7 @@ func newSwapOn() *cobra.Command {
 		Long: "Starts polder block --swap in a process of its own, connects the kernel to it (nbd-client),\n" +
 			"and swaps to the device (mkswap, swapon). If a step fails, those before it are undone.\n" +
 			"polder swap off undoes all of it.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := errors.Join(complete(), server.check()); err != nil {
 				return err
@@ -106,7 +107,7 @@ func newSwapOff() *cobra.Command {
 		Short: "Bring back what was swapped out, and end the device",
 		Long: "Has the kernel bring back what it has swapped to borrowed memory (swapoff), for which there\n" +
 			"has to be memory, disconnects the device, and ends its server.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, err := swap.This().Off(cmd.Context(), device)
 			if err != nil {
@@ -124,7 +125,7 @@ func newSwapStatus() *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
 		Short: "List the devices of polder swap on, and what is on them",
-		Args:  noArgs,
+		Args:  usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			list, err := swap.This().Status()
 			if err != nil {

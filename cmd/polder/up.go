@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"polder/cmd/polder/internal/daemon"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/internal/listen"
 	"polder/internal/operator"
@@ -30,7 +31,7 @@ func newUp() daemonCommand {
 			"this process and with nothing to configure. With --far it borrows from other\n" +
 			"nodes instead, as polder serve does. With --node-listen other programs of this\n" +
 			"machine borrow from the node, too, and call its components.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return op.Run(cmd, func(c *operator.Control) error {
 				cfg.Control = c

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"polder/cmd/polder/internal/daemon"
+	"polder/cmd/polder/internal/usage"
 	"polder/holder/witness"
 	"polder/internal/config"
 	"polder/internal/listen"
@@ -37,7 +38,7 @@ func newWitness() daemonCommand {
 			"three machines lose nothing and go on when one is lost, five when two are. Each has a\n" +
 			"directory on a disk, and syncs to it before it answers. A new witness, and one that has lost\n" +
 			"its directory, has no vote until an operator lets it in: polder witness set.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return op.Run(cmd, func(c *operator.Control) error {
 				cfg.Control = c
@@ -79,11 +80,11 @@ func (t *witnessTool) run(ctx context.Context, addrs []string, ask func(ctx cont
 	var checked string
 	for _, addr := range addrs {
 		if err := config.NewDoor(&checked, false).Set(addr); err != nil {
-			return &usageError{fmt.Errorf("cannot use the address %q of a witness: %w", addr, err)}
+			return &usage.Error{Err: fmt.Errorf("cannot use the address %q of a witness: %w", addr, err)}
 		}
 	}
 	if err := t.files.Check(); err != nil {
-		return &usageError{err}
+		return &usage.Error{Err: err}
 	}
 	certs, err := listen.Load(t.files)
 	if err != nil {

@@ -1,4 +1,4 @@
-package main
+package measuring
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"polder/cmd/polder/internal/usage"
 	"polder/measure/farbench"
 )
 
@@ -17,7 +18,7 @@ func newBenchFar() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "far",
 		Short: "Measure far memory: dereferencing, evacuation, data structures",
-		Args:  noArgs,
+		Args:  usage.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	for _, b := range []struct {

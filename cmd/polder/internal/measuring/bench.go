@@ -1,4 +1,4 @@
-package main
+package measuring
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/internal/progress"
 	"polder/measure/allocbench"
@@ -16,11 +17,12 @@ import (
 	"polder/memnode"
 )
 
-func newBench() *cobra.Command {
+// Bench is the command polder bench.
+func Bench() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure this program beside a rival or a limit on this machine",
-		Args:  noArgs,
+		Args:  usage.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newBenchResp(), newBenchDurable(), newBenchCluster(), newBenchSurvive(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchMalloc(), newBenchFineMem(), newBenchBroker(),
@@ -48,7 +50,7 @@ type bench struct {
 func newBenchmark(use, short string, run func(cmd *cobra.Command, b bench) error) *cobra.Command {
 	var flags benchFlags
 	cmd := &cobra.Command{
-		Use: use, Short: short, Args: noArgs,
+		Use: use, Short: short, Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			self, err := os.Executable()
 			if err != nil {
@@ -120,7 +122,7 @@ func newBenchVerbsServer() *cobra.Command {
 		Use:    verbsServer,
 		Short:  "Be the far end of bench verbs, until standard input ends",
 		Hidden: true,
-		Args:   noArgs,
+		Args:   usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return verbsbench.Serve(cmd.InOrStdin(), cmd.OutOrStdout())
 		},
@@ -147,10 +149,10 @@ func newBenchAlloc() *cobra.Command {
 			}
 			for _, name := range []string{"asap", "chunk", "clients", "manager", "seed"} {
 				if cmd.Flags().Changed(name) {
-					return &usageError{fmt.Errorf("--%s is for replaying a trace: say which by --trace FILE", name)}
+					return &usage.Error{Err: fmt.Errorf("--%s is for replaying a trace: say which by --trace FILE", name)}
 				}
 			}
-			return noArgs(cmd, args)
+			return usage.NoArgs(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			var summary allocbench.Summary
@@ -181,7 +183,7 @@ func newBenchAlloc() *cobra.Command {
 			for _, s := range sizes {
 				var n int64
 				if err := config.NewPowerOfTwo(&n, memnode.MinChunkSize, memnode.MaxChunkSize).Set(s); err != nil {
-					return &usageError{fmt.Errorf("--chunk %s: %w", s, err)}
+					return &usage.Error{Err: fmt.Errorf("--chunk %s: %w", s, err)}
 				}
 				replay.ChunkSizes = append(replay.ChunkSizes, int(n))
 			}
@@ -206,7 +208,7 @@ func newBenchMalloc() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "malloc",
 		Short: "Compare a heap of far blocks that takes memory as it needs it with one that takes coarse chunks",
-		Args:  noArgs,
+		Args:  usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			defer done()

@@ -1,4 +1,4 @@
-package main
+package measuring
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"polder/cmd/polder/internal/usage"
 	"polder/measure/softbench"
 )
 
@@ -14,7 +15,7 @@ func newBenchSoft() *cobra.Command {
 		Use:   "soft",
 		Short: "Measure soft memory: pointers, reclamation, pressure, files, rebuilding, coordination",
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		Args:  noArgs,
+		Args:  usage.NoArgs,
 	}
 	for _, b := range []struct {
 		name, short string

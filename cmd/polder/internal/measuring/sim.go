@@ -1,4 +1,4 @@
-package main
+package measuring
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/internal/progress"
 	"polder/measure/simcluster"
@@ -15,11 +16,12 @@ import (
 	"polder/measure/simlatency"
 )
 
-func newSim() *cobra.Command {
+// Sim is the command polder sim.
+func Sim() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sim",
 		Short: "Reproduce published figures, and find faults, in virtual time",
-		Args:  noArgs,
+		Args:  usage.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newSimLatency(), newSimFineMem(), newSimKV(), newSimSwap(), newSimCluster())
@@ -34,7 +36,7 @@ func newSimLatency() *cobra.Command {
 		Short: "Access and allocation latency of every way to manage remote memory",
 		Long: "Runs the engines and chains on a model of the OneSidedMW paper's testbed, and\n" +
 			"prints its figure 10: published beside simulated.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return simlatency.Run(cmd.Context(), simlatency.Options{
 				Out: cmd.OutOrStdout(), JSON: flags.json, Seed: seed, Short: flags.short,
@@ -54,7 +56,7 @@ func newSimFineMem() *cobra.Command {
 		Short: "Allocation latency of FineMem and its rivals with up to 128 threads on 16 compute nodes",
 		Long: "Runs FineMem's protocol, and what it is compared with, on a model of its testbed,\n" +
 			"and prints latency and CAS retries: published beside simulated.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			defer done()
@@ -78,7 +80,7 @@ func newSimKV() *cobra.Command {
 			"they are compared with, on a model of the OneSidedMW paper's testbed, and prints its\n" +
 			"figures 6 and 7, and the YCSB-A of FineMem's: published beside simulated, and what\n" +
 			"bounds what is not reached.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			defer done()
@@ -144,10 +146,10 @@ func newSimCluster() *cobra.Command {
 			"bytes change. It fails, and names the seed, if anything that was acknowledged is lost, if\n" +
 			"bytes are wrong, if anything is given back twice or kept for ever, or if the cluster has\n" +
 			"not recovered when the faults end. The same seed does the same again.",
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Hours < 0 || o.Hours > 1e6 {
-				return &usageError{&config.Error{Source: "--hours", Value: fmt.Sprint(o.Hours), Err: errors.New("expected 0 to a million; 0 is one cluster, for a few minutes")}}
+				return &usage.Error{Err: &config.Error{Source: "--hours", Value: fmt.Sprint(o.Hours), Err: errors.New("expected 0 to a million; 0 is one cluster, for a few minutes")}}
 			}
 			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			defer done()

@@ -1,4 +1,4 @@
-package main
+package measuring
 
 import (
 	"github.com/spf13/cobra"
@@ -26,7 +26,8 @@ func newBenchShare() *cobra.Command {
 	return cmd
 }
 
-func newBenchShareWorker() *cobra.Command {
+// ShareWorker is the command of such a process.
+func ShareWorker() *cobra.Command {
 	return &cobra.Command{
 		Use: benchShareWorker, Short: "Be a worker of bench share, until standard input ends", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
