@@ -28,6 +28,7 @@ type Removal struct {
 	Control      *operator.Control
 
 	gone func(ctx context.Context, owner string) bool // see named.Config.Gone
+	made func(number int) bool                        // which partitions are removed with the heap; nil for all
 }
 
 const (
@@ -146,6 +147,9 @@ func removePartitions(ctx context.Context, r Removal, reg holder.Register, done 
 	var mu sync.Mutex
 	turns, errs := make(chan struct{}, removersAtOnce), make([]error, m.Partitions)
 	for number := range m.Partitions {
+		if r.made != nil && !r.made(number) {
+			continue
+		}
 		part := r
 		part.Heap = PartitionHeap(r.Heap, number)
 		part.gone = func(context.Context, string) bool { return true } // no server is in the map

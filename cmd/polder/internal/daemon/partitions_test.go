@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"polder/far"
+	"polder/far/named"
 	"polder/holder/witness"
 	"polder/internal/listen"
 	"polder/internal/operator"
@@ -188,27 +190,7 @@ func TestAServerAwaitsItsShare(t *testing.T) {
 
 // TestAPartitionIsLookedAtWhileItIsClosed: servers join and leave, and metrics, status, health and INFO are asked for all the time.
 func TestAPartitionIsLookedAtWhileItIsClosed(t *testing.T) {
-	var holders, far []string
-	for range 3 {
-		_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
-			return RunWitness(ctx, WitnessConfig{Control: c, Dir: t.TempDir(), Listen: "127.0.0.1:0", Registers: 100, Bytes: 1 << 20, MaxClients: 100})
-		})
-		holders = append(holders, address(t, ready, ServiceWitness))
-	}
-	w, err := witness.NewClient(witness.ClientConfig{Witnesses: holders, TLS: func() *tls.Config { return nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = w.Close() }()
-	if _, err := w.Change(t.Context(), holders); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
-			return RunNode(ctx, NodeConfig{Control: c, Listen: []string{"127.0.0.1:0"}, Lend: 128 << 20, Chunk: 1 << 20, Grace: time.Second})
-		})
-		far = append(far, address(t, ready, ServiceVerbs))
-	}
+	far, holders := startHolders(t)
 	serve := func(t *testing.T) (redisAddr, admin string) {
 		_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
 			cfg := DefaultServe()
@@ -247,5 +229,89 @@ func TestAPartitionIsLookedAtWhileItIsClosed(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// startHolders runs two nodes and three witnesses.
+func startHolders(t *testing.T) (far, holders []string) {
+	t.Helper()
+	for range 3 {
+		_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
+			return RunWitness(ctx, WitnessConfig{Control: c, Dir: t.TempDir(), Listen: "127.0.0.1:0", Registers: 100, Bytes: 1 << 20, MaxClients: 100})
+		})
+		holders = append(holders, address(t, ready, ServiceWitness))
+	}
+	w, err := witness.NewClient(witness.ClientConfig{Witnesses: holders, TLS: func() *tls.Config { return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Close() }()
+	if _, err := w.Change(t.Context(), holders); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
+			return RunNode(ctx, NodeConfig{Control: c, Listen: []string{"127.0.0.1:0"}, Lend: 128 << 20, Chunk: 1 << 20, Grace: time.Second})
+		})
+		far = append(far, address(t, ready, ServiceVerbs))
+	}
+	return far, holders
+}
+
+// TestWhatWasNotLoadedIsNotRemoved: a heap has been made under the name of a partition after it was looked whether there is one. The partitions that
+// were loaded before that one go, and the heap stays.
+func TestWhatWasNotLoadedIsNotRemoved(t *testing.T) {
+	far, holders := startHolders(t)
+	cfg := DefaultServe().BorrowConfig
+	cfg.Far, cfg.Witness, cfg.Local = far, holders, 8<<20
+	serve := func(heap string) {
+		t.Run(heap, func(t *testing.T) {
+			_, ready := start(t, func(ctx context.Context, c *operator.Control) error {
+				serve := DefaultServe()
+				serve.Control, serve.Listen, serve.BorrowConfig = c, "127.0.0.1:0", cfg
+				serve.Heap = heap
+				return RunServe(ctx, serve)
+			})
+			setAndGet(t, address(t, ready, ServiceRedis))
+		})
+	}
+	serve("goods.0")
+	serve("goods.1")
+	c := &operator.Control{Logger: slog.New(slog.DiscardHandler)}
+	cfg.Heap = "goods"
+	there := func(all Registers, name string) bool {
+		t.Helper()
+		reg, err := all.Register(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer reg.Close()
+		free, err := vacant(t.Context(), reg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return !free
+	}
+	if err := WithRegisters(t.Context(), c, cfg, func(all Registers) error {
+		reg, err := all.Register("goods")
+		if err != nil {
+			return err
+		}
+		defer reg.Close()
+		if _, err := partition.Reserve(t.Context(), reg, 2, named.Vacant); err != nil {
+			return err
+		}
+		err = RemoveHeap(t.Context(), Removal{BorrowConfig: cfg, Control: c, made: func(number int) bool { return number < 1 }}, func(string, error) {})
+		if err != nil {
+			return err
+		}
+		for name, want := range map[string]bool{"goods": false, "goods.0": false, "goods.1": true} {
+			if got := there(all, name); got != want {
+				t.Errorf("heap %s is there: %v, want %v", name, got, want)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -176,13 +176,15 @@ func LoadPartitions(ctx context.Context, c *operator.Control, cfg BorrowConfig, 
 		if err != nil {
 			return err
 		}
+		made := 0
 		defer func() {
 			if err == nil {
 				return
 			}
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), nodeTime)
 			defer cancel()
-			err = errors.Join(err, RemoveHeap(ctx, Removal{BorrowConfig: cfg, Control: c}, func(string, error) {}))
+			ours := func(number int) bool { return number < made } // a heap may have been made under a partition's name since it was looked for
+			err = errors.Join(err, RemoveHeap(ctx, Removal{BorrowConfig: cfg, Control: c, made: ours}, func(string, error) {}))
 		}()
 		for number := range from {
 			part := cfg
@@ -190,6 +192,7 @@ func LoadPartitions(ctx context.Context, c *operator.Control, cfg BorrowConfig, 
 			if err := LoadHeap(ctx, c, part, from[number], contents[number]); err != nil {
 				return fmt.Errorf("partition %d: %w", number, err)
 			}
+			made++
 		}
 		return partition.Release(ctx, reg, version)
 	})
