@@ -32,7 +32,7 @@ var mistakes = []mistake{
 	{seed: 22, name: "lease-from-reply", file: "far/named/owner.go", was: "	o.m, o.version, o.unsure = m, version, false\n", is: "	o.m, o.version, o.unsure = m, version, false\n	if BUG {\n		asked = o.cfg.now()\n	}\n"},
 	{name: "answer-before-fence"},
 	{name: "trust-returning-node"},
-	{seed: 4, name: "warm-node-forgets-fence"},
+	{seed: 85, name: "warm-node-forgets-fence"},
 	{soon: true, name: "node-frees-young-copies"},
 	{soon: true, name: "serve-before-decision"},
 	{soon: true, name: "look-before-reading"},
@@ -69,7 +69,7 @@ var mistakes = []mistake{
 	// Of lending what is idle.
 	{soon: true, seed: 25, name: "a copy that counts may vanish", file: "far/copies/spare.go", was: "	if ok, err := x.may.MustStay", is: "	if BUG {\n		return x, true\n	}\n	if ok, err := x.may.MustStay"},
 	{name: "spare copies of what is given back stay", file: "far/copies/segment.go", was: "	if x != nil {\n		x.place.giveBack(x.seg)", is: "	if x != nil && !BUG {\n		x.place.giveBack(x.seg)"},
-	{seed: 15, name: "spare copies that vanish are not given back", file: "far/copies/spare.go", was: "			g.store.counts.vanished.Add(1)\n			x.place.giveBackLater(x.seg)\n		}\n		x = nil\n	case !x", is: "			g.store.counts.vanished.Add(1)\n			if !BUG {\n				x.place.giveBackLater(x.seg)\n			}\n		}\n		x = nil\n	case !x"},
+	{seed: 5, name: "spare copies that vanish are not given back", file: "far/copies/spare.go", was: "			g.store.counts.vanished.Add(1)\n			x.place.giveBackLater(x.seg)\n		}\n		x = nil\n	case !x", is: "			g.store.counts.vanished.Add(1)\n			if !BUG {\n				x.place.giveBackLater(x.seg)\n			}\n		}\n		x = nil\n	case !x"},
 
 	// Of nodes that join and end.
 	{seed: 18, name: "nobody looks at a place that has joined", file: "far/copies/copies.go", was: "	all = append(slices.Clone(all), n)\n	s.places.Store(&all)\n", is: "	all = append(slices.Clone(all), n)\n	if !BUG {\n		s.places.Store(&all)\n	}\n"},
