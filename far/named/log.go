@@ -142,7 +142,8 @@ func (l *Log) read(ctx context.Context, seg store.Segment, next uint64, replay f
 				return
 			}
 			e, off := scanLog(buf, number, next, nil)
-			if ends := len(bytes.Trim(buf[off:], "\x00")) == 0; e > end {
+			seen := len(buf) == l.s.SegmentSize() || off+frameHeader <= len(buf) // what follows the records, if anything does
+			if ends := seen && len(bytes.Trim(buf[off:], "\x00")) == 0; e > end {
 				end, clean, best = e, ends, append(best[:0], buf...)
 			} else if e == end && ends {
 				clean = true

@@ -1,6 +1,7 @@
 package named_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -382,6 +383,53 @@ func TestADamagedEndOfTheLogIsNotTakenForItsEnd(t *testing.T) {
 			_ = p.log.Close() // it cannot
 			p.bury()
 			w.places[other].setDown(false)
+			if err := next.log.Close(); err != nil {
+				t.Error(err)
+			}
+			next.close(t)
+		})
+	}
+}
+
+// TestRecordsThatWereWrittenAgainAreNotTheEndOfTheLog: a write has come to one copy only, so its records were written again to the next segment, where another
+// one follows. Of that segment 4 KiB are looked at first, to see whether there is anything in it, and the records that are known already fill them, or nearly.
+func TestRecordsThatWereWrittenAgainAreNotTheEndOfTheLog(t *testing.T) {
+	const look, header, frame = 4 << 10, 16, 16
+	for _, less := range []int{0, 4, frame} { // bytes that are left of what is looked at
+		inVirtualTime(t, func(t *testing.T) {
+			w := newWorld(2)
+			p, _ := w.start(t, named.Config{}).openLog(t)
+			synctest.Wait() // it gets spare segments meanwhile
+			p.wire.cut.Store(true)
+			m, err := named.DecodeManifest(w.reg.value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var recs [][]byte
+			for i, size := range []int{8, (look - header - 2*frame - less) / 2, (look - header - 2*frame - less) / 2, 8} {
+				rec := bytes.Repeat([]byte{1}, size)
+				binary.LittleEndian.PutUint64(rec, uint64(i+1))
+				recs = append(recs, rec)
+			}
+			for i, b := range [][]byte{
+				named.LogSegment(m.Tail[0].Number, 1, recs[:3]...),
+				named.LogSegment(m.Tail[1].Number, 2, recs[1:]...),
+			} {
+				var number int
+				var at, chunk [2]int
+				if _, err := fmt.Sscanf(m.Tail[i].Name, "segment %d at node %d/chunk 0.%d and node %d/chunk 0.%d", &number, &at[0], &chunk[0], &at[1], &chunk[1]); err != nil {
+					t.Fatal(err)
+				}
+				for k := range at[:1+i] { // of the first segment one copy
+					copy(w.places[at[k]].segs[chunk[k]], b)
+				}
+			}
+			next, found := w.start(t, named.Config{Patience: impatient}).openLog(t)
+			if fmt.Sprint(found) != "[1 2 3 4]" {
+				t.Errorf("%d bytes before what is looked at ends: found the records %v, want 1 to 4", less, found)
+			}
+			_ = p.log.Close() // it cannot
+			p.bury()
 			if err := next.log.Close(); err != nil {
 				t.Error(err)
 			}
