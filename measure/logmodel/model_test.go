@@ -1,0 +1,91 @@
+package logmodel
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// most is how many states are visited of one model, at most: all of them, in the bounds below.
+const most = 20_000_000
+
+// A scenario is a model within bounds, whole or with a rule that is broken.
+type scenario struct {
+	name    string
+	explore func(broken string) finding
+	soak    bool // it is explored only with TEST_SOAK
+}
+
+var scenarios = []scenario{
+	{"checkpoint: a server dies, and an answer is lost", func(broken string) finding {
+		return explore(checkpoints{broken: broken, records: 2, crashes: 1, lost: 1}.model(), most)
+	}, false},
+	{"checkpoint: a server that lives is superseded", func(broken string) finding {
+		return explore(checkpoints{broken: broken, records: 1, takeovers: 1, lost: 1}.model(), most)
+	}, false},
+	{"checkpoint: a server that lives is superseded, more of it", func(broken string) finding {
+		return explore(checkpoints{broken: broken, records: 2, takeovers: 1}.model(), most)
+	}, true},
+	{"checkpoint: a server is superseded, and one dies", func(broken string) finding {
+		return explore(checkpoints{broken: broken, records: 1, takeovers: 1, crashes: 1, lost: 1}.model(), most)
+	}, true},
+}
+
+// rules are the rules of the protocol: what happens where each is broken, and what the explorer is to find then.
+var rules = []struct{ scenario, broken, how, wrong string }{
+	{"checkpoint: a server dies", "free-old-first", "the old checkpoint is given back before the manifest has the new one", "the checkpoint that the manifest has as its root cannot be read"},
+	{"checkpoint: a server dies", "root-before-whole", "a checkpoint becomes the root before all of it is written", "the checkpoint that the manifest has as its root cannot be read"},
+	{"checkpoint: a server dies", "doubt-is-yes", "a lost answer to a change of the root is taken for yes", "the checkpoint that the manifest has as its root cannot be read"},
+	{"checkpoint: a server dies", "doubt-is-no", "a lost answer to a change of the root is taken for no", "the checkpoint that the manifest has as its root cannot be read"},
+	{"checkpoint: a server dies", "doubtful-drop", "segments of the journal are given back though it is not known whether the manifest still lists them", "the manifest lists a segment of the journal that was given back"},
+	{"checkpoint: a server dies", "free-journal-first", "segments of the journal are given back before the manifest no longer lists them", "the manifest lists a segment of the journal that was given back"},
+	{"checkpoint: a server dies", "position-of-now", "a checkpoint's position is where the journal is when it becomes the root", "a record that was acknowledged is lost"},
+	{"checkpoint: a server dies", "drop-all-there-is", "what has come since the checkpoint was begun is dropped with what it has", "a record that was acknowledged is lost"},
+	{"checkpoint: a server dies", "begin-before-checkpoint", "what was replayed is dropped before a checkpoint has it", "a record that was acknowledged is lost"},
+	{"checkpoint: a server dies", "prune-journal", "who opens the heap gives back what the checkpoint does not name, the journal included", "the manifest lists a segment of the journal that was given back"},
+	{"checkpoint: a server dies", "never-prune", "what a server that died had not listed is not given back", "for ever a segment is kept that nobody needs"},
+	{"checkpoint: a server dies", "old-root-stays", "the old checkpoint is not given back", "for ever a segment is kept that nobody needs"},
+	{"checkpoint: a server that lives", "change-without-compare", "a change of the manifest happens whatever has happened before it", "the manifest lists a segment of the journal that was given back"},
+}
+
+// TestTheProtocolHolds in every state of every scenario.
+func TestTheProtocolHolds(t *testing.T) {
+	total := 0
+	for _, sc := range scenarios {
+		if sc.soak && os.Getenv("TEST_SOAK") == "" {
+			continue
+		}
+		f := sc.explore("")
+		total += f.states
+		t.Logf("%s: %d states, up to %d steps", sc.name, f.states, f.depth)
+		if f.wrong != "" {
+			t.Errorf("%s: %s:%s", sc.name, f.wrong, trace(f))
+		} else if !f.whole {
+			t.Errorf("%s: there are more than %d states", sc.name, most)
+		}
+	}
+	t.Logf("%d states in all", total)
+}
+
+// TestEachRuleIsNeeded: without it, something goes wrong that the explorer finds. With -v, it prints how.
+func TestEachRuleIsNeeded(t *testing.T) {
+	for _, r := range rules {
+		t.Run(r.broken, func(t *testing.T) {
+			i := slices.IndexFunc(scenarios, func(sc scenario) bool { return strings.HasPrefix(sc.name, r.scenario) })
+			f := scenarios[i].explore(r.broken)
+			t.Logf("%s: %s, found in %d states:%s", r.how, f.wrong, f.states, trace(f))
+			if f.wrong != r.wrong {
+				t.Errorf("%s: found %q in %d states, want %q", r.how, f.wrong, f.states, r.wrong)
+			}
+		})
+	}
+}
+
+// trace is how it came to what was found, a step a line.
+func trace(f finding) string {
+	if len(f.trace) == 0 {
+		return " at once"
+	}
+	return "\n    " + strings.Join(f.trace, "\n    ")
+}
