@@ -162,8 +162,8 @@ func replay[S comparable](m model[S], path []uint16) (s S, trace []string) {
 				a := make([]any, len(args))
 				for k := range args {
 					if a[k] = args[k]; args[k] >= 1<<8 {
-					a[k] = set(args[k] >> 8)
-				}
+						a[k] = set(args[k] >> 8)
+					}
 				}
 				trace = append(trace, fmt.Sprintf(format, a...))
 			}
