@@ -1,8 +1,8 @@
 // Package logmodel explores the protocol by which a named heap is owned, kept and opened again: every order in which its steps can
 // be taken, in small instances. It has tests only.
 //
-// There are several models, each of a part of the protocol and of what that meets: the journal and its checkpoints (checkpoint_test), and
-// deleting and cleaning (clean_test).
+// There are several models, each of a part of the protocol and of what that meets: the journal and its checkpoints (checkpoint_test),
+// deleting and cleaning (clean_test), and partitions that move from server to server (handover_test).
 //
 // A model is a state and the steps that can be taken in it (explore_test). Every state that can be reached is visited, breadth first, so what
 // goes wrong is found with as few steps as possible. In each state is looked whether what was acknowledged would be found by whoever opened

@@ -36,6 +36,18 @@ var scenarios = []scenario{
 	{"cleaning: what a checkpoint refers to is held", func(broken string) finding {
 		return explore(cleaning{broken: broken, held: true, ops: 3, crashes: 1, moves: 2}.model(), most)
 	}, false},
+	{"handover: moves, and a server that dies", func(broken string) finding {
+		return explore(handover{broken: broken, writes: 2, crashes: 1, moves: 2}.model(), most)
+	}, false},
+	{"handover: the map takes out a server that lives", func(broken string) finding {
+		return explore(handover{broken: broken, writes: 2, moves: 1, taken: 1}.model(), most)
+	}, false},
+	{"handover: all of that, and more of it", func(broken string) finding {
+		return explore(handover{broken: broken, writes: 3, crashes: 1, moves: 2, taken: 2, restarts: 1}.model(), most)
+	}, true},
+	{"handover: a node restarts", func(broken string) finding {
+		return explore(handover{broken: broken, writes: 2, taken: 1, restarts: 1}.model(), most)
+	}, false},
 }
 
 // rules are the rules of the protocol: what happens where each is broken, and what the explorer is to find then.
@@ -63,6 +75,17 @@ var rules = []struct{ scenario, broken, how, wrong string }{
 	{"cleaning: copies", "position-of-now", "a checkpoint's position is where the log is when the manifest has it", "a key that was deleted is back"},
 	{"cleaning: what", "free-before-checkpoint", "what was copied is removed though the last checkpoint refers to it", "the index refers to a record that was removed"},
 	{"cleaning: what", "free-while-making", "what was copied is removed though the checkpoint that is being made refers to it", "the index refers to a record that was removed"},
+	{"handover: moves", "map-is-enough", "who has the partition by the map serves it, without an epoch or a fence", "a write is acknowledged that does not count"},
+	{"handover: moves", "read-before-fence", "the next owner reads what a node has before the node is fenced", "a write that was acknowledged or shown is lost"},
+	{"handover: moves", "no-lease-wait", "the next owner does not wait for the lease of one that did not close", "an owner answers a read after the next one has answered"},
+	{"handover: moves", "give-up-first", "the owner gives the partition up before it has fallen silent", "an owner answers a read after the next one has answered"},
+	{"handover: moves", "serve-before-decision", "what was found at nodes is shown before it is decided that it counts", "a write that was acknowledged or shown is lost"},
+	{"handover: moves", "one-copy-is-enough", "a write is acknowledged when one of two nodes has it", "a write that was acknowledged or shown is lost"},
+	{"handover: moves", "dead-have-to-close", "who is to open a partition waits until its owner has closed, dead or not", "for ever the partition is not served"},
+	{"handover: moves", "close-after-next-opens", "the owner closes when the next one has opened, which waits for that", "for ever the partition is not served"},
+	{"handover: the map", "decide-without-compare", "what counts is decided whatever has happened to the manifest", "a write is acknowledged that does not count"},
+	{"handover: the map", "lost-for-good", "a server that was superseded never opens the partition again", "for ever the partition is not served"},
+	{"handover: a node", "node-forgets-fence", "a node that restarts with its memory takes writes of any epoch", "a write is acknowledged that does not count"},
 }
 
 // TestTheProtocolHolds in every state of every scenario.
