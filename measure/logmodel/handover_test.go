@@ -353,10 +353,11 @@ func (c handover) closes(s *hoState, i int, o *offers[hoState]) {
 	case v.st == hoGiven:
 		*w = hoServer{}
 		o.will(to, "server %v falls silent", i)
-	case v.st == hoSilent, leaves && (v.st == hoRaised || v.st == hoDecided):
-		if s.m.epoch == v.epoch {
-			*w, to.m.owner = hoServer{}, 0
-			o.will(to, "server %v gives the partition up", i)
+	case (v.st == hoSilent || leaves && (v.st == hoRaised || v.st == hoDecided)) && s.m.epoch == v.epoch:
+		if v.waits && c.broken != "give-up-before-lease-ends" {
+			return // whoever comes next waits for no lease, so that of the owner before has to be over
 		}
+		*w, to.m.owner = hoServer{}, 0
+		o.will(to, "server %v gives the partition up", i)
 	}
 }
