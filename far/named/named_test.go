@@ -419,6 +419,54 @@ func TestNobodyShowsWhatIsOld(t *testing.T) {
 	})
 }
 
+// TestWhoGivesAHeapUpLeavesNoLeaseBehind: if an owner gives the heap up soon after it has taken it over, the next one is not
+// ready either while the owner that was superseded still shows something.
+func TestWhoGivesAHeapUpLeavesNoLeaseBehind(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		w := newWorld(2)
+		p := w.start(t, named.Config{Lease: 10 * time.Second, Beat: 100 * time.Second})
+		time.Sleep(3 * time.Second) // evidence is renewed
+		short, err := named.Own(t.Context(), w.reg, named.Config{Me: "for a short time", Patience: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.wire.cut.Store(true)
+		ready := make(chan error, 1)
+		go func() {
+			if err := short.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+			o, err := named.Own(t.Context(), w.reg, named.Config{Me: "next"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			ready <- o.Ready(t.Context())
+			if err := o.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}()
+		shown := 0
+		for p.o.Shown(0) {
+			select {
+			case err := <-ready:
+				t.Fatalf("another owner is ready (%v) while one before it shows what it has", err)
+			default:
+			}
+			shown++
+			time.Sleep(10 * time.Millisecond)
+		}
+		if shown == 0 {
+			t.Error("the owner has shown nothing")
+		}
+		if err := <-ready; err != nil {
+			t.Error(err)
+		}
+		p.wire.cut.Store(false)
+		p.bury()
+	})
+}
+
 // TestCopiesThatHaveMovedAreFound by the next process, although no checkpoint has been taken since.
 func TestCopiesThatHaveMovedAreFound(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T) {

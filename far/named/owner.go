@@ -538,10 +538,13 @@ func (o *Owner) confirm(l holder.Lonely, within time.Duration) bool {
 }
 
 // Close gives the heap up, so that whoever opens it next need not wait. Close the heap, and the store, before it. It fails
-// if the register cannot be told.
+// if the register cannot be told. It waits as Ready does: whoever comes next would not know of a lease of the owner before this one.
 func (o *Owner) Close(ctx context.Context) error {
 	o.stop()
 	o.wg.Wait(o.proc)
+	if err := o.Ready(ctx); err != nil {
+		return fmt.Errorf("cannot give the heap up: %w", err)
+	}
 	if err := o.begin(ctx); err != nil {
 		return fmt.Errorf("cannot give the heap up: %w", err)
 	}
