@@ -25,7 +25,8 @@ type Manifest struct {
 	Owner string // what the owner calls itself, "" if the heap was closed
 	// Process is the identity of the owner's process, by which others on its machine know when it has ended; "" if it has none.
 	Process string
-	Lease   time.Duration
+	// Lease is that of the owner, or of the one before it, if that is longer and may go on.
+	Lease time.Duration
 	// Copies is how many there are to be of each segment, 0 if nobody has said it.
 	Copies int
 

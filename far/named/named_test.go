@@ -467,6 +467,52 @@ func TestWhoGivesAHeapUpLeavesNoLeaseBehind(t *testing.T) {
 	})
 }
 
+// TestTheLongerLeaseCounts: an owner without a lease dies soon after it has taken the heap over, and the next one waits nevertheless for the lease
+// of the owner that was superseded. Afterwards there is none to be waited for.
+func TestTheLongerLeaseCounts(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		w := newWorld(2)
+		p := w.start(t, named.Config{Lease: 10 * time.Second, Beat: 100 * time.Second})
+		time.Sleep(3 * time.Second) // evidence is renewed
+		dies := &wire{register: w.reg}
+		second, err := named.Own(t.Context(), dies, named.Config{Me: "second", Fenced: true, Patience: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.wire.cut.Store(true)
+		dies.cut.Store(true)
+		third, err := named.Own(t.Context(), w.reg, named.Config{Me: "third", Fenced: true, Patience: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ready := make(chan error, 1)
+		go func() { ready <- third.Ready(t.Context()) }()
+		for p.o.Shown(0) {
+			select {
+			case err := <-ready:
+				t.Fatalf("another owner is ready (%v) while one before it shows what it has", err)
+			default:
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if err := <-ready; err != nil {
+			t.Error(err)
+		}
+		time.Sleep(2 * named.DefaultBeat)
+		b, _, _ := w.reg.Read(t.Context())
+		if m, err := named.DecodeManifest(b); err != nil || m.Lease != 0 {
+			t.Errorf("the manifest has a lease of %v, %v, want none: the owner uses none, and that of the one before is over", m.Lease, err)
+		}
+		p.bury()
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		_ = second.Close(ended)
+		if err := third.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestCopiesThatHaveMovedAreFound by the next process, although no checkpoint has been taken since.
 func TestCopiesThatHaveMovedAreFound(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T) {

@@ -89,6 +89,14 @@ func (c *Config) now() time.Duration {
 	return clock()
 }
 
+// lease is for how long this owner may show what it has after it was superseded.
+func (c *Config) lease() time.Duration {
+	if c.Fenced {
+		return 0
+	}
+	return c.Lease
+}
+
 // Owner is a process's ownership of a heap. All methods may be called by any number of goroutines.
 type Owner struct {
 	cfg   Config
@@ -186,9 +194,9 @@ func (o *Owner) raise(ctx context.Context) error {
 			}
 		}
 		next := m.clone()
-		next.Epoch, next.Nonce, next.Owner, next.Lease, next.Beat = m.Epoch+1, o.nonce, o.cfg.Me, o.cfg.Lease, 0
-		if o.cfg.Fenced {
-			next.Lease = 0
+		next.Epoch, next.Nonce, next.Owner, next.Lease, next.Beat = m.Epoch+1, o.nonce, o.cfg.Me, o.cfg.lease(), 0
+		if m.Owner != "" { // its lease may go on when this owner is superseded in turn
+			next.Lease = max(next.Lease, m.Lease)
 		}
 		if next.Process = ""; o.proc == nil {
 			next.Process = identity(os.Getpid())
@@ -436,6 +444,9 @@ func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error)
 			next.Copies = int(n)
 		}
 		next.Beat++
+		if o.cfg.now() >= o.until {
+			next.Lease = o.cfg.lease()
+		}
 		if err := f(next); err != nil {
 			return err
 		}
