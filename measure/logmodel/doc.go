@@ -2,7 +2,8 @@
 // be taken, in small instances. It has tests only.
 //
 // There are several models, each of a part of the protocol and of what that meets: the journal and its checkpoints (checkpoint_test),
-// deleting and cleaning (clean_test), and partitions that move from server to server (handover_test).
+// deleting and cleaning (clean_test), partitions that move from server to server (handover_test), and copies at places that go and come back, of which there may be too few
+// (copies_test).
 //
 // A model is a state and the steps that can be taken in it (explore_test). Every state that can be reached is visited, breadth first, so what
 // goes wrong is found with as few steps as possible. In each state is looked whether what was acknowledged would be found by whoever opened

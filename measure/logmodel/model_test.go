@@ -48,6 +48,15 @@ var scenarios = []scenario{
 	{"handover: a node restarts", func(broken string) finding {
 		return explore(handover{broken: broken, writes: 2, taken: 1, restarts: 1}.model(), most)
 	}, false},
+	{"copies: at least one", func(broken string) finding {
+		return explore(copying{broken: broken, least: 1, writes: 1, crashes: 1, leaves: 1, wipes: 1}.model(), most)
+	}, false},
+	{"copies: at least one, more of it", func(broken string) finding {
+		return explore(copying{broken: broken, least: 1, writes: 1, crashes: 1, leaves: 2, wipes: 1}.model(), most)
+	}, true},
+	{"copies: at least two", func(broken string) finding {
+		return explore(copying{broken: broken, least: 2, writes: 1, crashes: 0, leaves: 2, wipes: 1}.model(), most)
+	}, false},
 }
 
 // rules are the rules of the protocol: what happens where each is broken, and what the explorer is to find then.
@@ -87,6 +96,18 @@ var rules = []struct{ scenario, broken, how, wrong string }{
 	{"handover: the map", "decide-without-compare", "what counts is decided whatever has happened to the manifest", "a write is acknowledged that does not count"},
 	{"handover: the map", "lost-for-good", "a server that was superseded never opens the partition again", "for ever the partition is not served"},
 	{"handover: a node", "node-forgets-fence", "a node that restarts with its memory takes writes of any epoch", "a write is acknowledged that does not count"},
+	{"copies: at least two", "late-counts", "a copy that is late counts among those that --min-copies asks for", "a write was acknowledged with fewer copies than there have to be"},
+	{"copies: at least two", "fewer-than-least", "a segment is opened with fewer copies than --min-copies", "a write was acknowledged with fewer copies than there have to be"},
+	{"copies: at least one", "write-on-with-fewer", "the owner writes on without a copy, and the manifest still lists it", "a write that was acknowledged is lost"},
+	{"copies: at least one", "empty-is-a-copy", "a place that lost its memory is taken for one with an empty copy", "a write that was acknowledged is lost"},
+	{"copies: at least one", "empty-is-full", "a place that lost its memory counts as if it still had its copy", "for ever a segment has fewer copies than it should"},
+	{"copies: at least one", "open-without", "the log is opened though no copy of its open segment can be reached", "a write that was acknowledged is lost"},
+	{"copies: at least one", "unsure-counts", "a copy that could not be reached when the log was opened counts as if it had everything", "a write that was acknowledged is lost"},
+	{"copies: at least one", "let-go-of-the-absent", "copies that could not be reached when the log was opened are no longer listed", "a write that was acknowledged is lost"},
+	{"copies: at least one", "copy-from-unsure", "what lacks copies is copied from one that may lack something", "a write that was acknowledged is lost"},
+	{"copies: at least one", "free-before-listed", "the copy that is replaced is given back before the manifest lists the one in its place", "a copy that the manifest lists was given back"},
+	{"copies: at least one", "prune-the-unreached", "a place that is back gives back copies that were not reopened, and are listed", "a copy that the manifest lists was given back"},
+	{"copies: at least one", "never-again", "where a copy was lost none is ever made", "for ever a segment has fewer copies than it should"},
 }
 
 // TestTheProtocolHolds in every state of every scenario.
