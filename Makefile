@@ -95,6 +95,7 @@ soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	TEST_SOAK=1 $(GO) test -count=1 -timeout 4h ./robustness -run MoreKeys
 	TEST_SOAK=1 $(GO) test -race -count=1 -timeout 4h ./far/named
 	TEST_SOAK=1 $(GO) test -count=1 -timeout 4h ./measure/simfaults
+	TEST_SOAK=1 $(GO) test -count=1 -timeout 4h ./measure/logmodel
 	TEST_SOAK=1 $(GO) test -count=1 -timeout 4h ./robustness -run 'DurableServerAtNodes|InTheMemoryOfNodesOutlives|NothingIsLostWithANode|OfASharedHeapLoseNothing|ASharedHeapIsLinearizable'
 	$(GO) test -count=5 -timeout 4h ./robustness
 

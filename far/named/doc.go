@@ -30,7 +30,8 @@
 // What an owner has in local memory may be old as soon as there is another one. Before it answers anybody out of it,
 // it therefore needs evidence: it asked the register at some moment, and the answer was that it is the owner. It uses evidence for as long
 // as a Lease after it has asked (Owner.Shown), and the next owner waits until the lease of the one before
-// is over (Owner.Ready). Of clocks this takes that their rates differ by less than a twentieth, and that they go on while a machine
+// is over (Owner.Ready). An owner that gives the heap up before that waits as well, and of one that dies the manifest has the longer lease of the two: those who come later
+// know of no other. Of clocks this takes that their rates differ by less than a twentieth, and that they go on while a machine
 // sleeps (CLOCK_BOOTTIME).
 //
 // With Config.Fenced there is no lease: evidence is that all copies of a segment of the log have taken a write that began after it was asked

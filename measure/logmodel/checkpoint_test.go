@@ -91,7 +91,6 @@ type ckState struct {
 
 	acked                    uint8 // number of the last record that was acknowledged
 	crashes, takeovers, lost uint8 // so far
-	bad                      uint8
 }
 
 type checkpoints struct {
