@@ -82,6 +82,11 @@ var farImports = map[string][]string{
 	"far/named":   {"internal/turns", "holder", "far/copies", "far/store", "far/record"},
 }
 
+// respImports is all of the module that the packages below resp, of which it is made, may import: none of them knows the server.
+var respImports = map[string][]string{
+	"resp/glob": {},
+}
+
 const module = "polder"
 
 func TestNoFloorImportsOneAbove(t *testing.T) {
@@ -154,6 +159,26 @@ func TestFarKnowsNothingOfTheFabric(t *testing.T) {
 				t.Errorf("%s imports %s, which far/prom is for", name, imp)
 			}
 		}
+	}
+}
+
+func TestPartsOfRespDoNotKnowTheServer(t *testing.T) {
+	seen := 0
+	for _, p := range listPackages(t) {
+		name, _ := strings.CutPrefix(p.ImportPath, module+"/")
+		allowed, ok := respImports[name]
+		if !ok {
+			continue
+		}
+		seen++
+		for _, imp := range p.Imports {
+			if rest, ours := strings.CutPrefix(imp, module+"/"); ours && !slices.Contains(allowed, rest) {
+				t.Errorf("%s imports %s: it may import %v", name, imp, allowed)
+			}
+		}
+	}
+	if seen != len(respImports) {
+		t.Errorf("%d of the packages of resp are in the tree, want %d", seen, len(respImports))
 	}
 }
 

@@ -118,6 +118,8 @@
 //
 // # Files
 //
+// In packages of their own, which know nothing of this one: glob (patterns of KEYS, SCAN and PSUBSCRIBE).
+//
 // A server and its clients: server, config, settings (CONFIG SET), stats, info, errors;
 // session is what every client is, client what CLIENT shows of it, login the door,
 // password what it asks for; kill and pause.
@@ -132,7 +134,7 @@
 // (what replies show, and when they may).
 //
 // Commands: command and table (what there is), keys, strings, setoptions, numbers,
-// expire, scan, glob, connection, multi and watch, introspect; pubsub, and herald (what other servers are told of it); sentinel; monitor, slowlog and
+// expire, scan, connection, multi and watch, introspect; pubsub, and herald (what other servers are told of it); sentinel; monitor, slowlog and
 // latency for those who operate it.
 //
 // Hashes: hash (commands), fields (a list of them), hashwrite, hashscan, large (blocks),

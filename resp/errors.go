@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"polder/far"
+	"polder/resp/glob"
 )
 
 // ErrServerClosed is what Serve returns after Shutdown or Close.
@@ -61,6 +62,8 @@ func errText(err error) string {
 		return "LOST the " + lost.Error()
 	case errors.Is(err, far.ErrFull):
 		return "OOM " + err.Error() + "; what is stored stays readable"
+	case err == glob.ErrTooLong:
+		return "ERR " + err.Error()
 	case errors.Is(err, far.ErrTooLarge):
 		return string(errTooLong)
 	case errors.Is(err, context.DeadlineExceeded):

@@ -31,7 +31,7 @@ func cmdHScan(s *session, a [][]byte) error {
 	var l keyList
 	add := func(fl fieldList) error {
 		for f, v := range fl.all() {
-			if o.match == nil || o.match.match(f) {
+			if o.match == nil || o.match.Match(f) {
 				l.add(f)
 				l.add(v)
 			}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 
+	"polder/resp/glob"
 	"polder/resp/proto"
 )
 
@@ -18,7 +19,7 @@ type pubsub struct {
 
 // subscribers are those of a pattern.
 type subscribers struct {
-	glob glob
+	glob glob.Pattern
 	of   map[*session]struct{}
 }
 
@@ -42,10 +43,10 @@ func (p *pubsub) subscribe(s *session, name string, pattern bool) error {
 	if _, there := (*mine)[name]; there {
 		return nil
 	}
-	var g glob
+	var g glob.Pattern
 	if pattern {
 		var err error
-		if g, err = newGlob([]byte(name)); err != nil {
+		if g, err = glob.Compile([]byte(name)); err != nil {
 			return err
 		}
 	}
@@ -123,7 +124,7 @@ func (p *pubsub) publish(channel, message []byte) (n int64) {
 		n++
 	}
 	for name, of := range p.patterns {
-		if !of.glob.match(channel) {
+		if !of.glob.Match(channel) {
 			continue
 		}
 		for s := range of.of {
@@ -223,9 +224,9 @@ func cmdPubsubChannels(s *session, a [][]byte) error {
 	if len(a) > 3 {
 		return errSyntax
 	}
-	g, err := newGlob([]byte("*"))
+	g, err := glob.Compile([]byte("*"))
 	if len(a) == 3 {
-		g, err = newGlob(a[2])
+		g, err = glob.Compile(a[2])
 	}
 	if err != nil {
 		return err
@@ -235,7 +236,7 @@ func cmdPubsubChannels(s *session, a [][]byte) error {
 	defer p.mu.RUnlock()
 	var names []string
 	for name := range p.channels {
-		if g.match([]byte(name)) {
+		if g.Match([]byte(name)) {
 			names = append(names, name)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"polder/far"
+	"polder/resp/glob"
 	"polder/resp/proto"
 )
 
@@ -13,7 +14,7 @@ func itoa(v int64) string { return strconv.FormatInt(v, 10) }
 
 // scanOptions are those of SCAN and HSCAN.
 type scanOptions struct {
-	match glob // nil: everything
+	match glob.Pattern // nil: everything
 	count int
 	typ   []byte
 }
@@ -44,7 +45,7 @@ func parseScan(a [][]byte, types bool) (o scanOptions, err error) {
 		}
 	}
 	if pattern != nil {
-		o.match, err = newGlob(pattern)
+		o.match, err = glob.Compile(pattern)
 	}
 	return o, err
 }
@@ -138,7 +139,7 @@ func cmdScan(s *session, a [][]byte) error {
 		for seen < o.count {
 			at, err = s.scanStep(at, &l, func(key []byte, e far.Entry) bool {
 				seen++
-				return (o.match == nil || o.match.match(key)) && (o.typ == nil || is(o.typ, typeName(e.Tag)))
+				return (o.match == nil || o.match.Match(key)) && (o.typ == nil || is(o.typ, typeName(e.Tag)))
 			})
 			if err == nil {
 				err = s.fits(&l)
@@ -186,14 +187,14 @@ func (s *session) cursorOf(at uint64, number int) uint64 {
 }
 
 func cmdKeys(s *session, a [][]byte) error {
-	pattern, err := newGlob(a[1])
+	pattern, err := glob.Compile(a[1])
 	if err != nil {
 		return err
 	}
 	var l keyList
 	err = s.each(0, func(int) (bool, error) {
 		for cursor := uint64(0); ; {
-			if cursor, err = s.scanStep(cursor, &l, func(key []byte, e far.Entry) bool { return pattern.match(key) }); err == nil {
+			if cursor, err = s.scanStep(cursor, &l, func(key []byte, e far.Entry) bool { return pattern.Match(key) }); err == nil {
 				err = s.fits(&l)
 			}
 			if err != nil || cursor == 0 {

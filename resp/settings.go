@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"polder/resp/glob"
 	"polder/resp/proto"
 )
 
@@ -87,12 +88,12 @@ func cmdConfigGet(s *session, a [][]byte) error {
 	values := s.srv.configValues()
 	wanted := make([]bool, len(values))
 	for _, p := range a[2:] {
-		pattern, err := newGlob(bytes.ToLower(p))
+		pattern, err := glob.Compile(bytes.ToLower(p))
 		if err != nil {
 			return err
 		}
 		for i, v := range values {
-			wanted[i] = wanted[i] || pattern.match([]byte(v.Name))
+			wanted[i] = wanted[i] || pattern.Match([]byte(v.Name))
 		}
 	}
 	var hits []Stat

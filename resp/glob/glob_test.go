@@ -1,4 +1,4 @@
-package resp
+package glob
 
 import (
 	"strings"
@@ -16,11 +16,11 @@ func TestGlobPatterns(t *testing.T) {
 		{"[a-c", "b", true}, {`\*`, "*", true}, {`\*`, "a", false}, {`[\]]`, "]", true}, {"a*b*c", "aXbXbXc", true},
 		{strings.Repeat("a*", 30) + "b", strings.Repeat("a", 1000), false},
 	} {
-		g, err := newGlob([]byte(c.pattern))
+		g, err := Compile([]byte(c.pattern))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := g.match([]byte(c.s)); got != c.want {
+		if got := g.Match([]byte(c.s)); got != c.want {
 			t.Errorf("%q matches %.20q: %v, want %v", c.pattern, c.s, got, c.want)
 		}
 	}
@@ -31,12 +31,12 @@ func TestGlobPatterns(t *testing.T) {
 func TestPatternsThatWouldTakeLongAreRefused(t *testing.T) {
 	for pattern, want := range map[string]error{
 		"*" + strings.Repeat("?", 1024) + "*":                         nil,
-		"*" + strings.Repeat("?", 1025) + "*":                         errGlob,
-		"*" + strings.Repeat("[ab]", 300) + "*":                       errGlob,
+		"*" + strings.Repeat("?", 1025) + "*":                         ErrTooLong,
+		"*" + strings.Repeat("[ab]", 300) + "*":                       ErrTooLong,
 		"*" + strings.Repeat("a", 1<<20) + "*":                        nil,
 		strings.Repeat("?", 1<<20) + "*" + strings.Repeat("?", 1<<20): nil,
 	} {
-		if _, err := newGlob([]byte(pattern)); err != want {
+		if _, err := Compile([]byte(pattern)); err != want {
 			t.Errorf("%.20q of %d: got the error %v, want %v", pattern, len(pattern), err, want)
 		}
 	}
@@ -67,11 +67,11 @@ func FuzzGlob(f *testing.F) {
 		if len(pattern) > 12 || len(s) > 24 {
 			return // slowMatch takes too long
 		}
-		g, err := newGlob(pattern)
+		g, err := Compile(pattern)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := g.match(s), slowMatch(pattern, s); got != want {
+		if got, want := g.Match(s), slowMatch(pattern, s); got != want {
 			t.Errorf("%q matches %q: %v, want %v", pattern, s, got, want)
 		}
 	})

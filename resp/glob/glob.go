@@ -1,14 +1,18 @@
-package resp
+package glob
 
-import "bytes"
+import (
+	"bytes"
+	"errors"
+)
 
-// A glob is a pattern of *, ?, [a-z], [^a] and \ as Redis has it, cut at its
+// A Pattern is one of *, ?, [a-z], [^a] and \ as Redis has it, cut at its
 // stars into runs. Every place in a run stands for one byte. The first run is
 // at a string's beginning and the last one at its end; of those between, each is
 // looked for behind the one before, so that no string is gone through twice.
-type glob []globRun
+type Pattern []run
 
-type globRun struct {
+// run is what stands between two stars.
+type run struct {
 	width   int    // bytes that it stands for
 	literal []byte // these, if there is but one choice
 	pattern []byte // otherwise
@@ -18,14 +22,16 @@ type globRun struct {
 // stars and has ? or [ in it. Other runs are found in linear time.
 const maxWildRun = 1024
 
-const errGlob replyError = "ERR the pattern has more than 1024 characters with ? or [ between two *"
+// ErrTooLong is what Compile returns of a pattern that would take long.
+var ErrTooLong = errors.New("the pattern has more than 1024 characters with ? or [ between two *")
 
-func newGlob(pattern []byte) (glob, error) {
-	var g glob
+// Compile makes a Pattern, which refers to pattern. It fails with ErrTooLong.
+func Compile(pattern []byte) (Pattern, error) {
+	var g Pattern
 	for {
 		run, rest, star := cutRun(pattern)
 		if star && len(g) > 0 && run.literal == nil && len(run.pattern) > maxWildRun {
-			return nil, errGlob
+			return nil, ErrTooLong
 		}
 		g = append(g, run)
 		if !star {
@@ -36,7 +42,7 @@ func newGlob(pattern []byte) (glob, error) {
 }
 
 // cutRun cuts a pattern at its first star.
-func cutRun(pattern []byte) (run globRun, rest []byte, star bool) {
+func cutRun(pattern []byte) (run run, rest []byte, star bool) {
 	wild := false
 	run.literal = []byte{}
 	p := 0
@@ -56,8 +62,8 @@ func cutRun(pattern []byte) (run globRun, rest []byte, star bool) {
 	return run, pattern[p+1:], true
 }
 
-// match reports whether the whole of s is what the pattern stands for.
-func (g glob) match(s []byte) bool {
+// Match reports whether the whole of s is what the pattern stands for.
+func (g Pattern) Match(s []byte) bool {
 	first, last := &g[0], &g[len(g)-1]
 	if len(g) == 1 {
 		return len(s) == first.width && first.at(s)
@@ -78,7 +84,7 @@ func (g glob) match(s []byte) bool {
 }
 
 // at reports whether s, which is long enough, begins with the run.
-func (r *globRun) at(s []byte) bool {
+func (r *run) at(s []byte) bool {
 	if r.literal != nil {
 		return bytes.HasPrefix(s, r.literal)
 	}
@@ -94,7 +100,7 @@ func (r *globRun) at(s []byte) bool {
 }
 
 // find returns where in s the run is first, or -1.
-func (r *globRun) find(s []byte) int {
+func (r *run) find(s []byte) int {
 	if r.literal != nil {
 		return bytes.Index(s, r.literal)
 	}
