@@ -29,7 +29,7 @@ func (s *session) get(key, dst []byte) (e far.Entry, found bool, err error) {
 	if err == nil {
 		if isHash(e.Tag) {
 			if gone := s.struckOut(key); gone != nil {
-				list := gone.rest(0, e.Value[len(dst):])
+				list := gone.Rest(0, e.Value[len(dst):])
 				e.Value = e.Value[:len(dst)+len(list)]
 			}
 		}

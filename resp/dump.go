@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/resp/hashes"
 	"polder/resp/rdb"
 )
 
@@ -272,21 +273,21 @@ func (d *dump) write(key []byte, e far.Entry) bool {
 		s.out = rdb.AppendString(rdb.AppendStringKey(s.out, key, e.Expire), e.Value)
 		return true
 	}
-	list := fieldList(e.Value)
+	list := hashes.List(e.Value)
 	if gone := s.struckOut(key); gone != nil {
-		list = gone.rest(0, slices.Clone(list))
+		list = gone.Rest(0, slices.Clone(list))
 	}
-	if !d.fits(len(key) + len(list) + rdb.Overhead + 2*rdb.OverheadEach*list.len()) {
+	if !d.fits(len(key) + len(list) + rdb.Overhead + 2*rdb.OverheadEach*list.Len()) {
 		return false
 	}
 	s.out = rdb.AppendHashKey(s.out, key, e.Expire)
-	rdb.PutHashLen(s.out[len(s.out)-rdb.HashLen:], list.len())
+	rdb.PutHashLen(s.out[len(s.out)-rdb.HashLen:], list.Len())
 	d.fields(list)
 	return true
 }
 
-func (d *dump) fields(l fieldList) {
-	for f, v := range l.all() {
+func (d *dump) fields(l hashes.List) {
+	for f, v := range l.All() {
 		d.s.out = rdb.AppendString(rdb.AppendString(d.s.out, f), v)
 	}
 }
@@ -307,8 +308,8 @@ func (d *dump) writeHash(key []byte, expire time.Time, later *keyList) error {
 	}
 	s.out = rdb.AppendHashKey(s.out, key, expire)
 	at, n := len(s.out)-rdb.HashLen-s.mark, 0
-	err := d.blocks(h, 0, func(_ uint32, l fieldList) (bool, error) {
-		n += l.len()
+	err := d.blocks(h, 0, func(_ uint32, l hashes.List) (bool, error) {
+		n += l.Len()
 		d.fields(l)
 		return true, nil
 	})
@@ -317,7 +318,7 @@ func (d *dump) writeHash(key []byte, expire time.Time, later *keyList) error {
 }
 
 // blocks calls yield with the blocks of h from one on, until it returns false.
-func (d *dump) blocks(h *largeHash, from uint32, yield func(b uint32, l fieldList) (bool, error)) error {
+func (d *dump) blocks(h *largeHash, from uint32, yield func(b uint32, l hashes.List) (bool, error)) error {
 	s := d.s
 	for b := from; b < h.buckets; b++ {
 		if (b-from)%fetchBlocks == 0 {
@@ -362,9 +363,9 @@ func (d *dump) copyHash(key []byte) error {
 	c := &largeHash{id: s.srv.nextHash.Add(1), buckets: h.buckets, leads: -1}
 	s.srv.sweeper.pin(c)
 	d.copied, d.bucket, d.left = c, 0, 0
-	err = d.blocks(h, 0, func(b uint32, l fieldList) (bool, error) {
-		d.left += l.len()
-		if l.len() == 0 {
+	err = d.blocks(h, 0, func(b uint32, l hashes.List) (bool, error) {
+		d.left += l.Len()
+		if l.Len() == 0 {
 			return true, nil
 		}
 		return true, s.srv.blocks.Set(s.ctx, c.key(b), far.Entry{Value: l})
@@ -381,12 +382,12 @@ func (d *dump) copyHash(key []byte) error {
 
 // writeCopied writes some blocks of the copy, and frees it after the last one.
 func (d *dump) writeCopied() error {
-	err := d.blocks(d.copied, d.bucket, func(b uint32, l fieldList) (bool, error) {
-		if !d.fits(len(l) + 2*rdb.OverheadEach*l.len()) {
+	err := d.blocks(d.copied, d.bucket, func(b uint32, l hashes.List) (bool, error) {
+		if !d.fits(len(l) + 2*rdb.OverheadEach*l.Len()) {
 			return false, nil
 		}
 		d.fields(l)
-		d.left -= l.len()
+		d.left -= l.Len()
 		d.bucket = b + 1
 		return true, nil
 	})

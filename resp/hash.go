@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"polder/far"
+	"polder/resp/hashes"
 	"polder/resp/proto"
 )
 
@@ -24,9 +25,9 @@ const (
 type hash struct {
 	key   []byte
 	found bool
-	e     far.Entry  // without its value
-	list  fieldList  // if it is small
-	large *largeHash // if it is large
+	e     far.Entry   // without its value
+	list  hashes.List // if it is small
+	large *largeHash  // if it is large
 }
 
 // hash loads the hash under key; errWrongType if that is no hash.
@@ -59,7 +60,7 @@ func (h *hash) len() int {
 	if h.large != nil {
 		return h.large.count
 	}
-	return h.list.len()
+	return h.list.Len()
 }
 
 // field returns the value of a field, which is valid until the next call.
@@ -72,14 +73,14 @@ func (s *session) field(h *hash, field []byte) (v []byte, ok bool, err error) {
 		}
 		reuse(&s.scratch2, l)
 	}
-	v, ok = l.get(field)
+	v, ok = l.Get(field)
 	return v, ok, nil
 }
 
 // fields calls yield with all fields and values.
 func (s *session) fields(h *hash, yield func(field, value []byte)) error {
-	each := func(l fieldList) error {
-		for f, v := range l.all() {
+	each := func(l hashes.List) error {
+		for f, v := range l.All() {
 			yield(f, v)
 		}
 		return s.over()

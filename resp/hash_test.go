@@ -196,37 +196,3 @@ func TestHScanMissesNothing(t *testing.T) {
 		t.Errorf("%d of 2000 fields came in %d steps", len(seen), round)
 	}
 }
-
-func FuzzFieldList(f *testing.F) {
-	f.Add([]byte("abcabc"), 3)
-	f.Fuzz(func(t *testing.T, script []byte, max int) {
-		var l fieldList
-		want := map[string]string{}
-		for i, c := range script {
-			field := string(rune('a' + c%16))
-			if c%3 == 0 {
-				var removed bool
-				_, there := want[field]
-				if l, removed = l.remove([]byte(field)); removed != there {
-					t.Fatalf("remove reported %v, want %v", removed, there)
-				}
-				delete(want, field)
-				continue
-			}
-			value := strings.Repeat("v", int(c)*i%300)
-			_, there := want[field]
-			var added bool
-			if l, added = l.set([]byte(field), []byte(value)); added == there {
-				t.Fatalf("set reported %v, want %v", added, !there)
-			}
-			want[field] = value
-		}
-		got := map[string]string{}
-		for f, v := range l.all() {
-			got[string(f)] = string(v)
-		}
-		if !maps.Equal(got, want) || l.len() != len(want) {
-			t.Errorf("got %v (%d), want %v", got, l.len(), want)
-		}
-	})
-}

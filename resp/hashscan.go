@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 
+	"polder/resp/hashes"
 	"polder/resp/proto"
 )
 
@@ -29,8 +30,8 @@ func cmdHScan(s *session, a [][]byte) error {
 		return err
 	}
 	var l keyList
-	add := func(fl fieldList) error {
-		for f, v := range fl.all() {
+	add := func(fl hashes.List) error {
+		for f, v := range fl.All() {
 			if o.match == nil || o.match.Match(f) {
 				l.add(f)
 				l.add(v)
@@ -53,7 +54,7 @@ func cmdHScan(s *session, a [][]byte) error {
 }
 
 // scanLarge yields the blocks from cursor on until they held count fields.
-func (s *session) scanLarge(h *largeHash, cursor uint64, count int, yield func(fieldList) error) (uint64, error) {
+func (s *session) scanLarge(h *largeHash, cursor uint64, count int, yield func(hashes.List) error) (uint64, error) {
 	for seen := 0; seen < count; {
 		b, end := h.interval(uint32(cursor))
 		l, err := s.block(h, b, s.scratch2[:0])
@@ -64,7 +65,7 @@ func (s *session) scanLarge(h *largeHash, cursor uint64, count int, yield func(f
 		if err := yield(l); err != nil {
 			return 0, err
 		}
-		seen += l.len() + 1
+		seen += l.Len() + 1
 		cursor = end
 		if cursor > math.MaxUint32 {
 			return 0, nil
@@ -169,18 +170,18 @@ func (s *session) randomField(key []byte) error {
 				return err
 			}
 			reuse(&s.scratch2, l)
-			if l.len() > 0 {
+			if l.Len() > 0 {
 				break
 			}
 			b = (b + 1) % h.large.buckets
 		}
 	}
-	if l.len() == 0 {
+	if l.Len() == 0 {
 		s.null()
 		return nil
 	}
-	i := rand.IntN(l.len())
-	for f := range l.all() {
+	i := rand.IntN(l.Len())
+	for f := range l.All() {
 		if i == 0 {
 			s.bulk(f)
 			break

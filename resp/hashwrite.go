@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"polder/far"
+	"polder/resp/hashes"
 )
 
 // A command that changes fields of a hash plans that first. A hash that stays
@@ -42,7 +43,7 @@ func (s *session) setFields(h *hash, p pairs) (added int, err error) {
 	if h.large != nil {
 		return s.setLarge(h, p)
 	}
-	before := h.list.len()
+	before := h.list.Len()
 	for _, b := range p {
 		if len(b) > listpackValue {
 			h.e.Tag = tagTable
@@ -50,21 +51,21 @@ func (s *session) setFields(h *hash, p pairs) (added int, err error) {
 	}
 	if before+p.len() <= smallFields {
 		for i := range p.len() {
-			h.list, _ = h.list.set(p.field(i), p.value(i))
+			h.list, _ = h.list.Set(p.field(i), p.value(i))
 		}
-		if isSmall(h.list.len(), h.list.size()) {
-			return h.list.len() - before, s.storeList(h)
+		if isSmall(h.list.Len(), h.list.Size()) {
+			return h.list.Len() - before, s.storeList(h)
 		}
 		p = nil
 	}
-	t := s.srv.newHashTable(h.list.size() + p.size())
+	t := s.srv.newHashTable(h.list.Size() + p.size())
 	t.addList(h.list)
 	t.addPairs(p)
 	if isSmall(t.h.count, t.h.bytes) { // many of the fields are the same
 		h.list = nil
 		for _, l := range t.lists {
-			for f, v := range l.all() {
-				h.list, _ = h.list.set(f, v)
+			for f, v := range l.All() {
+				h.list, _ = h.list.Set(f, v)
 			}
 		}
 		return t.h.count - before, s.storeList(h)
@@ -78,7 +79,7 @@ func (s *session) setFields(h *hash, p pairs) (added int, err error) {
 
 // storeList stores a small hash that is not empty.
 func (s *session) storeList(h *hash) error {
-	if h.list.len() > listpackFields {
+	if h.list.Len() > listpackFields {
 		h.e.Tag = tagTable
 	}
 	h.e.Value = h.list
@@ -98,7 +99,7 @@ func (s *session) storeTable(h *hash, t *hashTable) error {
 	t.h.id = s.srv.nextHash.Add(1)
 	s.begin()
 	for b, l := range t.lists {
-		if l.len() > 0 {
+		if l.Len() > 0 {
 			if err := s.putBlock(t.h, uint32(b), l); err != nil {
 				return err
 			}
@@ -115,27 +116,27 @@ func (s *session) storeTable(h *hash, t *hashTable) error {
 type hashTable struct {
 	srv   *Server
 	h     *largeHash // without an id
-	lists []fieldList
+	lists []hashes.List
 }
 
 // newHashTable makes a table for fields and values of so many bytes.
 func (srv *Server) newHashTable(bytes int) *hashTable {
 	n := bytes/blockTarget + 1
-	return &hashTable{srv, &largeHash{buckets: uint32(n)}, make([]fieldList, n)}
+	return &hashTable{srv, &largeHash{buckets: uint32(n)}, make([]hashes.List, n)}
 }
 
 func (t *hashTable) set(field, value []byte) {
 	l := &t.lists[t.h.bucket(t.srv.fieldHash(field))]
-	before := l.size()
+	before := l.Size()
 	var added bool
-	if *l, added = l.set(field, value); added {
+	if *l, added = l.Set(field, value); added {
 		t.h.count++
 	}
-	t.h.bytes += l.size() - before
+	t.h.bytes += l.Size() - before
 }
 
-func (t *hashTable) addList(l fieldList) {
-	for f, v := range l.all() {
+func (t *hashTable) addList(l hashes.List) {
+	for f, v := range l.All() {
 		t.set(f, v)
 	}
 }
@@ -166,7 +167,7 @@ func (s *session) setLarge(h *hash, p pairs) (added int, err error) {
 	grown := lh.bytes + p.size()
 	if grown/blockTarget+1 > 2*int(lh.buckets) {
 		t := s.srv.newHashTable(grown)
-		err := s.walk(lh, func(l fieldList) error { t.addList(l); return nil })
+		err := s.walk(lh, func(l hashes.List) error { t.addList(l); return nil })
 		if err != nil {
 			return 0, err
 		}
@@ -180,8 +181,8 @@ func (s *session) setLarge(h *hash, p pairs) (added int, err error) {
 	if grown >= int(lh.buckets)*blockTarget {
 		s.begin() // blocks may be split
 	}
-	err = s.editBlocks(h, p.len(), p.field, func(l fieldList, i int) (fieldList, bool) {
-		l, _ = l.set(p.field(i), p.value(i))
+	err = s.editBlocks(h, p.len(), p.field, func(l hashes.List, i int) (hashes.List, bool) {
+		l, _ = l.Set(p.field(i), p.value(i))
 		return l, true
 	})
 	if err == nil {
@@ -202,17 +203,17 @@ func (s *session) removeFields(h *hash, fields [][]byte) (removed int, err error
 	}
 	if h.large == nil {
 		for _, f := range fields {
-			h.list, _ = h.list.remove(f)
+			h.list, _ = h.list.Remove(f)
 		}
-		if removed = before - h.list.len(); removed > 0 && h.list.len() > 0 {
+		if removed = before - h.list.Len(); removed > 0 && h.list.Len() > 0 {
 			return removed, s.storeLess(h)
 		}
 	} else {
 		if len(fields) >= before {
 			s.begin() // none may be left
 		}
-		err = s.editBlocks(h, len(fields), func(i int) []byte { return fields[i] }, func(l fieldList, i int) (fieldList, bool) {
-			return l.remove(fields[i])
+		err = s.editBlocks(h, len(fields), func(i int) []byte { return fields[i] }, func(l hashes.List, i int) (hashes.List, bool) {
+			return l.Remove(fields[i])
 		})
 		if err != nil {
 			return 0, err
@@ -230,7 +231,7 @@ func (s *session) removeFields(h *hash, fields [][]byte) (removed int, err error
 
 // editBlocks calls edit with the block of each of n fields, one block after the
 // other, and stores those of which edit says that it has changed them.
-func (s *session) editBlocks(h *hash, n int, field func(i int) []byte, edit func(l fieldList, i int) (fieldList, bool)) error {
+func (s *session) editBlocks(h *hash, n int, field func(i int) []byte, edit func(l hashes.List, i int) (hashes.List, bool)) error {
 	type place struct {
 		block uint32
 		field int
@@ -263,7 +264,7 @@ func (s *session) editBlocks(h *hash, n int, field func(i int) []byte, edit func
 		if err != nil {
 			return err
 		}
-		bytes, count := l.size(), l.len()
+		bytes, count := l.Size(), l.Len()
 		edited := false
 		for ; at < n && places[at].block == b; at++ {
 			var ok bool
@@ -275,7 +276,7 @@ func (s *session) editBlocks(h *hash, n int, field func(i int) []byte, edit func
 			continue
 		}
 		var out []uint64
-		if l.len() < count {
+		if l.Len() < count {
 			out, err = s.putLess(lh, b, l)
 			struck = append(struck, out...)
 		} else {
@@ -284,12 +285,12 @@ func (s *session) editBlocks(h *hash, n int, field func(i int) []byte, edit func
 		if err != nil {
 			return err
 		}
-		lh.bytes += l.size() - bytes
-		lh.count += l.len() - count
+		lh.bytes += l.Size() - bytes
+		lh.count += l.Len() - count
 		changed = true
 	}
 	if len(struck) > 0 {
-		lh.struck = lh.struck.add(struck)
+		lh.struck = lh.struck.Add(struck)
 		s.struck = append(s.struck, h.key)
 	}
 	if changed {
@@ -321,10 +322,10 @@ func (s *session) split(h *largeHash, n int) error {
 		case err != nil:
 			return nil
 		}
-		var lists [2]fieldList
-		for f, v := range h.struck.rest(from, e.Value).all() {
+		var lists [2]hashes.List
+		for f, v := range h.struck.Rest(from, e.Value).All() {
 			i := s.srv.fieldHash(f) >> level & 1
-			lists[i], _ = lists[i].set(f, v)
+			lists[i], _ = lists[i].Set(f, v)
 		}
 		if err := s.putBlock(h, h.buckets, lists[1]); err != nil {
 			return err

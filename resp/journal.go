@@ -325,7 +325,7 @@ func (s *session) noteTable(h *hash, t *hashTable) {
 	}
 	var all pairs
 	for _, l := range t.lists {
-		for f, v := range l.all() {
+		for f, v := range l.All() {
 			all = append(all, f, v)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"polder/far"
+	"polder/resp/hashes"
 )
 
 const (
@@ -30,7 +31,7 @@ type largeHash struct {
 	bytes   int    // in field lists, without heads
 	buckets uint32 // at least 1, but see isSmall; only grows
 	leads   int    // keys that lead to it: 1, or 0 while or after a command takes it away
-	struck  strikes
+	struck  hashes.Strikes
 }
 
 // isSmall reports whether h is a small hash. There is a largeHash of one only while
@@ -77,29 +78,29 @@ func (h *largeHash) interval(pos uint32) (b uint32, end uint64) {
 func (s *Server) fieldHash(field []byte) uint32 { return uint32(xxh3.HashSeed(field, s.fieldSeed)) }
 
 // block reads a block into dst.
-func (s *session) block(h *largeHash, b uint32, dst []byte) (fieldList, error) {
+func (s *session) block(h *largeHash, b uint32, dst []byte) (hashes.List, error) {
 	k := h.key(b)
 	e, err := s.srv.blocks.Get(s.ctx, k, dst)
 	switch {
 	case errors.Is(err, far.ErrNotFound):
-		return fieldList(dst), nil
+		return hashes.List(dst), nil
 	case errors.Is(err, far.ErrWouldBlock):
 		s.wantBlocks = append(s.wantBlocks, k)
 	case err == nil && len(h.struck) > 0:
-		return h.struck.rest(b, e.Value), nil
+		return h.struck.Rest(b, e.Value), nil
 	}
 	return e.Value, err
 }
 
 // putBlock stores a block.
-func (s *session) putBlock(h *largeHash, b uint32, l fieldList) error {
+func (s *session) putBlock(h *largeHash, b uint32, l hashes.List) error {
 	s.changing()
 	k := h.key(b)
 	var err error
 	switch e := (far.Entry{Value: l}); {
-	case l.len() == 0 && s.together:
+	case l.Len() == 0 && s.together:
 		_, err = s.txn.Delete(s.ctx, s.srv.blocks, k)
-	case l.len() == 0:
+	case l.Len() == 0:
 		_, err = s.srv.blocks.Delete(s.ctx, k)
 	case s.together:
 		err = s.txn.Set(s.ctx, s.srv.blocks, k, e)
@@ -109,7 +110,7 @@ func (s *session) putBlock(h *largeHash, b uint32, l fieldList) error {
 	if err == nil {
 		s.made = true
 		if len(h.struck) > 0 {
-			h.struck = h.struck.add([]uint64{stored(b)})
+			h.struck = h.struck.Add([]uint64{hashes.Stored(b)})
 		}
 	}
 	return err
@@ -187,7 +188,7 @@ func (s *session) copyLarge(h *largeHash, from, key []byte, e far.Entry) error {
 	s.begin()
 	c := &largeHash{id: s.srv.nextHash.Add(1), count: h.count, bytes: h.bytes, buckets: h.buckets}
 	b := uint32(0)
-	err := s.walk(h, func(l fieldList) error {
+	err := s.walk(h, func(l hashes.List) error {
 		b++
 		return s.putBlock(c, b-1, l)
 	})
@@ -202,7 +203,7 @@ func (s *session) copyLarge(h *largeHash, from, key []byte, e far.Entry) error {
 }
 
 // walk calls yield with every block of a large hash.
-func (s *session) walk(h *largeHash, yield func(fieldList) error) error {
+func (s *session) walk(h *largeHash, yield func(hashes.List) error) error {
 	for b := range h.buckets {
 		l, err := s.block(h, b, s.scratch2[:0])
 		if errors.Is(err, far.ErrWouldBlock) {

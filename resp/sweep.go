@@ -128,7 +128,7 @@ func (w *sweeper) expire() {
 			} else if failed == nil {
 				failed = w.srv.settleStruck(ctx, st, key, h)
 			}
-			unsettled += h.struck.len()
+			unsettled += h.struck.Len()
 		}
 		st.mu.Unlock()
 	}

@@ -25,7 +25,7 @@ type changes struct {
 	touched  [][]byte     // keys that have changed and that somebody may watch
 	dropped  []*largeHash // that a key led to: perhaps another one does now
 	full     bool         // there is no room for a list that has become shorter
-	struck   [][]byte     // keys of hashes of which something is struck out (see strikes)
+	struck   [][]byte     // keys of hashes of which something is struck out (see hashes.Strikes)
 	notes    []byte       // what the journal is to know
 }
 
@@ -110,7 +110,7 @@ func (s *session) commit() {
 	for _, key := range s.struck {
 		st := s.stripe(key)
 		if h := st.large[string(key)]; h != nil && s.srv.settleStruck(s.ctx, st, string(key), h) != nil {
-			s.srv.unsettled.Add(int64(h.struck.len())) // the sweeper goes on with it
+			s.srv.unsettled.Add(int64(h.struck.Len())) // the sweeper goes on with it
 		}
 	}
 }

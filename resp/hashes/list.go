@@ -1,4 +1,4 @@
-package resp
+package hashes
 
 import (
 	"bytes"
@@ -6,26 +6,27 @@ import (
 	"iter"
 )
 
-// fieldList is a list of fields and values, in the order in which the fields
+// List is a list of fields and values, in the order in which the fields
 // were added: the number of fields in four bytes, then for each a length, the
 // field, a length, the value. Lengths are uvarints. A list without fields may
 // be nil.
-type fieldList []byte
+type List []byte
 
-const fieldListHead = 4
+const listHead = 4
 
-func (l fieldList) len() int {
+// Len is the number of fields.
+func (l List) Len() int {
 	if len(l) == 0 {
 		return 0
 	}
 	return int(binary.LittleEndian.Uint32(l))
 }
 
-// size is the number of bytes beside the head.
-func (l fieldList) size() int { return max(0, len(l)-fieldListHead) }
+// Size is the number of bytes beside the head.
+func (l List) Size() int { return max(0, len(l)-listHead) }
 
 // bytesAt reads a length and as many bytes at i, and returns where they end.
-func (l fieldList) bytesAt(i int) (b []byte, next int) {
+func (l List) bytesAt(i int) (b []byte, next int) {
 	n, w := uint64(l[i]), 1
 	if n >= 0x80 {
 		n, w = binary.Uvarint(l[i:])
@@ -34,10 +35,10 @@ func (l fieldList) bytesAt(i int) (b []byte, next int) {
 	return l[i : i+int(n) : i+int(n)], i + int(n)
 }
 
-// all iterates over the fields and values. They alias the list.
-func (l fieldList) all() iter.Seq2[[]byte, []byte] {
+// All iterates over the fields and values. They alias the list.
+func (l List) All() iter.Seq2[[]byte, []byte] {
 	return func(yield func(field, value []byte) bool) {
-		for i := fieldListHead; i < len(l); {
+		for i := listHead; i < len(l); {
 			var f, v []byte
 			f, i = l.bytesAt(i)
 			v, i = l.bytesAt(i)
@@ -50,8 +51,8 @@ func (l fieldList) all() iter.Seq2[[]byte, []byte] {
 
 // find returns where field starts, where its value's length is, and where the
 // value ends; start is -1 if there is no such field.
-func (l fieldList) find(field []byte) (start, val, end int) {
-	for i := fieldListHead; i < len(l); {
+func (l List) find(field []byte) (start, val, end int) {
+	for i := listHead; i < len(l); {
 		f, v := l.bytesAt(i)
 		_, end := l.bytesAt(v)
 		if bytes.Equal(f, field) {
@@ -62,8 +63,8 @@ func (l fieldList) find(field []byte) (start, val, end int) {
 	return -1, 0, 0
 }
 
-// get returns the value of field, which aliases the list.
-func (l fieldList) get(field []byte) (value []byte, ok bool) {
+// Get returns the value of field, which aliases the list.
+func (l List) Get(field []byte) (value []byte, ok bool) {
 	start, val, _ := l.find(field)
 	if start < 0 {
 		return nil, false
@@ -72,15 +73,15 @@ func (l fieldList) get(field []byte) (value []byte, ok bool) {
 	return value, true
 }
 
-// set gives field a value and reports whether the field is new. Field and
+// Set gives field a value and reports whether the field is new. Field and
 // value must not alias the list.
-func (l fieldList) set(field, value []byte) (fieldList, bool) {
+func (l List) Set(field, value []byte) (List, bool) {
 	if len(l) == 0 {
 		l = append(l[:0], 0, 0, 0, 0)
 	}
 	start, val, end := l.find(field)
 	if start < 0 {
-		binary.LittleEndian.PutUint32(l, uint32(l.len()+1))
+		binary.LittleEndian.PutUint32(l, uint32(l.Len()+1))
 		return appendBytes(appendBytes(l, field), value), true
 	}
 	var head [binary.MaxVarintLen64]byte
@@ -96,18 +97,18 @@ func (l fieldList) set(field, value []byte) (fieldList, bool) {
 	return l[:val+size+oldLen-end], false
 }
 
-// remove takes field out and reports whether it was there.
-func (l fieldList) remove(field []byte) (fieldList, bool) {
+// Remove takes field out and reports whether it was there.
+func (l List) Remove(field []byte) (List, bool) {
 	start, _, end := l.find(field)
 	if start < 0 {
 		return l, false
 	}
 	l = append(l[:start], l[end:]...)
-	binary.LittleEndian.PutUint32(l, uint32(l.len()-1))
+	binary.LittleEndian.PutUint32(l, uint32(l.Len()-1))
 	return l, true
 }
 
-func appendBytes(l fieldList, b []byte) fieldList {
+func appendBytes(l List, b []byte) List {
 	l = binary.AppendUvarint(l, uint64(len(b)))
 	return append(l, b...)
 }
