@@ -85,7 +85,7 @@ var farImports = map[string][]string{
 // respImports is all of the module that the packages below resp, of which it is made, may import: none of them knows the server.
 var respImports = map[string][]string{
 	"resp/glob":   {},
-	"resp/hashes": {},
+	"resp/hashes": {"far/record"},
 }
 
 const module = "polder"

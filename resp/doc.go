@@ -119,7 +119,7 @@
 // # Files
 //
 // In packages of their own, which know nothing of this one: glob (patterns of KEYS, SCAN and PSUBSCRIBE), hashes
-// (fields as they are stored).
+// (fields as they are stored, and which block of a large hash has them).
 //
 // A server and its clients: server, config, settings (CONFIG SET), stats, info, errors;
 // session is what every client is, client what CLIENT shows of it, login the door,
@@ -138,7 +138,7 @@
 // expire, scan, connection, multi and watch, introspect; pubsub, and herald (what other servers are told of it); sentinel; monitor, slowlog and
 // latency for those who operate it.
 //
-// Hashes: hash (commands), hashwrite, hashscan, large (blocks),
+// Hashes: hash (commands), hashwrite, hashscan, large (their blocks),
 // struck (deletions without room), sweep (what is done later). What outlives the server: keep
 // (in the heap's checkpoints), journal (since the last one) and replay, save (commands), dump (SYNC), snapshot (for polder heap save).
 package resp

@@ -105,9 +105,9 @@ type dump struct {
 
 	wrote bool // something in this step
 
-	copied *largeHash // nil if there is none
-	bucket uint32     // of it, the next one
-	left   int        // and fields that are to come
+	copied *hashes.Large // nil if there is none
+	bucket uint32        // of it, the next one
+	left   int           // and fields that are to come
 }
 
 // dumpOn goes on with the dump: it appends a part of it to out. The input is still that of the command.
@@ -299,10 +299,10 @@ func (d *dump) writeHash(key []byte, expire time.Time, later *keyList) error {
 	switch {
 	case h == nil:
 		return nil // it has just expired and been swept
-	case h.bytes > dumpCopied:
+	case h.Bytes > dumpCopied:
 		d.large = append(d.large, slices.Clone(key))
 		return nil
-	case !d.fits(len(key) + h.bytes + rdb.Overhead + 2*rdb.OverheadEach*h.count):
+	case !d.fits(len(key) + h.Bytes + rdb.Overhead + 2*rdb.OverheadEach*h.Count):
 		later.add(key)
 		return nil
 	}
@@ -318,14 +318,14 @@ func (d *dump) writeHash(key []byte, expire time.Time, later *keyList) error {
 }
 
 // blocks calls yield with the blocks of h from one on, until it returns false.
-func (d *dump) blocks(h *largeHash, from uint32, yield func(b uint32, l hashes.List) (bool, error)) error {
+func (d *dump) blocks(h *hashes.Large, from uint32, yield func(b uint32, l hashes.List) (bool, error)) error {
 	s := d.s
-	for b := from; b < h.buckets; b++ {
+	for b := from; b < h.Buckets; b++ {
 		if (b-from)%fetchBlocks == 0 {
 			s.again()
 			var keys [][]byte
-			for next := b; next < min(h.buckets, b+fetchBlocks); next++ {
-				keys = append(keys, h.key(next))
+			for next := b; next < min(h.Buckets, b+fetchBlocks); next++ {
+				keys = append(keys, h.Key(next))
 			}
 			_ = s.srv.blocks.Prefetch(s.ctx, keys...) // what is not there then is read one by one
 		}
@@ -356,11 +356,11 @@ func (d *dump) copyHash(key []byte) error {
 		return nil
 	case err != nil:
 		return fmt.Errorf("key %.64q: %w", key, err)
-	case e.Tag != tagLarge || h == nil || h.isSmall():
+	case e.Tag != tagLarge || h == nil || h.IsSmall():
 		d.keys.add(key) // it is another value by now
 		return nil
 	}
-	c := &largeHash{id: s.srv.nextHash.Add(1), buckets: h.buckets, leads: -1}
+	c := &hashes.Large{ID: s.srv.nextHash.Add(1), Buckets: h.Buckets, Leads: -1}
 	s.srv.sweeper.pin(c)
 	d.copied, d.bucket, d.left = c, 0, 0
 	err = d.blocks(h, 0, func(b uint32, l hashes.List) (bool, error) {
@@ -368,7 +368,7 @@ func (d *dump) copyHash(key []byte) error {
 		if l.Len() == 0 {
 			return true, nil
 		}
-		return true, s.srv.blocks.Set(s.ctx, c.key(b), far.Entry{Value: l})
+		return true, s.srv.blocks.Set(s.ctx, c.Key(b), far.Entry{Value: l})
 	})
 	if err != nil {
 		return fmt.Errorf("key %.64q, of which a copy is made: %w", key, err)
@@ -391,7 +391,7 @@ func (d *dump) writeCopied() error {
 		d.bucket = b + 1
 		return true, nil
 	})
-	if err != nil || d.bucket < d.copied.buckets {
+	if err != nil || d.bucket < d.copied.Buckets {
 		return err
 	}
 	d.close()

@@ -25,9 +25,9 @@ const (
 type hash struct {
 	key   []byte
 	found bool
-	e     far.Entry   // without its value
-	list  hashes.List // if it is small
-	large *largeHash  // if it is large
+	e     far.Entry     // without its value
+	list  hashes.List   // if it is small
+	large *hashes.Large // if it is large
 }
 
 // hash loads the hash under key; errWrongType if that is no hash.
@@ -58,7 +58,7 @@ func (s *session) hash(key []byte) (h hash, err error) {
 
 func (h *hash) len() int {
 	if h.large != nil {
-		return h.large.count
+		return h.large.Count
 	}
 	return h.list.Len()
 }
@@ -67,7 +67,7 @@ func (h *hash) len() int {
 func (s *session) field(h *hash, field []byte) (v []byte, ok bool, err error) {
 	l := h.list
 	if h.large != nil {
-		l, err = s.block(h.large, h.large.bucket(s.srv.fieldHash(field)), s.scratch2[:0])
+		l, err = s.block(h.large, h.large.Bucket(s.srv.fieldHash(field)), s.scratch2[:0])
 		if err != nil {
 			return nil, false, err
 		}

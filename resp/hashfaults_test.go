@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/resp/hashes"
 )
 
 // A large hash whose blocks are split while far memory fails, in a store that
@@ -66,7 +67,7 @@ func (p *splitting) do(args ...string) reply {
 }
 
 // large is what leads to the blocks of the hash.
-func (p *splitting) large() largeHash {
+func (p *splitting) large() hashes.Large {
 	p.t.Helper()
 	st := &p.srv.stripes[p.srv.stripeOf([]byte("h"))]
 	st.mu.RLock()
@@ -91,7 +92,7 @@ func (p *splitting) field(not uint32) string {
 	for {
 		p.fields++
 		f := "field:" + strconv.Itoa(p.fields)
-		if h := p.large(); h.bucket(p.srv.fieldHash([]byte(f))) != not {
+		if h := p.large(); h.Bucket(p.srv.fieldHash([]byte(f))) != not {
 			return f
 		}
 	}
@@ -200,9 +201,9 @@ func checkFields(t *testing.T, c *client, key, when string, want map[string]stri
 func (p *splitting) conflict(block uint32) {
 	p.t.Helper()
 	h := p.large()
-	e, err := p.srv.blocks.Get(p.t.Context(), h.key(block), nil)
+	e, err := p.srv.blocks.Get(p.t.Context(), h.Key(block), nil)
 	if err == nil {
-		err = p.other.Set(p.t.Context(), p.srv.blocks, h.key(block), e)
+		err = p.other.Set(p.t.Context(), p.srv.blocks, h.Key(block), e)
 	}
 	if err != nil {
 		p.t.Fatal(err)
@@ -236,7 +237,7 @@ func TestASplitThatFailsHalfwayChangesNothing(t *testing.T) {
 					p.store.deaf.Store(c.segments == 64)
 					p.fill(6<<10 + round%12<<10)
 				}
-				var before largeHash
+				var before hashes.Large
 				var from uint32
 				var n uint64
 				// After a hundred fields of a KiB there was more room than fill left:
@@ -244,7 +245,7 @@ func TestASplitThatFailsHalfwayChangesNothing(t *testing.T) {
 				failed := false
 				for i := 0; i < 100 && !failed; i++ {
 					before = p.large()
-					_, from = before.level()
+					_, from = before.Level()
 					f, v := p.field(from), strings.Repeat("v", 800)
 					if c.writes == 2 {
 						p.conflict(from)
@@ -268,14 +269,14 @@ func TestASplitThatFailsHalfwayChangesNothing(t *testing.T) {
 					continue // it failed at another write, or not at all
 				}
 				for f := range maps.Clone(p.want) {
-					if before.bucket(p.srv.fieldHash([]byte(f))) == from {
+					if before.Bucket(p.srv.fieldHash([]byte(f))) == from {
 						if r := p.do("HDEL", "h", f); r.line != ":1" {
 							t.Fatalf("HDEL: got %s", r)
 						}
 						delete(p.want, f)
 					}
 				}
-				for h := p.large(); h.buckets < before.buckets+2; h = p.large() {
+				for h := p.large(); h.Buckets < before.Buckets+2; h = p.large() {
 					f, v := p.field(from), strings.Repeat("w", 300)
 					if r := p.do("HSET", "h", f, v); r.line != ":1" {
 						t.Fatalf("HSET while there is room: got %s", r)
@@ -298,8 +299,8 @@ func TestAReplyIsAsLongAsItsContents(t *testing.T) {
 		st := &p.srv.stripes[p.srv.stripeOf([]byte("h"))]
 		st.mu.Lock()
 		h := st.large["h"]
-		right := h.count
-		h.count += wrong
+		right := h.Count
+		h.Count += wrong
 		st.mu.Unlock()
 		for _, ver := range []string{"2", "3"} {
 			c := dial(t, p.addr)
@@ -307,7 +308,7 @@ func TestAReplyIsAsLongAsItsContents(t *testing.T) {
 			checkFields(t, c, "h", fmt.Sprintf("the count is off by %d, RESP%s", wrong, ver), p.want)
 		}
 		st.mu.Lock()
-		h.count = right
+		h.Count = right
 		st.mu.Unlock()
 	}
 }
@@ -427,7 +428,7 @@ func (p *splitting) oneOfEach() (fields []string) {
 	h := p.large()
 	seen := map[uint32]bool{}
 	for _, f := range slices.Sorted(maps.Keys(p.want)) {
-		if b := h.bucket(p.srv.fieldHash([]byte(f))); !seen[b] {
+		if b := h.Bucket(p.srv.fieldHash([]byte(f))); !seen[b] {
 			seen[b] = true
 			fields = append(fields, f)
 		}
@@ -452,7 +453,7 @@ func struckIn(srv *Server) (n int) {
 		st := &srv.stripes[i]
 		st.mu.RLock()
 		for _, h := range st.large {
-			n += h.struck.Len()
+			n += h.Struck.Len()
 		}
 		st.mu.RUnlock()
 	}
@@ -587,7 +588,7 @@ func TestWhatIsStruckOutStaysOut(t *testing.T) {
 				p.begin()
 				h, blocks := p.large(), map[uint32][]string{}
 				for f := range p.want {
-					b := h.bucket(p.srv.fieldHash([]byte(f)))
+					b := h.Bucket(p.srv.fieldHash([]byte(f)))
 					blocks[b] = append(blocks[b], f)
 				}
 				fullest := uint32(0)

@@ -9,7 +9,7 @@ import (
 )
 
 // cmdHScan walks a large hash in the order of its fields' bit-reversed hashes
-// (see largeHash.interval) and returns a small one whole.
+// (see hashes.Large.Interval) and returns a small one whole.
 func cmdHScan(s *session, a [][]byte) error {
 	cursor, err := parseCursor(a[2])
 	if err != nil {
@@ -54,9 +54,9 @@ func cmdHScan(s *session, a [][]byte) error {
 }
 
 // scanLarge yields the blocks from cursor on until they held count fields.
-func (s *session) scanLarge(h *largeHash, cursor uint64, count int, yield func(hashes.List) error) (uint64, error) {
+func (s *session) scanLarge(h *hashes.Large, cursor uint64, count int, yield func(hashes.List) error) (uint64, error) {
 	for seen := 0; seen < count; {
-		b, end := h.interval(uint32(cursor))
+		b, end := h.Interval(uint32(cursor))
 		l, err := s.block(h, b, s.scratch2[:0])
 		if err != nil {
 			return 0, err
@@ -100,7 +100,7 @@ func cmdHRandField(s *session, a [][]byte) error {
 		s.array(0)
 		return nil
 	}
-	if h.large != nil && h.large.bytes > s.srv.cfg.maxReply() {
+	if h.large != nil && h.large.Bytes > s.srv.cfg.maxReply() {
 		return errOutput // all fields are brought together to pick from
 	}
 	var l keyList
@@ -164,8 +164,8 @@ func (s *session) randomField(key []byte) error {
 	}
 	l := h.list
 	if h.large != nil {
-		b := uint32(rand.IntN(int(h.large.buckets)))
-		for range h.large.buckets {
+		b := uint32(rand.IntN(int(h.large.Buckets)))
+		for range h.large.Buckets {
 			if l, err = s.block(h.large, b, s.scratch2[:0]); err != nil {
 				return err
 			}
@@ -173,7 +173,7 @@ func (s *session) randomField(key []byte) error {
 			if l.Len() > 0 {
 				break
 			}
-			b = (b + 1) % h.large.buckets
+			b = (b + 1) % h.large.Buckets
 		}
 	}
 	if l.Len() == 0 {

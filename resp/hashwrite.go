@@ -61,20 +61,20 @@ func (s *session) setFields(h *hash, p pairs) (added int, err error) {
 	t := s.srv.newHashTable(h.list.Size() + p.size())
 	t.addList(h.list)
 	t.addPairs(p)
-	if isSmall(t.h.count, t.h.bytes) { // many of the fields are the same
+	if isSmall(t.h.Count, t.h.Bytes) { // many of the fields are the same
 		h.list = nil
 		for _, l := range t.lists {
 			for f, v := range l.All() {
 				h.list, _ = h.list.Set(f, v)
 			}
 		}
-		return t.h.count - before, s.storeList(h)
+		return t.h.Count - before, s.storeList(h)
 	}
 	if err := s.storeTable(h, t); err != nil {
 		return 0, err
 	}
 	s.noteTable(h, t)
-	return t.h.count - before, nil
+	return t.h.Count - before, nil
 }
 
 // storeList stores a small hash that is not empty.
@@ -96,7 +96,7 @@ func (s *session) storeTable(h *hash, t *hashTable) error {
 		return errKeyTooLong
 	}
 	t = t.fitted()
-	t.h.id = s.srv.nextHash.Add(1)
+	t.h.ID = s.srv.nextHash.Add(1)
 	s.begin()
 	for b, l := range t.lists {
 		if l.Len() > 0 {
@@ -115,24 +115,24 @@ func (s *session) storeTable(h *hash, t *hashTable) error {
 // hashTable is the blocks of a large hash before they are stored.
 type hashTable struct {
 	srv   *Server
-	h     *largeHash // without an id
+	h     *hashes.Large // without an id
 	lists []hashes.List
 }
 
 // newHashTable makes a table for fields and values of so many bytes.
 func (srv *Server) newHashTable(bytes int) *hashTable {
 	n := bytes/blockTarget + 1
-	return &hashTable{srv, &largeHash{buckets: uint32(n)}, make([]hashes.List, n)}
+	return &hashTable{srv, &hashes.Large{Buckets: uint32(n)}, make([]hashes.List, n)}
 }
 
 func (t *hashTable) set(field, value []byte) {
-	l := &t.lists[t.h.bucket(t.srv.fieldHash(field))]
+	l := &t.lists[t.h.Bucket(t.srv.fieldHash(field))]
 	before := l.Size()
 	var added bool
 	if *l, added = l.Set(field, value); added {
-		t.h.count++
+		t.h.Count++
 	}
-	t.h.bytes += l.Size() - before
+	t.h.Bytes += l.Size() - before
 }
 
 func (t *hashTable) addList(l hashes.List) {
@@ -150,10 +150,10 @@ func (t *hashTable) addPairs(p pairs) {
 // fitted is t, or a table with fewer blocks if those of t are nearly empty,
 // because many of its fields were set more than once.
 func (t *hashTable) fitted() *hashTable {
-	if 2*(t.h.bytes/blockTarget+1) >= len(t.lists) {
+	if 2*(t.h.Bytes/blockTarget+1) >= len(t.lists) {
 		return t
 	}
-	fewer := t.srv.newHashTable(t.h.bytes)
+	fewer := t.srv.newHashTable(t.h.Bytes)
 	for _, l := range t.lists {
 		fewer.addList(l)
 	}
@@ -163,9 +163,9 @@ func (t *hashTable) fitted() *hashTable {
 // setLarge is setFields for a large hash.
 func (s *session) setLarge(h *hash, p pairs) (added int, err error) {
 	lh := h.large
-	before := lh.count
-	grown := lh.bytes + p.size()
-	if grown/blockTarget+1 > 2*int(lh.buckets) {
+	before := lh.Count
+	grown := lh.Bytes + p.size()
+	if grown/blockTarget+1 > 2*int(lh.Buckets) {
 		t := s.srv.newHashTable(grown)
 		err := s.walk(lh, func(l hashes.List) error { t.addList(l); return nil })
 		if err != nil {
@@ -176,9 +176,9 @@ func (s *session) setLarge(h *hash, p pairs) (added int, err error) {
 			return 0, err
 		}
 		s.note(opFields, h.e, h.key, p...)
-		return t.h.count - before, nil
+		return t.h.Count - before, nil
 	}
-	if grown >= int(lh.buckets)*blockTarget {
+	if grown >= int(lh.Buckets)*blockTarget {
 		s.begin() // blocks may be split
 	}
 	err = s.editBlocks(h, p.len(), p.field, func(l hashes.List, i int) (hashes.List, bool) {
@@ -191,7 +191,7 @@ func (s *session) setLarge(h *hash, p pairs) (added int, err error) {
 	if err == nil {
 		s.note(opFields, h.e, h.key, p...)
 	}
-	return lh.count - before, err
+	return lh.Count - before, err
 }
 
 // removeFields takes fields out of h, and h away if none is left. It returns how
@@ -218,7 +218,7 @@ func (s *session) removeFields(h *hash, fields [][]byte) (removed int, err error
 		if err != nil {
 			return 0, err
 		}
-		removed = before - h.large.count
+		removed = before - h.large.Count
 		if removed > 0 && h.len() > 0 {
 			s.note(opRemove, far.Entry{}, h.key, fields...)
 		}
@@ -240,7 +240,7 @@ func (s *session) editBlocks(h *hash, n int, field func(i int) []byte, edit func
 	var struck []uint64
 	places := make([]place, n)
 	for i := range places {
-		places[i] = place{lh.bucket(s.srv.fieldHash(field(i))), i}
+		places[i] = place{lh.Bucket(s.srv.fieldHash(field(i))), i}
 	}
 	slices.SortFunc(places, func(a, b place) int {
 		return cmp.Or(cmp.Compare(a.block, b.block), cmp.Compare(a.field, b.field))
@@ -257,7 +257,7 @@ func (s *session) editBlocks(h *hash, n int, field func(i int) []byte, edit func
 			for _, p := range places[at+1:] {
 				if len(s.wantBlocks) < fetchBlocks && p.block != b {
 					b = p.block
-					s.wantBlocks = append(s.wantBlocks, lh.key(b))
+					s.wantBlocks = append(s.wantBlocks, lh.Key(b))
 				}
 			}
 		}
@@ -285,12 +285,12 @@ func (s *session) editBlocks(h *hash, n int, field func(i int) []byte, edit func
 		if err != nil {
 			return err
 		}
-		lh.bytes += l.Size() - bytes
-		lh.count += l.Len() - count
+		lh.Bytes += l.Size() - bytes
+		lh.Count += l.Len() - count
 		changed = true
 	}
 	if len(struck) > 0 {
-		lh.struck = lh.struck.Add(struck)
+		lh.Struck = lh.Struck.Add(struck)
 		s.struck = append(s.struck, h.key)
 	}
 	if changed {
@@ -302,14 +302,14 @@ func (s *session) editBlocks(h *hash, n int, field func(i int) []byte, edit func
 // split adds up to n buckets to a large hash if its blocks have become large. A
 // block that cannot be read now is left for later, within reason: the fields are
 // stored, and what is wrong with it shows when it is read.
-func (s *session) split(h *largeHash, n int) error {
+func (s *session) split(h *hashes.Large, n int) error {
 	for range n {
-		if h.bytes < int(h.buckets)*blockTarget {
+		if h.Bytes < int(h.Buckets)*blockTarget {
 			return nil
 		}
-		level, from := h.level()
-		e, err := s.srv.blocks.Get(far.NoWait, h.key(from), nil)
-		if errors.Is(err, far.ErrWouldBlock) && h.bytes > int(h.buckets)*blockTarget*splitDebt {
+		level, from := h.Level()
+		e, err := s.srv.blocks.Get(far.NoWait, h.Key(from), nil)
+		if errors.Is(err, far.ErrWouldBlock) && h.Bytes > int(h.Buckets)*blockTarget*splitDebt {
 			e.Value, err = s.block(h, from, nil)
 			if s.blocked(err) {
 				return err
@@ -317,23 +317,23 @@ func (s *session) split(h *largeHash, n int) error {
 		}
 		switch {
 		case errors.Is(err, far.ErrNotFound):
-			h.buckets++
+			h.Buckets++
 			continue
 		case err != nil:
 			return nil
 		}
 		var lists [2]hashes.List
-		for f, v := range h.struck.Rest(from, e.Value).All() {
+		for f, v := range h.Struck.Rest(from, e.Value).All() {
 			i := s.srv.fieldHash(f) >> level & 1
 			lists[i], _ = lists[i].Set(f, v)
 		}
-		if err := s.putBlock(h, h.buckets, lists[1]); err != nil {
+		if err := s.putBlock(h, h.Buckets, lists[1]); err != nil {
 			return err
 		}
 		if err := s.putBlock(h, from, lists[0]); err != nil {
 			return err
 		}
-		h.buckets++
+		h.Buckets++
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"polder/far"
 	"polder/far/record"
+	"polder/resp/hashes"
 )
 
 // What leads to the blocks of large hashes lies in local memory. A heap that is kept has it with each
@@ -17,7 +18,7 @@ import (
 //	u32 hashes whose blocks are yet to be freed, copies that are dumped among them, and those
 //	u64 name of the journal, 0 if there is none, u64 number of its last batch that the checkpoint has
 //
-// where a hash is u64 id, u64 fields, u64 bytes, u32 buckets, u32 runs of strikes, and u32 length and u64s for each.
+// where a hash is what hashes.Large.Encode says.
 const stateVersion = 1
 
 // keepState is what a checkpoint of the heap keeps.
@@ -33,7 +34,7 @@ func (srv *Server) keepState() far.State {
 		for key, h := range srv.stripes[i].large {
 			n++
 			b = append(put32(b, uint32(len(key))), key...)
-			b = h.encode(b)
+			b = h.Encode(b)
 		}
 	}
 	binary.LittleEndian.PutUint32(b[at:], n)
@@ -42,7 +43,7 @@ func (srv *Server) keepState() far.State {
 	free := slices.Concat(w.queue, w.freeing, w.pinned)
 	b = put32(b, uint32(len(free)))
 	for _, h := range free {
-		b = h.encode(b)
+		b = h.Encode(b)
 	}
 	w.mu.Unlock()
 	name, batch, kept := srv.journal.freeze()
@@ -51,36 +52,6 @@ func (srv *Server) keepState() far.State {
 			srv.stripes[i].mu.RUnlock()
 		}
 	}}
-}
-
-func (h *largeHash) encode(b []byte) []byte {
-	put32, put64 := binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
-	b = put64(put64(put64(b, h.id), uint64(h.count)), uint64(h.bytes))
-	b = put32(put32(b, h.buckets), uint32(len(h.struck)))
-	for _, run := range h.struck {
-		b = put32(b, uint32(len(run)))
-		for _, x := range run {
-			b = put64(b, x)
-		}
-	}
-	return b
-}
-
-func decodeLarge(d *record.Decoder) *largeHash {
-	h := &largeHash{id: d.U64(), count: int(d.U64()), bytes: int(d.U64()), buckets: d.U32()}
-	for range d.U32() {
-		n := int(d.U32())
-		b := d.Bytes(8 * n)
-		if d.Err != nil {
-			break
-		}
-		run := make([]uint64, n)
-		for i := range run {
-			run[i] = binary.LittleEndian.Uint64(b[8*i:])
-		}
-		h.struck = append(h.struck, run)
-	}
-	return h
 }
 
 // loadState takes what keepState has returned, before there are clients.
@@ -96,18 +67,18 @@ func (srv *Server) loadState(b []byte) error {
 	srv.nextHash.Store(d.U64())
 	for range d.U32() {
 		key := string(d.Bytes(int(d.U32())))
-		h := decodeLarge(d)
+		h := hashes.DecodeLarge(d)
 		if d.Err != nil {
 			break
 		}
 		srv.lead(&srv.stripes[srv.stripeOf([]byte(key))], key, h)
 	}
 	for range d.U32() {
-		h := decodeLarge(d)
+		h := hashes.DecodeLarge(d)
 		if d.Err != nil {
 			break
 		}
-		h.leads = -1
+		h.Leads = -1
 		srv.sweeper.drop(h)
 	}
 	srv.keptJournal, srv.keptBatch = d.U64(), d.U64()

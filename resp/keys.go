@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/resp/hashes"
 	"polder/resp/proto"
 )
 
@@ -328,7 +329,7 @@ func cmdMemoryUsage(s *session, a [][]byte) error {
 	}
 	if e.Tag == tagLarge {
 		if h := s.largeOf(a[2]); h != nil {
-			size += h.bytes + int(h.buckets)*(entryOverhead+blockKeyLen)
+			size += h.Bytes + int(h.Buckets)*(entryOverhead+hashes.BlockKeyLen)
 		}
 	}
 	s.int(int64(len(a[2]) + size + entryOverhead))

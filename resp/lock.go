@@ -3,6 +3,7 @@ package resp
 import (
 	"hash/maphash"
 	"math/bits"
+	"polder/resp/hashes"
 	"sync"
 )
 
@@ -12,8 +13,8 @@ const numStripes = 1024
 // them, by key.
 type stripe struct {
 	mu    sync.RWMutex
-	large map[string]*largeHash // guarded by mu; nil while there is none
-	_     [64 - 24 - 8]byte     // a stripe is a cache line
+	large map[string]*hashes.Large // guarded by mu; nil while there is none
+	_     [64 - 24 - 8]byte        // a stripe is a cache line
 }
 
 func (s *Server) stripeOf(key []byte) uint32 {

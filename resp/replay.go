@@ -205,7 +205,7 @@ func (s *session) blocksFor(c change, keys [][]byte) [][]byte {
 	}
 	if h := s.largeOf(c.args[0]); h != nil {
 		for i := 1; i < len(c.args); i += step {
-			keys = append(keys, h.key(h.bucket(s.srv.fieldHash(c.args[i]))))
+			keys = append(keys, h.Key(h.Bucket(s.srv.fieldHash(c.args[i]))))
 		}
 	}
 	return keys

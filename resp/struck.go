@@ -27,8 +27,8 @@ func (s *session) struckOut(key []byte) hashes.Strikes {
 	if s.srv.largeHashes.Load() == 0 {
 		return nil
 	}
-	if h := s.stripe(key).large[string(key)]; h != nil && h.isSmall() {
-		return h.struck
+	if h := s.stripe(key).large[string(key)]; h != nil && h.IsSmall() {
+		return h.Struck
 	}
 	return nil
 }
@@ -56,7 +56,7 @@ func (s *session) storeLess(h *hash) error {
 		return err
 	}
 	reuse(&s.scratch2, e.Value)
-	s.lead(h.key, &largeHash{struck: s.struckOut(h.key).Add(hashes.StrikesOf(0, e.Value, h.list))})
+	s.lead(h.key, &hashes.Large{Struck: s.struckOut(h.key).Add(hashes.StrikesOf(0, e.Value, h.list))})
 	s.changedKey(h.key)
 	s.struck = append(s.struck, h.key)
 	s.note(opPut, h.e, h.key, h.list)
@@ -65,13 +65,13 @@ func (s *session) storeLess(h *hash) error {
 
 // putLess is putBlock for a list that has become shorter. If there is no room, it
 // returns what is to be struck out.
-func (s *session) putLess(h *largeHash, b uint32, l hashes.List) ([]uint64, error) {
+func (s *session) putLess(h *hashes.Large, b uint32, l hashes.List) ([]uint64, error) {
 	if !s.full || l.Len() == 0 {
 		if err := s.putBlock(h, b, l); !s.noRoom(err) {
 			return nil, err
 		}
 	}
-	k := h.key(b)
+	k := h.Key(b)
 	e, err := s.srv.blocks.Get(s.ctx, k, s.scratch[:0])
 	if errors.Is(err, far.ErrWouldBlock) {
 		s.wantBlocks = append(s.wantBlocks, k)
@@ -86,24 +86,24 @@ func (s *session) putLess(h *largeHash, b uint32, l hashes.List) ([]uint64, erro
 // settleStruck stores the lists of the hash h under key without what is struck out.
 // What is lost is not read any more, with strikes or without. The stripe must be
 // locked for writing, and no command may have changes that it may undo.
-func (srv *Server) settleStruck(ctx context.Context, st *stripe, key string, h *largeHash) error {
-	for len(h.struck) > 0 {
-		b := h.struck.Last()
-		m, k := store(srv.blocks), h.key(b)
-		if h.isSmall() {
+func (srv *Server) settleStruck(ctx context.Context, st *stripe, key string, h *hashes.Large) error {
+	for len(h.Struck) > 0 {
+		b := h.Struck.Last()
+		m, k := store(srv.blocks), h.Key(b)
+		if h.IsSmall() {
 			m, k = srv.keys, []byte(key)
 		}
 		e, err := m.Get(ctx, k, nil)
 		if err == nil {
-			e.Value = h.struck.Rest(b, e.Value)
+			e.Value = h.Struck.Rest(b, e.Value)
 			err = m.Set(ctx, k, e)
 		}
 		if err != nil && !errors.Is(err, far.ErrNotFound) && !errors.As(err, new(*far.LostError)) {
 			return err
 		}
-		h.struck = h.struck.Before(b)
+		h.Struck = h.Struck.Before(b)
 	}
-	if h.isSmall() {
+	if h.IsSmall() {
 		srv.lead(st, key, nil)
 	}
 	return nil

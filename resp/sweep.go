@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/resp/hashes"
 )
 
 // sweepEvery is how often the sweeper looks for large hashes that have expired.
@@ -25,13 +26,13 @@ type sweeper struct {
 	wake chan struct{} // capacity 1
 
 	mu      sync.Mutex
-	queue   []*largeHash // guarded by mu
-	freeing []*largeHash // taken from it, guarded by mu
-	pinned  []*largeHash // copies that are being dumped, guarded by mu
+	queue   []*hashes.Large // guarded by mu
+	freeing []*hashes.Large // taken from it, guarded by mu
+	pinned  []*hashes.Large // copies that are being dumped, guarded by mu
 }
 
 // drop gives a hash that nothing leads to any more to the sweeper.
-func (w *sweeper) drop(h *largeHash) {
+func (w *sweeper) drop(h *hashes.Large) {
 	w.mu.Lock()
 	w.queue = append(w.queue, h)
 	w.mu.Unlock()
@@ -42,20 +43,20 @@ func (w *sweeper) drop(h *largeHash) {
 }
 
 // pin has checkpoints know of a hash that nothing leads to, and unpin gives it to the sweeper.
-func (w *sweeper) pin(h *largeHash) {
+func (w *sweeper) pin(h *hashes.Large) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.pinned = append(w.pinned, h)
 }
 
-func (w *sweeper) unpin(h *largeHash) {
+func (w *sweeper) unpin(h *hashes.Large) {
 	w.mu.Lock()
-	w.pinned = slices.DeleteFunc(w.pinned, func(p *largeHash) bool { return p == h })
+	w.pinned = slices.DeleteFunc(w.pinned, func(p *hashes.Large) bool { return p == h })
 	w.mu.Unlock()
 	w.drop(h)
 }
 
-func (w *sweeper) take() []*largeHash {
+func (w *sweeper) take() []*hashes.Large {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.freeing, w.queue = w.queue, nil
@@ -80,7 +81,7 @@ func (w *sweeper) run() {
 			}
 			w.expire()
 		}
-		var again []*largeHash
+		var again []*hashes.Large
 		for _, h := range w.take() {
 			if !w.free(h) {
 				again = append(again, h)
@@ -93,10 +94,10 @@ func (w *sweeper) run() {
 }
 
 // free frees the blocks of h and reports whether it could.
-func (w *sweeper) free(h *largeHash) bool {
+func (w *sweeper) free(h *hashes.Large) bool {
 	ok := true
-	for b := range h.buckets {
-		if _, err := w.srv.blocks.Delete(w.srv.ctx, h.key(b)); err != nil {
+	for b := range h.Buckets {
+		if _, err := w.srv.blocks.Delete(w.srv.ctx, h.Key(b)); err != nil {
 			if ok = false; w.srv.ctx.Err() != nil {
 				break
 			}
@@ -128,7 +129,7 @@ func (w *sweeper) expire() {
 			} else if failed == nil {
 				failed = w.srv.settleStruck(ctx, st, key, h)
 			}
-			unsettled += h.struck.Len()
+			unsettled += h.Struck.Len()
 		}
 		st.mu.Unlock()
 	}

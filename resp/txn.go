@@ -5,6 +5,7 @@ import (
 
 	"polder/far"
 	"polder/internal/invariants"
+	"polder/resp/hashes"
 )
 
 // A command's changes count together or not at all. One that makes a single
@@ -22,18 +23,18 @@ type changes struct {
 	together bool     // the changes are made in txn
 	made     bool     // there are some
 	undo     []undo
-	touched  [][]byte     // keys that have changed and that somebody may watch
-	dropped  []*largeHash // that a key led to: perhaps another one does now
-	full     bool         // there is no room for a list that has become shorter
-	struck   [][]byte     // keys of hashes of which something is struck out (see hashes.Strikes)
-	notes    []byte       // what the journal is to know
+	touched  [][]byte        // keys that have changed and that somebody may watch
+	dropped  []*hashes.Large // that a key led to: perhaps another one does now
+	full     bool            // there is no room for a list that has become shorter
+	struck   [][]byte        // keys of hashes of which something is struck out (see hashes.Strikes)
+	notes    []byte          // what the journal is to know
 }
 
 // undo says what one change in local memory has changed: the value of a
-// largeHash, or, if there is a stripe, the one that key leads to there.
+// hashes.Large, or, if there is a stripe, the one that key leads to there.
 type undo struct {
-	h   *largeHash
-	was largeHash
+	h   *hashes.Large
+	was hashes.Large
 	st  *stripe
 	key string
 }
@@ -65,7 +66,7 @@ func (s *session) changedKey(key []byte) {
 }
 
 // save remembers h, which is about to change.
-func (s *session) save(h *largeHash) { s.undo = append(s.undo, undo{h: h, was: *h}) }
+func (s *session) save(h *hashes.Large) { s.undo = append(s.undo, undo{h: h, was: *h}) }
 
 // end ends the changes of a command, which has come to err. The command's locks
 // must be held: what is remembered of a hash is true no longer than they are, so that it is
@@ -102,15 +103,15 @@ func (s *session) commit() {
 		s.srv.watches.touch(key)
 	}
 	for _, h := range s.dropped {
-		if h.leads == 0 {
-			h.leads = -1 // once, however often it was dropped
+		if h.Leads == 0 {
+			h.Leads = -1 // once, however often it was dropped
 			s.srv.sweeper.drop(h)
 		}
 	}
 	for _, key := range s.struck {
 		st := s.stripe(key)
 		if h := st.large[string(key)]; h != nil && s.srv.settleStruck(s.ctx, st, string(key), h) != nil {
-			s.srv.unsettled.Add(int64(h.struck.Len())) // the sweeper goes on with it
+			s.srv.unsettled.Add(int64(h.Struck.Len())) // the sweeper goes on with it
 		}
 	}
 }
