@@ -26,6 +26,23 @@ func (s *session) feed(in []byte) []byte {
 	return s.out
 }
 
+// TestAPatternThatWouldTakeLongIsAnErrorOfItsCommand has what package glob refuses, in every command that takes a pattern.
+func TestAPatternThatWouldTakeLongIsAnErrorOfItsCommand(t *testing.T) {
+	pattern := "*" + strings.Repeat("?", 1025) + "*"
+	for _, cmd := range [][]string{
+		{"KEYS", pattern}, {"SCAN", "0", "MATCH", pattern}, {"HSCAN", "h", "0", "MATCH", pattern}, {"CONFIG", "GET", pattern},
+		{"PSUBSCRIBE", pattern}, {"PUBSUB", "CHANNELS", pattern},
+	} {
+		s := newTestSession(t)
+		s.feed([]byte(encode("HSET", "h", "f", "v")))
+		want := "-ERR the pattern has more than 1024 characters with ? or [ between two *\r\n"
+		if got := string(s.feed([]byte(encode(cmd...)))); got != want {
+			t.Errorf("%s: got %.200q, want %q", cmd[0], got, want)
+		}
+		s.close()
+	}
+}
+
 // FuzzSession feeds arbitrary bytes to a session. It must answer with whole,
 // well-formed replies, whatever comes, and not panic.
 func FuzzSession(f *testing.F) {
