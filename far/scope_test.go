@@ -48,20 +48,42 @@ func openBricksOn(t *testing.T, store heap.Store, segments int) (*Heap, *Class[b
 // However many goroutines hold scopes and allocate in them as fast as they can,
 // each gets its ScopeBytes, and local memory stays within its budget.
 func TestAHundredScopesAllocate(t *testing.T) {
-	aHundredScopesAllocate(t, heap.NewMemStore(tinySegment, 1<<13), func() {})
+	aHundredScopesAllocate(t, heap.NewMemStore(tinySegment, 1<<13), func() {}, false)
+}
+
+// What scopes were promised when they were let in, nobody takes who has none.
+func TestAHundredScopesAllocateBesideOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aHundredScopesAllocate(t, &distantStore{MemStore: heap.NewMemStore(tinySegment, 1<<13), latency: 5 * time.Millisecond, bandwidth: 1e9}, func() { time.Sleep(20 * time.Millisecond) }, true)
+	})
 }
 
 // Writes that take long make the window wider, but not by memory that scopes were promised.
 func TestAHundredScopesAllocateBesideAWideWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		aHundredScopesAllocate(t, &distantStore{MemStore: heap.NewMemStore(tinySegment, 1<<13), latency: 5 * time.Millisecond, bandwidth: 1e9}, func() { time.Sleep(20 * time.Millisecond) })
+		aHundredScopesAllocate(t, &distantStore{MemStore: heap.NewMemStore(tinySegment, 1<<13), latency: 5 * time.Millisecond, bandwidth: 1e9}, func() { time.Sleep(20 * time.Millisecond) }, false)
 	})
 }
 
-// aHundredScopesAllocate calls pause in each scope, before it has taken all that it may take.
-func aHundredScopesAllocate(t *testing.T, store heap.Store, pause func()) {
+// aHundredScopesAllocate calls pause in each scope, before it has taken all that it may take. With beside set, objects are made without a scope
+// all the time, too.
+func aHundredScopesAllocate(t *testing.T, store heap.Store, pause func(), beside bool) {
 	h, c := openBricksOn(t, store, 64)
 	defer h.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer cancel()
+	others.Go(func() {
+		for beside && ctx.Err() == nil {
+			p, err := c.New(ctx, brick{})
+			if err != nil {
+				continue
+			}
+			p.Free()
+			time.Sleep(50 * time.Microsecond)
+		}
+	})
 	scopes := make([]*heap.Scope, 100)
 	for i := range scopes {
 		scopes[i] = h.NewScope()

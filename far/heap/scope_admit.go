@@ -171,7 +171,7 @@ func (h *Heap) TryAdmit(s *Scope, t *Ticket) (ok bool, wait *Ticket) {
 		if whole {
 			return true, nil
 		}
-	case !overtakes && free >= (sc.admitted+1)*sc.most:
+	case !overtakes && min(free, sc.limit-sc.earlier()) >= (sc.admitted+1)*sc.most: // what is free beyond the limit is anybody's
 		sc.admitted++
 		s.share = sc.most
 		s.setExtra(ScopeCounted)
