@@ -417,7 +417,7 @@ func (tr *tracker) prefetch(ctx context.Context, i, j int) error {
 	room := int(tr.h.Local() / 2)
 	refs := make([]uint64, 0, prefetchJobObjects)
 	for ; i < j && room > 0; i++ {
-		if p := tr.word(i); p != nil && objects.Load(p).Far() {
+		if p := tr.word(i); p != nil && (objects.Load(p).Far() || objects.Load(p).Asleep()) {
 			refs = append(refs, tr.h.objects.Number(p))
 			room -= tr.c.Size + heap.ObjectHeader
 		}

@@ -127,7 +127,7 @@ func (h *Heap) putBytes(ctx context.Context, c *bytesClasses, b []byte) (head by
 	for n := head.first; err == nil && len(b) > 0; n++ {
 		part := b[:min(int(head.piece), len(b))]
 		b = b[len(part):]
-		err = h.untilRoom(ctx, func() error { return h.objects.Fill(n, c.pieces, part) })
+		err = h.untilRoom(ctx, func() error { return h.objects.Fill(ctx, n, c.pieces, part) })
 	}
 	if err != nil {
 		h.dropBytes(head)

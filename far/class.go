@@ -95,19 +95,18 @@ func (c *Class[T]) Clear() { c.h.objects.Each(c.c, c.h.objects.Free) }
 // New makes an object that is v, and waits for room in local memory if it has
 // to. It must not be called in a scope, which the evacuator might be waiting
 // for; NewIn is for that.
-func (c *Class[T]) New(ctx context.Context, v T) (Ptr[T], error) {
-	for {
-		w, err := c.h.objects.New(c.c, nil, c.c.Size, 0, codec.Bytes(&v))
+func (c *Class[T]) New(ctx context.Context, v T) (Ptr[T], error) { return c.make(ctx, v, 0) }
+
+// make is New, for what is used so.
+func (c *Class[T]) make(ctx context.Context, v T, what int) (p Ptr[T], err error) {
+	err = c.h.untilRoom(ctx, func() error {
+		w, err := c.h.objects.New(c.c, nil, c.c.Size, what, codec.Bytes(&v))
 		if err == nil {
-			return ptrTo[T](c.h, w), nil
+			p = ptrTo[T](c.h, w)
 		}
-		if err != heap.ErrNoRoom {
-			return Ptr[T]{}, err
-		}
-		if err := c.h.core.RoomSoon(ctx); err != nil {
-			return Ptr[T]{}, err
-		}
-	}
+		return err
+	})
+	return p, err
 }
 
 // NewIn makes an object in a scope, and returns it, zeroed, to be filled: it is
@@ -126,18 +125,7 @@ func (c *Class[T]) NewIn(s *heap.Scope) (Ptr[T], *T, error) {
 // NewStream is New for an object that will not be used again soon: it goes to
 // the log of those that are evacuated first.
 func (c *Class[T]) NewStream(ctx context.Context, v T) (Ptr[T], error) {
-	for {
-		w, err := c.h.objects.New(c.c, nil, c.c.Size, objects.Stream, codec.Bytes(&v))
-		if err == nil {
-			return ptrTo[T](c.h, w), nil
-		}
-		if err != heap.ErrNoRoom {
-			return Ptr[T]{}, err
-		}
-		if err := c.h.core.RoomSoon(ctx); err != nil {
-			return Ptr[T]{}, err
-		}
-	}
+	return c.make(ctx, v, objects.Stream)
 }
 
 // New makes an object that is v, of a class that all objects of type T share

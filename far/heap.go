@@ -76,7 +76,7 @@ type layout struct {
 	heap.Sizes
 	shards int         // of a map; 0 is by the budget
 	policy heap.Policy // nil is CLOCK; for tests
-	early  bool        // words of far entries are settled as soon as a table of a page is full; for tests
+	early  bool        // words of far entries and objects go far as soon as they may; for tests
 }
 
 func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
@@ -96,7 +96,7 @@ func prepare(st store.Store, cfg Config, lay layout) (*Heap, error) {
 	if err := h.core.Init(st, core, lay.Sizes, (*host)(h)); err != nil {
 		return nil, fmt.Errorf("cannot make a heap: %w", err)
 	}
-	if err := h.objects.Init(&h.core, lay.Sizes); err != nil {
+	if err := h.objects.Init(&h.core, lay.Sizes, lay.early); err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot make a heap: %w", err), h.unmap())
 	}
 	h.maps.Init(&h.core, lay.Sizes, bytemap.Config{MaxValue: cfg.MaxValue, Most: objects.FirstOwner, Shards: lay.shards, Early: lay.early})
@@ -107,6 +107,7 @@ func prepare(st store.Store, cfg Config, lay layout) (*Heap, error) {
 func (h *Heap) start() {
 	h.core.Start()
 	h.maps.Start()
+	h.objects.Start()
 }
 
 // NewByteMap makes an empty map on the heap; or, on one that was opened again, returns the map

@@ -27,8 +27,27 @@ func (o *host) Freeing() bool {
 	return o.maps.Freeing() || o.core.Far.Waits() > 0 && o.checkpointErr.Load() == nil
 }
 
-func (o *host) Learns() bool                                       { return o.maps.Learns() }
-func (o *host) Learn(ctx context.Context, rs []heap.Suspect) error { return o.maps.Learn(ctx, rs) }
-func (o *host) Leaks() bool                                        { return o.maps.Leaks() }
-func (o *host) Lost(s *heap.FarSegment)                            { o.maps.Lost(s) }
-func (o *host) Chores(tick bool)                                   { o.maps.Chores(tick) }
+// Learns implements heap.Host.
+func (o *host) Learns() bool { return o.maps.Learns() || o.objects.Learns() }
+
+// Learn implements heap.Host.
+func (o *host) Learn(ctx context.Context, rs []heap.Suspect) error {
+	if o.maps.Learns() {
+		if err := o.maps.Learn(ctx, rs); err != nil {
+			return err
+		}
+	}
+	return o.objects.Learn(ctx, rs)
+}
+
+// Leaks implements heap.Host.
+func (o *host) Leaks() bool { return o.maps.Leaks() || o.objects.Leaks() }
+
+// Lost implements heap.Host.
+func (o *host) Lost(s *heap.FarSegment) { o.maps.Lost(s) }
+
+// Chores implements heap.Host.
+func (o *host) Chores(tick bool) {
+	o.maps.Chores(tick)
+	o.objects.Chores(tick)
+}

@@ -221,17 +221,17 @@ func TestEveryStructureIsAsItsLocalCounterpart(t *testing.T) {
 			for _, k := range kinds {
 				t.Run(fmt.Sprintf("%s/%d%% local/%s", name, local.percent, k), func(t *testing.T) {
 					t.Parallel()
-					play(t, newWorld(t, over, k), local.segments, soak)
+					play(t, newWorld(t, over, k), local.segments, local.percent == 20, soak)
 				})
 			}
 		}
 	}
 }
 
-func play(t *testing.T, tr *trouble, segments int, soak time.Duration) {
+func play(t *testing.T, tr *trouble, segments int, early bool, soak time.Duration) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute+soak)
 	defer cancel()
-	h := far.OpenTiny(t, tr.store, segments)
+	h := far.OpenTiny(t, tr.store, segments, early)
 	seed := uint64(1)
 	if soak > 0 {
 		seed = rand.Uint64() | 1

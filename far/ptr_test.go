@@ -17,7 +17,11 @@ type point struct{ X, Y int64 }
 // openObjects makes a heap whose logs hold little, of segments of 16 KiB.
 func openObjects(t testing.TB, store heap.Store, segments int) *Heap {
 	t.Helper()
-	lay := tiny
+	return openObjectsWith(t, store, segments, tiny)
+}
+
+func openObjectsWith(t testing.TB, store heap.Store, segments int, lay layout) *Heap {
+	t.Helper()
 	lay.Logs = int64(segments) * int64(lay.SegSize)
 	lay.Most = 4 * lay.Logs
 	local := lay.Local()

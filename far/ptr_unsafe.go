@@ -14,7 +14,7 @@ import (
 // 4.2.1), which is local or far and moves between the two as the heap's
 // evacuator and those who dereference it will have it. A Ptr is a small value,
 // to be copied and compared like any pointer; all copies are the same pointer,
-// which takes one word of local memory as long as it exists. The zero Ptr points
+// which takes one word of local memory as long as it exists and is used at times. The zero Ptr points
 // to nothing, and dereferencing it panics.
 //
 // The bytes of an object are the program's: who writes them while others

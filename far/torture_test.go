@@ -55,7 +55,12 @@ type tortureSlot struct {
 // Objects stay what they are while sixteen goroutines read, write, replace and
 // hold them, the budget shrinks and grows, and the evacuator is made to run
 // all the time and to dawdle at every fence.
-func TestTortureOfObjects(t *testing.T) {
+func TestTortureOfObjects(t *testing.T) { torture(t, openObjects) }
+
+// The same, while their words go far as soon as they may.
+func TestTortureOfObjectsWhoseWordsAreFar(t *testing.T) { torture(t, openDrowsy) }
+
+func torture(t *testing.T, open func(t testing.TB, store heap.Store, segments int) *Heap) {
 	const workers, slots = 16, 4000
 	rounds := 1200
 	if invariants.Enabled { // "make plain" has them all
@@ -74,7 +79,7 @@ func TestTortureOfObjects(t *testing.T) {
 		}
 	})
 	t.Cleanup(func() { failpoint.Set(nil) }) // when the heap has been closed
-	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<12), 40)
+	h := open(t, heap.NewMemStore(tinySegment, 1<<12), 40)
 	ctx := context.Background()
 	c, err := NewClass[tortured](h, ClassConfig{Name: "tortured", HotBits: 2})
 	if err != nil {

@@ -51,9 +51,10 @@ func (s *Stats) Add(o *Stats) {
 
 // Class is a kind of objects: the paper's data structure.
 type Class struct {
-	ID   uint16 // what words and objects call it, while it exists; immutable
-	Born uint64 // version of the last far record that cannot be its, though it may have its id; immutable
-	Size int    // of the objects' data, -1 if they differ; immutable
+	ID   uint16      // what words and objects call it, while it exists; immutable
+	Born uint64      // version of the last far record that cannot be its, though it may have its id; immutable
+	Size int         // of the objects' data, -1 if they differ; immutable
+	kind record.Kind // of far records; immutable
 	cfg  Config
 
 	ended atomic.Bool // nothing is to be made of it any more
@@ -79,11 +80,15 @@ func classIn(tail uint64) uint16 { return heap.TailOwner(tail) % MaxClasses }
 
 // putFar makes b, which has room for it, the record of an object, and returns its data.
 func (c *Class) putFar(b []byte, number uint64, data []byte) []byte {
-	return record.Put(b, record.Header{Kind: record.Object, Owner: c.Owner(), Number: number}, data).Value()
+	return record.Put(b, record.Header{Kind: c.kind, Owner: c.Owner(), Number: number}, data).Value()
 }
 
 // NewClass makes a class of objects of size bytes, or of any size if that is negative.
 func (sp *Space) NewClass(cfg Config, size int) (*Class, error) {
+	return sp.newClass(cfg, size, record.Object)
+}
+
+func (sp *Space) newClass(cfg Config, size int, kind record.Kind) (*Class, error) {
 	if cfg.HotBits < 0 || cfg.HotBits > 8 {
 		return nil, fmt.Errorf("cannot make class %q: HotBits is %d, want 1 to 8, or 0 for 1", cfg.Name, cfg.HotBits)
 	}
@@ -98,7 +103,7 @@ func (sp *Space) NewClass(cfg Config, size int) (*Class, error) {
 		defer sp.core.UseScopes()
 	}
 	id, again := sp.usedID()
-	c := &Class{Born: sp.core.Far.Version(), cfg: cfg, Size: size}
+	c := &Class{Born: sp.core.Far.Version(), cfg: cfg, Size: size, kind: kind}
 	switch {
 	case again:
 		c.ID = id

@@ -37,6 +37,12 @@ func (sp *Space) Deref(s *heap.Scope, p *uint64, what int) (heap.Object, error) 
 			if err := sp.materialize(s, p, w, what); err != nil {
 				return nil, sp.core.NoRoom(s, err, sp.class(uint16(w)).Size)
 			}
+		case w.Asleep():
+			if err := sp.wake(s, p); err != nil {
+				return nil, err
+			}
+		case w.lost():
+			return nil, sp.lost()
 		case sp.core.Shut.Load():
 			return nil, heap.ErrClosed
 		default:
@@ -229,8 +235,12 @@ func (sp *Space) Run(c *Class, n int) ([]uint64, error) {
 	return ws, nil
 }
 
-// Fill makes b the object of word n, which nobody else knows, of a class of objects of any size.
-func (sp *Space) Fill(n uint64, c *Class, b []byte) error {
+// Fill makes b the object of word n, which nobody else knows, of a class of objects of any size. It may wait for the store, and not for local memory.
+func (sp *Space) Fill(ctx context.Context, n uint64, c *Class, b []byte) error {
+	return sp.fill(ctx, n, c, c.cfg.HotBits, b)
+}
+
+func (sp *Space) fill(ctx context.Context, n uint64, c *Class, coldness int, b []byte) error {
 	if sp.core.Shut.Load() {
 		return heap.ErrClosed
 	}
@@ -239,8 +249,17 @@ func (sp *Space) Fill(n uint64, c *Class, b []byte) error {
 		return err
 	}
 	clear(o[heap.ObjectHeader+copy(o[heap.ObjectHeader:], b):])
-	storeWord(sp.words.at(n), localWord(addr, c.cfg.HotBits))
-	return nil
+	for p := sp.words.at(n); ; {
+		w := Load(p)
+		if w.Asleep() {
+			if err := sp.awaken(ctx, n/WordsPerPage); err != nil {
+				sp.core.DropSlot(addr, len(b))
+				return err
+			}
+		} else if casWord(p, w, localWord(addr, coldness)) {
+			return nil
+		}
+	}
 }
 
 // materialize makes the object of p, whose word is w, an object of zeros in
@@ -266,6 +285,12 @@ func (sp *Space) materialize(s *heap.Scope, p *uint64, w Word, what int) error {
 func (sp *Space) Free(p *uint64) {
 	for {
 		w := Load(p)
+		if w.Asleep() {
+			if sp.sleep.freeLater(p, -1) {
+				return
+			}
+			continue
+		}
 		if w.Free() {
 			if sp.core.Shut.Load() {
 				return
@@ -285,10 +310,10 @@ func (sp *Space) Free(p *uint64) {
 func (sp *Space) Reset(p *uint64, c *Class) {
 	for {
 		w := Load(p)
-		if w.Free() || w.Zero() {
+		if w.Free() || w.Zero() || w.Asleep() && sp.sleep.freeLater(p, int(c.ID)) {
 			return
 		}
-		if casWord(p, w, zeroWord(c.ID)) {
+		if !w.Asleep() && casWord(p, w, zeroWord(c.ID)) {
 			sp.buryObject(w)
 			return
 		}

@@ -7,6 +7,8 @@
 // comparison with [Top], and calls [Space.Deref] for all the rest. The words that Space.Run makes lie side by side, and their
 // objects are zero, and take no memory, until they are used.
 //
+// Words of objects that nobody uses go far, a page of 512 at a time; their addresses then read as one that is asleep.
+//
 // A [Class] is objects that are treated alike: it says how often they may go unused before they are evacuated, and counts what they have
 // been through. Its number is in words and in far records; of a class that was retired, another one gets the number when nobody
 // can meet it any more.
@@ -18,12 +20,14 @@
 // works". The bytes of an object are its users'. Of the locks, each is below heap.OpenLog.Mu, and nobody waits with one of them held:
 //
 //	heap.OpenLog.Mu
+//	sleeper.mu
 //	  words.mu
 //	Space.mu
 //
 // # Files
 //
-// space: what there is, and auditing it. word: the bits of a word; words: the table of them. class, and retire: classes that have ended.
+// space: what there is, and auditing it. word: the bits of a word; words: the table of them; sleep: those of
+// them that go far. class, and retire: classes that have ended.
 // deref: using, making and freeing an object; fetch: bringing one, or many, to local memory. owner: what the evacuator, the cleaner
 // and those who fetch ask of an object.
 package objects

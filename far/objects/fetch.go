@@ -45,6 +45,9 @@ func (sp *Space) miss(s *heap.Scope, p *uint64, w Word, what int) error {
 		return err
 	}
 	defer sp.core.End()
+	fetching := sp.sleep.fetchingOf(sp.words.number(p) / WordsPerPage)
+	fetching.Add(1)
+	defer fetching.Add(-1)
 	ctx := sp.core.HeldIn(s).Ctx
 	if ctx.Err() != nil {
 		return sp.tooLate(ctx)
@@ -111,6 +114,14 @@ const prefetchTries = 3
 // Prefetch brings the objects of the words with these numbers that are far into local memory, as far.Heap.Prefetch says. A 0 is
 // passed over.
 func (sp *Space) Prefetch(ctx context.Context, refs []uint64) error {
+	for _, r := range refs {
+		if r != 0 && Load(sp.words.at(r)).Asleep() {
+			var lost *heap.LostError
+			if err := sp.awaken(ctx, r/WordsPerPage); err != nil && !errors.As(err, &lost) {
+				return err
+			}
+		}
+	}
 	for range prefetchTries {
 		if _, err := sp.Fetch(ctx, refs, 0, 0, true); err != nil {
 			return err
@@ -305,7 +316,7 @@ func errOr(err, other error) error {
 func (sp *Space) Replace(p *uint64, addr uintptr, c *Class) bool {
 	for {
 		w := Load(p)
-		if !w.Far() && !w.Zero() {
+		if !w.Far() && !w.Zero() && !w.lost() {
 			sp.core.DropSlot(addr, c.Size)
 			return false
 		}

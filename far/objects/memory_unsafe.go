@@ -2,9 +2,14 @@ package objects
 
 import "unsafe"
 
-// wordsOf views mem, which is aligned to a page, as words.
+// wordsOf views mem, which is aligned to a word, as words.
 func wordsOf(mem []byte) []uint64 {
 	return unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/8)
+}
+
+// bytesOf views words as bytes.
+func bytesOf(ws []uint64) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(ws))), len(ws)*8)
 }
 
 // gensOf views mem, which is aligned to a page, as numbers of 32 bits.

@@ -139,7 +139,7 @@ func (o *owner) Check(r record.Record, want *heap.Want) error {
 	}
 	c := want.Of.(*Class)
 	switch {
-	case r.Kind() != record.Object || r.Owner() != want.ID || r.Number() != want.Number || r.KeyLen() != 0 || r.Flags()&^record.Moved != 0:
+	case r.Kind() != c.kind || r.Owner() != want.ID || r.Number() != want.Number || r.KeyLen() != 0 || r.Flags()&^record.Moved != 0:
 		return errObject
 	case r.Version() <= c.Born:
 		return errObject

@@ -8,19 +8,33 @@ import (
 	"polder/far/heap"
 )
 
-// Each calls fn with the words of the objects of c.
+// Each calls fn with the words of the objects of c, but for those that are in far memory and cannot be had.
 func (sp *Space) Each(c *Class, fn func(p *uint64)) {
 	s := sp.core.Acquire(context.Background())
 	defer sp.core.Release(s)
 	for page := range uint64(sp.words.pages.Load()) {
-		// In a scope an object moves once at the most, to where it then stays.
-		sp.core.EnterAtOnce(s)
-		for n := page * WordsPerPage; n < (page+1)*WordsPerPage; n++ {
-			if id, ok := sp.classOf(sp.words.at(n)); ok && id == c.ID {
-				fn(sp.words.at(n))
+		sp.eachOf(s, page, c, fn)
+	}
+}
+
+// eachOf is Each for a page of words.
+func (sp *Space) eachOf(s *heap.Scope, page uint64, c *Class, fn func(p *uint64)) {
+	// In a scope an object moves once at the most, to where it then stays.
+	sp.core.EnterAtOnce(s)
+	defer s.Leave()
+	ws := sp.words.page(page)
+	for i := range ws {
+		for Load(&ws[i]).Asleep() {
+			s.Leave()
+			err := sp.awaken(context.Background(), page)
+			sp.core.EnterAtOnce(s)
+			if err != nil {
+				return
 			}
 		}
-		s.Leave()
+		if id, ok := sp.classOf(&ws[i]); ok && id == c.ID {
+			fn(&ws[i])
+		}
 	}
 }
 

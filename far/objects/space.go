@@ -17,6 +17,7 @@ import (
 type Space struct {
 	core     *heap.Heap
 	words    words
+	sleep    sleeper
 	caches   []wordCache              // of logs.objects, and then of logs.streams
 	classes  atomic.Pointer[[]*Class] // by id; replaced under mu
 	most     int                      // bytes of an object's data; immutable
@@ -27,9 +28,10 @@ type Space struct {
 	past    ended.Sums[Stats] // of classes that have ended; under mu
 }
 
-// Init makes sp the objects of a heap whose memory is divided in that way.
-func (sp *Space) Init(core *heap.Heap, sz heap.Sizes) error {
+// Init makes sp the objects of a heap whose memory is divided in that way. With early set, words go far as soon as they may, for tests.
+func (sp *Space) Init(core *heap.Heap, sz heap.Sizes, early bool) error {
 	sp.core = core
+	sp.sleep.init(sp, early)
 	sp.classes.Store(&[]*Class{})
 	if err := sp.words.init(max(sz.Most, sz.Logs)); err != nil {
 		return err
@@ -44,7 +46,12 @@ func (sp *Space) Init(core *heap.Heap, sz heap.Sizes) error {
 
 // End makes all pointers ones that nobody has: who dereferences one from now on finds that the heap is closed.
 func (sp *Space) End() {
-	sp.All(func(n uint64, _ Word) { storeWord(sp.words.at(n), freeWord) })
+	sp.All(func(n uint64, w Word) {
+		if !w.Asleep() {
+			storeWord(sp.words.at(n), freeWord)
+		}
+	})
+	sp.sleep.end()
 }
 
 // Close gives the memory of the words back, unless some were ever used: pointers outlive the heap, and have to
@@ -99,7 +106,7 @@ func (sp *Space) All(fn func(n uint64, w Word)) {
 
 // Pointers is the number of pointers that have been made and not freed.
 func (sp *Space) Pointers() int {
-	n, _ := sp.words.count()
+	n := sp.sleep.pointers()
 	for _, ols := range [][]heap.OpenLog{sp.core.Logs.Objects, sp.core.Logs.Streams} {
 		for i := range ols {
 			ols[i].Mu.Lock()
@@ -132,10 +139,12 @@ func (sp *Space) Sample(n int) (hot float64, found int) {
 // Audit adds what words refer to to a tally, and returns what does not agree with what is counted. Nothing may be under
 // way.
 func (sp *Space) Audit(t *heap.Tally) error {
-	t.Index[heap.Words] = sp.words.pages.Load() * wordPage
 	inUse := 0
 	var bad error
-	sp.All(func(n uint64, w Word) {
+	add := func(n uint64, w Word) {
+		if w.Asleep() {
+			return
+		}
 		if !w.Free() {
 			inUse++
 		}
@@ -153,11 +162,15 @@ func (sp *Space) Audit(t *heap.Tally) error {
 				t.AddFar(a, heap.FarObjectSize(heap.HeadLen(o.Head())))
 			}
 		}
-	})
-	if bad != nil {
+	}
+	sp.All(add)
+	bytes, all := sp.sleep.audit(add)
+	t.Index[heap.Words] = sp.words.pages.Load()*wordPage + bytes
+	t.Unsure = t.Unsure || !all || sp.Leaks()
+	if bad != nil || !all {
 		return bad
 	}
-	cached := 0
+	cached := bits.OnesCount64(sp.sleep.cache.left)
 	for i := range sp.caches {
 		cached += bits.OnesCount64(sp.caches[i].left)
 	}

@@ -25,6 +25,8 @@ import (
 //	58      free: nobody has the pointer
 //	57      zero: the object was never used, and is nothing but zeros; its class
 //	        is in the low bits
+//	56      away: the word itself is far, with those beside it; or, if bit 0 is set,
+//	        it is lost
 //	55..48  local only: how many passes ago the object was last used
 //	47..0   local only: address of the data
 //
@@ -43,6 +45,7 @@ const (
 	pMarked Word = 1 << 61
 	pFree   Word = 1 << 58
 	pZero   Word = 1 << 57
+	pAway   Word = 1 << 56
 
 	pPassShift      = 59
 	pPass      Word = 3 << pPassShift
@@ -60,7 +63,7 @@ func (w Word) Far() bool    { return w&pFar != 0 }
 func (w Word) Marked() bool { return w&pMarked != 0 }
 
 // Local reports whether the object has an address here.
-func (w Word) Local() bool { return w&(pFar|pFree|pZero) == 0 && w != 0 }
+func (w Word) Local() bool { return w&(pFar|pFree|pZero|pAway) == 0 && w != 0 }
 
 // Addr is the address of a local object's data.
 func (w Word) Addr() uintptr { return uintptr(w & pAddr) }
@@ -100,6 +103,17 @@ const freeWord = pSlow | pFree
 
 // zeroWord is the word of an object of a class that was never used.
 func zeroWord(class uint16) Word { return pSlow | pZero | Word(class) }
+
+// asleep is what a word reads as that is in far memory itself, and lostWord one that was.
+const (
+	asleep   = pSlow | pAway
+	lostWord = asleep | 1
+)
+
+// Asleep reports whether the word is in far memory itself.
+func (w Word) Asleep() bool { return w == asleep }
+
+func (w Word) lost() bool { return w == lostWord }
 
 func (w Word) Free() bool { return w&(pFar|pFree) == pFree || w == 0 }
 func (w Word) Zero() bool { return w&(pFar|pZero) == pZero }

@@ -36,9 +36,9 @@ const (
 	WordSize     = 8
 	wordGroup    = 64 // words that are handed out together
 	WordsPerPage = 4096 / WordSize
-	// wordPage is what a page of words takes of the budget: the page, and its
-	// bits in taken and spare.
-	wordPage = 4096 + pageGroups*8 + pageGroups/8
+	// wordPage is what a page of words takes of the budget: the page, its
+	// bits in taken and spare, and its state.
+	wordPage = pageBytes + pageGroups*8 + pageGroups/8 + pageStateSize
 
 	pageGroups = WordsPerPage / wordGroup
 
@@ -193,14 +193,14 @@ func (t *words) run(n int, l *heap.Logs) (first uint64, err error) {
 func (t *words) stretch(n int) (g, missing int) {
 	if t.whole < n {
 		g = len(t.taken)
-		for g > 0 && t.taken[g-1] == 0 {
+		for g > 0 && t.taken[g-1] == 0 && !t.hidden(g-1) {
 			g--
 		}
 		return g, n - (len(t.taken) - g)
 	}
 	free := 0
 	for g, words := range t.taken {
-		if free++; words != 0 {
+		if free++; words != 0 || t.hidden(g) {
 			free = 0
 		}
 		if free == n {
@@ -213,14 +213,19 @@ func (t *words) stretch(n int) (g, missing int) {
 // put takes word n back, which nobody may use any more and which is marked
 // free.
 func (t *words) put(n uint64) {
-	if invariants.Enabled {
-		atomic.AddUint32(&t.genOf[n], 1)
-	}
+	t.generation(n)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	g := int(n / wordGroup)
 	t.take(g, t.taken[g]&^(1<<(n%wordGroup)))
 	t.inUse--
+}
+
+// generation is called when word n is freed.
+func (t *words) generation(n uint64) {
+	if invariants.Enabled {
+		atomic.AddUint32(&t.genOf[n], 1)
+	}
 }
 
 // count returns the number of words in use and those in whole.

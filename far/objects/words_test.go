@@ -20,7 +20,7 @@ func newWords(t *testing.T) (*words, *heap.Logs) {
 		err = core.Init(st, cfg, sz, nil) // and it is not started: words need nothing but the account of the budget
 	}
 	if err == nil {
-		err = sp.Init(core, sz)
+		err = sp.Init(core, sz, false)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -28,3 +28,10 @@ func mapAligned(fd, off, n, prot, flags int) (mem, whole []byte, err error) {
 	}
 	return whole[skip : skip+n : skip+n], whole, nil
 }
+
+// mapOver maps what is at off of fd over mem, privately.
+func mapOver(mem []byte, fd, off int) error {
+	_, err := unix.MmapPtr(fd, int64(off), unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem)),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE|unix.MAP_FIXED)
+	return err
+}

@@ -74,6 +74,21 @@ func (m *Memfd) Map(off, n int, writable bool) (*Mapping, error) {
 	return &Mapping{mem: mem, whole: whole}, nil
 }
 
+// Overlay maps [at, at+n) of m over [off, off+n) of a private mapping, at once for whoever looks at it: it reads as m does
+// until it is written to, which changes this mapping only, and again once it is punched.
+func (m *Mapping) Overlay(off, n int, from *Memfd, at int) error {
+	if err := checkRange(off, n, len(m.mem)); err != nil {
+		return fmt.Errorf("cannot overlay: %w", err)
+	}
+	if err := checkRange(at, n, from.size); err != nil {
+		return fmt.Errorf("cannot overlay with %s: %w", from.f.Name(), err)
+	}
+	if err := mapOver(m.mem[off:off+n], int(from.f.Fd()), at); err != nil {
+		return fmt.Errorf("cannot map %d bytes at %d of %s over memory: %w", n, at, from.f.Name(), err)
+	}
+	return nil
+}
+
 // Punch gives the pages of [off, off+n) back to the operating system, for
 // every process that maps them; they read as zero afterwards.
 func (m *Memfd) Punch(off, n int) error {

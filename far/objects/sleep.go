@@ -1,0 +1,811 @@
+package objects
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/far/heap"
+	"polder/far/record"
+	"polder/internal/arena"
+)
+
+// sleeper has the words of pointers go far that nobody uses, as the paper's data structures may have their metadata do
+// (section 4.2): a page of them at a time, when they take more than their share of the budget.
+//
+// A page may go when none of its objects is local. It becomes an object itself, of a class of the sleeper's own, and so is
+// evacuated, cleaned, checked and fetched as any object is; what stays is the word of that, for 512 others. The page's memory
+// is given back: its words read as asleep, and who comes upon one of them wakes the page, by fetching the object and putting the
+// words back where they were. So no pointer moves, and whoever finds a word that is not asleep does as if there were no sleeper.
+//
+// Reading as asleep is done by the kernel: a file of which every word is asleep is mapped over the page, privately. So whoever
+// looks sees a word, or asleep, and never something in between.
+//
+// A word that is asleep changes under mu only: when its page is woken. Who frees it meanwhile is content with saying so, since freeing
+// waits for nothing; that is done when the page is awake. The evacuator meets no word that is asleep, since it deals with
+// local objects. The cleaner may: it says first what it is about to clean, see Learn; from then on, until it has ended, no page
+// goes, and those have been woken in which something lives that is to be moved.
+type sleeper struct {
+	sp    *Space
+	kick  chan struct{}
+	early bool // pages go as soon as they may; for tests
+
+	hand uint64 // the page to be looked at next; the goroutine's
+
+	class atomic.Pointer[Class] // of pages' objects; nil until the first page is about to go
+	// fetching is how many objects of a page, and of those that share its place, somebody waits for: with the page gone, he
+	// would have to begin again, and again.
+	fetching [256]atomic.Int32
+	half     atomic.Int32 // of the reserve, in pages, is left to who may not wait for room
+	leaked   atomic.Bool  // pages have been lost, and what they referred to counts as live
+
+	mu       sync.Mutex
+	cache    wordCache // words of pages' objects
+	kept     int       // those in use
+	overlay  *arena.Memfd
+	words    *arena.Mapping // overlay, to be written
+	pages    []pageState
+	runs     int                      // stretches of pages that overlay is mapped to
+	away     int                      // pages that are asleep
+	reserve  int                      // pages that are accounted for, and awake pages may become for the cleaner
+	waking   map[uint64]chan struct{} // pages that somebody is waking; closed when he has ended
+	later    map[uint64]*laterWords   // what becomes of words when their page is woken
+	cleaning bool                     // no page may go
+}
+
+// pageState is a page of words, as the sleeper knows it.
+type pageState struct {
+	object uint64 // the number of the word of the page's object; 0 if the page is awake
+	age    uint8  // so many sweeps have to pass it by before it may go
+	mapped bool   // overlay is mapped to it
+}
+
+// laterWords is what becomes of words of a page that is asleep.
+type laterWords struct {
+	freed [pageGroups]uint64
+	zero  map[uint16]uint16 // the class of each that becomes one of an unused object
+}
+
+const (
+	pageBytes = WordsPerPage * WordSize
+	// pageStateSize is what a page's state takes of the budget.
+	pageStateSize = 16
+
+	// sleepShare is the part of the budget that words may have before pages go.
+	sleepShare = 32
+	// sweepPages is how many pages are looked at in one sweep.
+	sweepPages = 4096
+	// newAge and wokenAge are the ages of pages that are new, and that have been woken.
+	newAge, wokenAge = 1, 3
+	// overlayShare is the part of the budget that overlay has, and the reserve: at least leastOverlay pages, and at most mostOverlay. Pages
+	// beside each other take one mapping of the process together, up to as many as overlay has.
+	overlayShare              = 256
+	leastOverlay, mostOverlay = 4, 512
+	// mostRuns is how many mappings of a process, of which Linux has 65,530, a heap takes for overlay, about half.
+	mostRuns = 8192
+)
+
+func (z *sleeper) init(sp *Space, early bool) {
+	z.sp, z.early, z.kick = sp, early, make(chan struct{}, 1)
+	z.waking, z.later = map[uint64]chan struct{}{}, map[uint64]*laterWords{}
+}
+
+func (z *sleeper) wake() {
+	select {
+	case z.kick <- struct{}{}:
+	default:
+	}
+}
+
+// short reports whether some of the reserve is in use.
+func (z *sleeper) short() bool {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.words != nil && z.reserve < z.overlaid()
+}
+
+// due reports whether words take more than their share.
+func (z *sleeper) due() bool {
+	return z.early || z.short() || z.sp.core.Logs.Of(heap.Words) > z.sp.core.Local()/sleepShare
+}
+
+// run is the sleeper's goroutine.
+func (z *sleeper) run() {
+	ctx := z.sp.core.Ctx
+	var tick <-chan time.Time
+	if z.early {
+		t := time.NewTicker(time.Millisecond)
+		defer t.Stop()
+		tick = t.C
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-z.kick:
+		case <-tick:
+		}
+		z.catchUp(ctx)
+		if z.due() {
+			_ = z.sweep(ctx) // and again, when it is due
+		}
+	}
+}
+
+// catchUp wakes the pages of which words are to be freed.
+func (z *sleeper) catchUp(ctx context.Context) {
+	z.mu.Lock()
+	var pages []uint64
+	for page := range z.later {
+		pages = append(pages, page)
+	}
+	z.mu.Unlock()
+	s := z.sp.core.Acquire(ctx)
+	defer z.sp.core.Release(s)
+	for _, page := range pages {
+		z.sp.core.EnterAtOnce(s)
+		err := z.rouse(ctx, &z.sp.words.page(page)[0], waker{s: s})
+		s.Leave()
+		if err != nil {
+			return // it is tried again
+		}
+	}
+}
+
+// ready sees to it that there is what the sleeper needs.
+func (z *sleeper) ready() error {
+	if z.class.Load() != nil {
+		return nil
+	}
+	if z.sp.most < pageBytes {
+		return fmt.Errorf("a page of words does not fit into a log: %w", heap.ErrTooLarge)
+	}
+	n := min(max(int(z.sp.core.Local()/overlayShare/pageBytes), leastOverlay), mostOverlay)
+	size := int64(2 * n * pageBytes) // overlay, and the reserve
+	l := &z.sp.core.Logs
+	if err := l.GrowIndex(heap.Words, size, heap.ForMutator); err != nil {
+		return err
+	}
+	fd, err := arena.NewMemfd("polder-words", n*pageBytes)
+	if err != nil {
+		l.ShrinkIndex(heap.Words, size)
+		return err
+	}
+	m, err := fd.Map(0, n*pageBytes, true)
+	var c *Class
+	if err == nil {
+		c, err = z.sp.newClass(Config{Name: "words"}, pageBytes, record.Page)
+		if err != nil {
+			err = errors.Join(err, m.Close())
+		}
+	}
+	if err != nil {
+		l.ShrinkIndex(heap.Words, size)
+		return errors.Join(err, fd.Close())
+	}
+	fill(wordsOf(m.Bytes()), asleep)
+	z.mu.Lock()
+	z.overlay, z.words, z.reserve = fd, m, n
+	z.mu.Unlock()
+	z.half.Store(int32(n / 2))
+	z.class.Store(c)
+	return nil
+}
+
+func fill(ws []uint64, w Word) {
+	for i := range ws {
+		storeWord(&ws[i], w)
+	}
+}
+
+// overlaid is how many pages overlay has.
+func (z *sleeper) overlaid() int { return len(z.words.Bytes()) / pageBytes }
+
+// sweep looks at pages, and has those go that may, as long as it is due.
+func (z *sleeper) sweep(ctx context.Context) error {
+	if err := z.ready(); err != nil {
+		return err
+	}
+	pages := uint64(z.sp.words.pages.Load())
+	for n := min(pages, sweepPages); n > 0 && ctx.Err() == nil && z.due(); n-- {
+		page := z.hand % pages
+		z.hand = page + 1
+		if err := z.send(ctx, page); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// send has a page go, if it may.
+func (z *sleeper) send(ctx context.Context, page uint64) error {
+	z.mu.Lock()
+	for uint64(len(z.pages)) <= page {
+		z.pages = append(z.pages, pageState{age: newAge})
+	}
+	st := &z.pages[page]
+	wait := st.object != 0
+	if !wait && st.age > 0 {
+		st.age--
+		wait = true
+	}
+	z.mu.Unlock()
+	ws := z.sp.words.page(page)
+	var were [WordsPerPage]uint64
+	if wait || !z.mayGo(ws, &were) {
+		return nil
+	}
+	n, err := z.keep(ctx, were[:])
+	if err == nil && !z.replace(page, n, &were) {
+		z.drop(n)
+	}
+	return err
+}
+
+// drop frees the object of a page.
+func (z *sleeper) drop(n uint64) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.sp.Free(z.sp.At(n))
+	z.kept--
+}
+
+// mayGo reports whether the words ws are of objects that are not local, and what they are.
+func (z *sleeper) mayGo(ws []uint64, were *[WordsPerPage]uint64) bool {
+	id, some := z.class.Load().ID, false
+	for i := range ws {
+		w := Load(&ws[i])
+		were[i] = uint64(w)
+		switch {
+		case w.Far():
+			if w.FarClass() == id {
+				return false // or nobody would find the page's object
+			}
+			some = true
+		case w.Zero() || w.lost():
+			some = true
+		case !w.Free():
+			return false
+		}
+	}
+	return some
+}
+
+// keep makes ws an object, and returns the number of its word.
+func (z *sleeper) keep(ctx context.Context, ws []uint64) (uint64, error) {
+	core := z.sp.core
+	for {
+		z.mu.Lock()
+		n, err := z.sp.words.next(&z.cache, &core.Logs, heap.ForMutator)
+		if err == nil {
+			z.kept++
+		}
+		z.mu.Unlock()
+		if err == nil {
+			if err = z.sp.fill(ctx, n, z.class.Load(), Coldest, bytesOf(ws)); err == nil {
+				return n, nil
+			}
+			z.mu.Lock()
+			z.kept--
+			z.cache.left |= 1 << (n % wordGroup) // nobody else takes another group
+			z.mu.Unlock()
+		}
+		if err != heap.ErrNoRoom {
+			return 0, err
+		}
+		if err := core.RoomSoon(ctx); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// replace makes the object of word n what a page was, if it still is, and reports whether it was.
+func (z *sleeper) replace(page, n uint64, were *[WordsPerPage]uint64) bool {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.cleaning || z.words == nil || !z.mayMap(page) || z.fetchingOf(page).Load() != 0 {
+		return false
+	}
+	t := &z.sp.words
+	ws := t.page(page)
+	t.mu.Lock()
+	ok := t.agrees(page, were)
+	for i := 0; ok && i < len(ws); i++ {
+		if ok = casWord(&ws[i], Word(were[i]), asleep); !ok {
+			for j := range i {
+				storeWord(&ws[j], Word(were[j]))
+			}
+		}
+	}
+	if ok && z.unmap(page) != nil {
+		for i := range ws {
+			storeWord(&ws[i], Word(were[i]))
+		}
+		z.runs, ok = mostRuns, false // the process has no mappings left
+	}
+	if ok {
+		t.hide(page)
+	}
+	t.mu.Unlock()
+	if !ok {
+		return false
+	}
+	z.pages[page].object = n
+	z.away++
+	if z.reserve < z.overlaid() {
+		z.reserve++
+	} else {
+		z.sp.core.Logs.SleepIndex(heap.Words, pageBytes)
+	}
+	return true
+}
+
+// fetchingOf is the count of a page.
+func (z *sleeper) fetchingOf(page uint64) *atomic.Int32 {
+	return &z.fetching[page%uint64(len(z.fetching))]
+}
+
+// mayMap reports whether overlay may be mapped to a page. z.mu must be held.
+func (z *sleeper) mayMap(page uint64) bool {
+	return z.pages[page].mapped || z.runs < mostRuns || z.neighbours(page) > 0
+}
+
+// neighbours is how many of the pages beside a page overlay is mapped to, so that one mapping is enough. z.mu must be held.
+func (z *sleeper) neighbours(page uint64) (n int) {
+	per := uint64(z.overlaid())
+	if page%per > 0 && z.pages[page-1].mapped {
+		n++
+	}
+	if page%per < per-1 && page+1 < uint64(len(z.pages)) && z.pages[page+1].mapped {
+		n++
+	}
+	return n
+}
+
+// unmap gives the memory of a page back, all words of which are asleep, and go on to be. z.mu must be held.
+func (z *sleeper) unmap(page uint64) error {
+	off := int(page) * pageBytes
+	if z.pages[page].mapped {
+		return z.sp.words.mapping.Punch(off, pageBytes)
+	}
+	if err := z.sp.words.mapping.Overlay(off, pageBytes, z.overlay, int(page)%z.overlaid()*pageBytes); err != nil {
+		return err
+	}
+	z.runs += 1 - z.neighbours(page)
+	z.pages[page].mapped = true
+	return nil
+}
+
+// put puts the words of a page back where they were, or, if they are lost, and from is nil, has them say so. If the page is not
+// paid for, it takes one of the reserve; with no more than least of these it does nothing, and reports false.
+func (z *sleeper) put(page uint64, from []uint64, paid bool, least int) bool {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if !paid && z.reserve <= least {
+		return false
+	}
+	if !paid {
+		z.reserve--
+	}
+	t, later := &z.sp.words, z.later[page]
+	delete(z.later, page)
+	ws := t.page(page)
+	var dead []Word
+	t.mu.Lock()
+	for i := range ws {
+		w := freeWord
+		switch {
+		case from != nil:
+			w = Word(from[i])
+		case t.isTaken(page, i):
+			w = lostWord
+		}
+		if later != nil {
+			if id, ok := later.zero[uint16(i)]; ok && !w.Zero() {
+				dead = append(dead, w)
+				w = zeroWord(id)
+			}
+			if later.freed[i/wordGroup]>>(i%wordGroup)&1 != 0 {
+				if w.Free() {
+					panic("BUG: a far pointer is freed twice")
+				}
+				dead = append(dead, w)
+				w = freeWord
+				t.giveBack(page*WordsPerPage + uint64(i))
+			}
+		}
+		storeWord(&ws[i], w)
+	}
+	t.show(page)
+	t.mu.Unlock()
+	z.pages[page].object, z.pages[page].age = 0, wokenAge
+	z.away--
+	for _, w := range dead {
+		z.sp.buryObject(w)
+	}
+	if from == nil {
+		z.leaked.Store(true)
+	}
+	return true
+}
+
+// freeLater frees the word p when its page is woken, if it is asleep, or else reports false. With class not negative, it becomes one of
+// an unused object of that class instead.
+func (z *sleeper) freeLater(p *uint64, class int) bool {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if !Load(p).Asleep() {
+		return false
+	}
+	n := z.sp.words.number(p)
+	page, i := n/WordsPerPage, uint16(n%WordsPerPage)
+	later := z.later[page]
+	if later == nil {
+		later = new(laterWords)
+		z.later[page] = later
+		z.wake()
+	}
+	switch bit := uint64(1) << (i % wordGroup); {
+	case class >= 0:
+		if later.zero == nil {
+			later.zero = map[uint16]uint16{}
+		}
+		later.zero[i] = uint16(class)
+	case later.freed[i/wordGroup]&bit != 0:
+		panic("BUG: a far pointer is freed twice")
+	default:
+		later.freed[i/wordGroup] |= bit
+	}
+	return true
+}
+
+// begin makes the caller the one who wakes the page of word p, which it may not be asleep any more, and returns the number of the
+// word of the page's object; then end has to be called. Or it returns what is to be waited for, if another one is; nothing of both if p is awake.
+func (z *sleeper) begin(p *uint64) (n uint64, end func(), other <-chan struct{}) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if !Load(p).Asleep() {
+		return 0, nil, nil
+	}
+	page := z.sp.words.number(p) / WordsPerPage
+	if c := z.waking[page]; c != nil {
+		return 0, nil, c
+	}
+	c := make(chan struct{})
+	z.waking[page] = c
+	return z.pages[page].object, func() {
+		z.mu.Lock()
+		delete(z.waking, page)
+		z.mu.Unlock()
+		close(c)
+	}, nil
+}
+
+// waker wakes a page on somebody's behalf.
+type waker struct {
+	s     *heap.Scope // nil is the evacuator
+	claim func() heap.Claim
+	least int                      // pages of the reserve that are left to others
+	needs func(from []uint64) bool // whether the words, or nil if they are lost, are a reason to wake the page; nil is yes
+}
+
+// rouse has the page of word p be awake, unless w needs it not.
+func (z *sleeper) rouse(ctx context.Context, p *uint64, w waker) error {
+	sp := z.sp
+	for {
+		n, end, other := z.begin(p)
+		switch {
+		case n != 0:
+			defer end()
+			if ctx.Err() != nil {
+				return sp.tooLate(ctx)
+			}
+			var buf [pageBuf]uint64
+			from, err := z.peek(ctx, w.s, n, buf[:])
+			if err != nil || w.needs != nil && !w.needs(from) {
+				return err
+			}
+			if err = z.place(sp.words.number(p)/WordsPerPage, from, w); err != nil {
+				return err
+			}
+			z.drop(n)
+			return nil
+		case other == nil:
+			return nil
+		}
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return sp.tooLate(ctx)
+		}
+	}
+}
+
+// place puts words back, where w may have memory for that.
+func (z *sleeper) place(page uint64, from []uint64, w waker) error {
+	l := &z.sp.core.Logs
+	err := l.WakeIndex(heap.Words, pageBytes, heap.ForMutator)
+	ok := z.put(page, from, err == nil, w.least)
+	if !ok && w.claim != nil {
+		if err = l.WakeIndex(heap.Words, pageBytes, w.claim()); err == nil {
+			ok = z.put(page, from, true, 0)
+		}
+	}
+	if z.short() {
+		z.wake()
+	}
+	if ok {
+		return nil
+	}
+	return err
+}
+
+// wake has the word p be where it can be used, in s.
+func (sp *Space) wake(s *heap.Scope, p *uint64) error {
+	if err := sp.core.Begin(); err != nil {
+		return err
+	}
+	defer sp.core.End()
+	claim := func() heap.Claim { return sp.core.Claim(s, pageBytes) }
+	err := sp.sleep.rouse(sp.core.HeldIn(s).Ctx, p, waker{s: s, claim: claim, least: int(sp.sleep.half.Load())})
+	return sp.core.NoRoom(s, err, pageBytes)
+}
+
+// awaken wakes a page, unless it is awake. It must not be called in a scope.
+func (sp *Space) awaken(ctx context.Context, page uint64) error {
+	p := &sp.words.page(page)[0]
+	if !Load(p).Asleep() {
+		return nil
+	}
+	return sp.core.One(ctx, func(s *heap.Scope) {
+		if err := sp.wake(s, p); err != nil {
+			sp.core.Fail(s, err)
+		}
+	})
+}
+
+// Learn is for heap.Host: it wakes the pages of those objects of rs that live.
+func (sp *Space) Learn(ctx context.Context, rs []heap.Suspect) error {
+	z := &sp.sleep
+	z.mu.Lock()
+	z.cleaning = len(rs) > 0
+	away := z.away
+	z.mu.Unlock()
+	if away == 0 {
+		return nil
+	}
+	var due []heap.Suspect
+	for _, r := range rs {
+		if r.Owner >= FirstOwner && !r.Dead && sp.words.has(r.Number) && Load(sp.At(r.Number)).Asleep() {
+			due = append(due, r)
+		}
+	}
+	slices.SortFunc(due, func(a, b heap.Suspect) int { return int(int64(a.Number) - int64(b.Number)) })
+	for len(due) > 0 {
+		page, k := due[0].Number/WordsPerPage, 1
+		for k < len(due) && due[k].Number/WordsPerPage == page {
+			k++
+		}
+		if err := z.learn(ctx, due[:k]); err != nil {
+			return err
+		}
+		due = due[k:]
+	}
+	return ctx.Err()
+}
+
+// learn wakes a page if one of rs, which are its words', lives. It is the evacuator's, which waits for nobody who may wait for local
+// memory.
+func (z *sleeper) learn(ctx context.Context, rs []heap.Suspect) error {
+	alive := func(from []uint64) bool {
+		return from == nil || slices.ContainsFunc(rs, func(r heap.Suspect) bool {
+			w := Word(from[r.Number%WordsPerPage])
+			return w.Far() && w.FarAddr() == r.Addr
+		})
+	}
+	err := z.rouse(ctx, z.sp.At(rs[0].Number), waker{needs: alive})
+	if err == heap.ErrNoRoom {
+		return heap.ErrNotNow
+	}
+	return err
+}
+
+// pageBuf is how many words a buffer for the record of a page has.
+const pageBuf = 2 * WordsPerPage
+
+// peek returns the words that the object of word n is, which nobody else is about to free; nil if they are lost. It takes no
+// local memory. Without a scope it is for the evacuator, or for who is alone.
+func (z *sleeper) peek(ctx context.Context, s *heap.Scope, n uint64, buf []uint64) ([]uint64, error) {
+	core, p := z.sp.core, z.sp.At(n)
+	pins := core.Far.NewPins()
+	defer pins.Release()
+	for {
+		w := Load(p)
+		var o heap.Object
+		switch {
+		case !w.Local():
+		case s == nil:
+			o = core.Logs.Object(w.Addr())
+		default:
+			o = z.sp.DerefLocal(s, p, Stream)
+		}
+		if o != nil {
+			return buf[:copy(buf, wordsOf(o[heap.ObjectHeader:heap.ObjectHeader+pageBytes]))], nil
+		}
+		if !w.Far() {
+			continue // it is far by now
+		}
+		seg := core.Far.Seg(w.FarAddr())
+		if pins.Hold(w.FarAddr(), func() bool { return Load(p) == w }) == nil {
+			if (seg == nil || seg.Gone()) && Load(p) == w {
+				return nil, nil
+			}
+			continue
+		}
+		ctx, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
+		defer cancel()
+		reads := []heap.PageRead{core.PageRead(w.FarAddr(), bytesOf(buf)[:w.FarSize()])}
+		core.ReadPages(ctx, reads)
+		switch err := reads[0].Err; {
+		case seg.Gone():
+			return nil, nil
+		case err != nil:
+			return nil, fmt.Errorf("cannot read the words of pointers: %w", err)
+		case len(reads[0].Buf) != pageBytes:
+			return nil, fmt.Errorf("cannot read the words of pointers: they are %d bytes, want %d", len(reads[0].Buf), pageBytes)
+		}
+		return wordsOf(reads[0].Buf), nil
+	}
+}
+
+// lost is the error of an object whose word is lost.
+func (sp *Space) lost() error {
+	e := new(heap.LostError)
+	if name := sp.core.LastLost.Load(); name != nil {
+		e.Segment = *name
+	}
+	return e
+}
+
+// pointers is how many words are in use without those of pages' objects, and those that will be freed.
+func (z *sleeper) pointers() int {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	n, _ := z.sp.words.count()
+	n -= z.kept + bits.OnesCount64(z.cache.left)
+	for _, later := range z.later {
+		for _, g := range later.freed {
+			n -= bits.OnesCount64(g)
+		}
+	}
+	return n
+}
+
+// Leaks is for heap.Host.
+func (sp *Space) Leaks() bool { return sp.sleep.leaked.Load() }
+
+// Learns is for heap.Host: words may be asleep if there are any.
+func (sp *Space) Learns() bool { return len(*sp.classes.Load()) > 0 }
+
+// Start has the heap's memory for words be given back where they are not used.
+func (sp *Space) Start() { sp.core.Wg.Go(sp.sleep.run) }
+
+// Chores is for heap.Host.
+func (sp *Space) Chores(tick bool) {
+	z := &sp.sleep
+	if !tick {
+		return
+	}
+	z.mu.Lock()
+	behind := len(z.later) > 0
+	z.mu.Unlock()
+	if behind || z.due() {
+		z.wake()
+	}
+}
+
+// Asleep is how many words are in far memory, those of pages that nobody has used.
+func (sp *Space) Asleep() int {
+	sp.sleep.mu.Lock()
+	defer sp.sleep.mu.Unlock()
+	return sp.sleep.away * WordsPerPage
+}
+
+// end makes all words that are asleep ones that nobody has, and gives up what pages need to go.
+func (z *sleeper) end() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.words == nil {
+		return
+	}
+	fill(wordsOf(z.words.Bytes()), freeWord) // which is what they read as from now on
+	_ = errors.Join(z.words.Close(), z.overlay.Close())
+	z.words = nil
+}
+
+// audit calls fn with every word that is asleep, or reports false if they cannot all be had, and returns what the sleeper has of the
+// budget beside pages. Nothing may be under way.
+func (z *sleeper) audit(fn func(n uint64, w Word)) (bytes int64, all bool) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	all = true
+	var buf [pageBuf]uint64
+	for page := range z.pages {
+		if z.pages[page].object == 0 {
+			continue
+		}
+		from, err := z.peek(context.Background(), nil, z.pages[page].object, buf[:])
+		if err != nil || from == nil {
+			all = false
+			continue
+		}
+		later := z.later[uint64(page)]
+		for i, w := range from {
+			fn(uint64(page*WordsPerPage+i), Word(w))
+			if later != nil && later.freed[i/wordGroup]>>(i%wordGroup)&1 != 0 {
+				all = false // it counts until its page is woken
+			}
+		}
+	}
+	bytes = -int64(z.away) * pageBytes
+	if z.words != nil {
+		bytes += int64(z.overlaid()+z.reserve) * pageBytes
+	}
+	return bytes, all
+}
+
+// page is the words of a page.
+func (t *words) page(n uint64) []uint64 { return t.table[n*WordsPerPage : (n+1)*WordsPerPage] }
+
+// isTaken reports whether word i of a page is in use. t.mu must be held.
+func (t *words) isTaken(page uint64, i int) bool {
+	return t.taken[page*pageGroups+uint64(i/wordGroup)]>>(i%wordGroup)&1 != 0
+}
+
+// agrees reports whether those words of a page are in use that are not free. t.mu must be held.
+func (t *words) agrees(page uint64, ws *[WordsPerPage]uint64) bool {
+	for i, w := range ws {
+		if t.isTaken(page, i) == Word(w).Free() {
+			return false
+		}
+	}
+	return true
+}
+
+// hide has no word of a page be handed out. t.mu must be held.
+func (t *words) hide(page uint64) {
+	for g := page * pageGroups; g < (page+1)*pageGroups; g++ {
+		t.spare[g/64] &^= 1 << (g % 64)
+		if t.taken[g] == 0 {
+			t.whole--
+		}
+	}
+}
+
+// show undoes hide. t.mu must be held.
+func (t *words) show(page uint64) {
+	for g := page * pageGroups; g < (page+1)*pageGroups; g++ {
+		if t.taken[g] == 0 {
+			t.whole++
+		}
+		if t.taken[g] != ^uint64(0) {
+			t.spare[g/64] |= 1 << (g % 64)
+			t.first = min(t.first, int(g/64))
+		}
+	}
+}
+
+// giveBack takes back word n of a page that is hidden. t.mu must be held.
+func (t *words) giveBack(n uint64) {
+	t.generation(n)
+	t.taken[n/wordGroup] &^= 1 << (n % wordGroup)
+	t.inUse--
+}
+
+// hidden reports whether group g, of which no word is in use, is in a page that is asleep. t.mu must be held.
+func (t *words) hidden(g int) bool { return t.spare[g/64]>>(g%64)&1 == 0 }
