@@ -1,6 +1,8 @@
-package memnode
+package odrp
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -9,14 +11,83 @@ import (
 	"polder/verbs"
 )
 
+// Pagers are how one connection reaches its client's table.
+type Pagers struct {
+	t       *Table
+	by      [2]*pager // to read and to write pages
+	trouble atomic.Bool
+	onEvent func(verbs.AsyncEvent)
+	stopped func()
+}
+
+// Open returns the pagers of the connection that t's client has now. onEvent is told of
+// the events of their queue pairs, in any goroutine. stopped is called when they have to
+// stop, whatever the client does, and their queue pairs are closed.
+func (t *Table) Open(onEvent func(verbs.AsyncEvent), stopped func()) *Pagers {
+	t.pagers = &Pagers{t: t, onEvent: onEvent, stopped: stopped}
+	return t.pagers
+}
+
+// Connect answers a request for the queue pair of a pager: to write pages, or to read
+// them. The answer is the address of the table. The queue pair is nil if the connection
+// has gone meanwhile.
+func (p *Pagers) Connect(write bool, req verbs.ConnRequest) (verbs.QP, error) {
+	to := &p.by[0]
+	if write {
+		to = &p.by[1]
+	}
+	switch {
+	case p.t.pagers != p:
+		return nil, errors.New("this connection's pages have been taken away")
+	case *to != nil:
+		return nil, errors.New("a connection has one queue pair for pages each way")
+	}
+	by, err := newPager(p.t, write, &p.trouble, p.onEvent)
+	if err != nil {
+		return nil, err
+	}
+	if err := req.Accept(by.front, binary.LittleEndian.AppendUint64(nil, p.t.tableMR.Addr())); err != nil {
+		by.close()
+		return nil, nil // its watcher will say so
+	}
+	*to = by
+	return by.front, by.start()
+}
+
+// Failed reports whether a chain has failed, because the client asked for a page that it
+// has no right to, or the pagers had to stop. Anybody may call it.
+func (p *Pagers) Failed() bool { return p.trouble.Load() }
+
+func (p *Pagers) stop() {
+	for i := range p.by {
+		if p.by[i] != nil {
+			p.by[i].close()
+			p.by[i] = nil
+		}
+	}
+	p.trouble.Store(true)
+	p.stopped()
+}
+
+// busyWith reports whether a chain may have read the entry at addr.
+func (p *Pagers) busyWith(addr uint64) bool {
+	if p != nil {
+		for _, by := range p.by {
+			if by != nil && by.busyWith(addr) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // A pager is where the NIC serves one connection's requests for pages, in one
 // direction: a queue pair that the client is connected to, the front, and beside
 // it one in loopback that runs the chain (chain.Page). The chain reaches its own
 // ring, the table and the queue by windows of type 2B that are bound to its queue
 // pair, so no client can.
 type pager struct {
-	node    *Node
-	t       *translation
+	t       *Table
 	write   bool
 	front   verbs.QP
 	chain   verbs.QP
@@ -37,12 +108,10 @@ type pager struct {
 const (
 	pagerFront  = chain.PageRingSize
 	pagerMemory = pagerFront + 4096
-
-	translatedPage = chain.MaxPage // bytes; less if chunks are smaller
 )
 
-func newPager(n *Node, t *translation, write bool, trouble *atomic.Bool, onEvent func(verbs.AsyncEvent)) (*pager, error) {
-	p := &pager{node: n, t: t, write: write, trouble: trouble, onEvent: onEvent}
+func newPager(t *Table, write bool, trouble *atomic.Bool, onEvent func(verbs.AsyncEvent)) (*pager, error) {
+	p := &pager{t: t, write: write, trouble: trouble, onEvent: onEvent}
 	if err := p.open(); err != nil {
 		p.close()
 		return nil, err
@@ -54,7 +123,7 @@ func (p *pager) open() (err error) {
 	if p.mem, err = arena.Anonymous(pagerMemory, false); err != nil {
 		return err
 	}
-	pd, dev := p.node.pd, p.node.dev
+	pd, dev := p.t.p.PD, p.t.p.Dev
 	if p.chainMR, err = pd.RegMR(p.mem.Bytes()[:pagerFront], verbs.AccessLocalWrite|verbs.AccessMWBind); err != nil {
 		return err
 	}
@@ -78,12 +147,12 @@ func (p *pager) open() (err error) {
 
 // start arms the pager, whose front has been connected.
 func (p *pager) start() (err error) {
-	pd, dev := p.node.pd, p.node.dev
+	pd, dev := p.t.p.PD, p.t.p.Dev
 	p.cfg = chain.PageConfig{
 		Write: p.write, FrontQP: p.front.Num(), RecvCQ: p.recvCQ.Num(), SentCQ: p.sentCQ.Num(),
 		Chain: chain.Region{Addr: p.chainMR.Addr(), LKey: p.chainMR.LKey()},
 		Front: chain.Region{Addr: p.frontMR.Addr(), LKey: p.frontMR.LKey()},
-		Head:  p.t.queueMR.Addr(), Size: p.t.ringSize, Memory: p.node.mem.mr.LKey(), PageSize: p.t.pageSize,
+		Head:  p.t.queueMR.Addr(), Size: p.t.ringSize, Memory: p.t.p.MR.LKey(), PageSize: p.t.p.size,
 	}
 	p.chain, err = pd.CreateQP(verbs.QPInit{
 		SendCQ: p.cq, RecvCQ: p.cq, SendDepth: len(chain.Page(&p.cfg).Chain), RecvDepth: 1,
@@ -125,13 +194,13 @@ func (p *pager) start() (err error) {
 // bindOwn opens the metadata to the chain's queue pair, and to no other.
 func (p *pager) bindOwn() error {
 	const all = verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic
-	b := p.node.mem.binder
+	b := p.t.p.Binder
 	b.WRs = b.WRs[:0]
 	for _, t := range []struct {
 		mr  verbs.MR
 		key *verbs.RKey
 	}{{p.chainMR, &p.cfg.Chain.RKey}, {p.t.tableMR, &p.cfg.TableKey}, {p.t.queueMR, &p.cfg.QueueKey}} {
-		mw, err := p.node.pd.AllocMW(verbs.MWType2B)
+		mw, err := p.t.p.PD.AllocMW(verbs.MWType2B)
 		if err != nil {
 			return fmt.Errorf("cannot allocate a window for a chain: %w", err)
 		}
