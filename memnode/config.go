@@ -9,6 +9,7 @@ import (
 	"polder/internal/arena"
 	"polder/internal/ratelog"
 	"polder/memnode/component"
+	"polder/memnode/ledger"
 	"polder/memnode/wire"
 	"polder/verbs"
 )
@@ -28,9 +29,8 @@ const (
 
 // Limits of a Config.
 const (
-	MinChunkSize = 512
-	MaxChunkSize = 1 << 30
-	maxChunks    = 1 << 24 // an rkey has 24 bits of index
+	MinChunkSize = wire.MinChunkSize
+	MaxChunkSize = wire.MaxChunkSize
 )
 
 // Config says what a Node lends, and to whom.
@@ -99,7 +99,7 @@ type Config struct {
 	// Outliving, if it is set, is the memory, which outlives the process, by managers that
 	// can keep sessions (wire.Manager.Keeps). If an earlier node has left something there,
 	// the node lends as much as that one did, whatever Lend says.
-	Outliving *Outliving
+	Outliving *ledger.Outliving
 	// Logger gets connections, losses and refusals; by default nothing is
 	// logged.
 	Logger *slog.Logger
@@ -159,8 +159,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("%d bytes to lend, of which components have %d, want at least one chunk of %d bytes", c.Lend, c.Components.Memory, size)
 	case c.ClientBudget > 0 && c.ClientBudget-c.Components.ClientMemory < size:
 		return c, fmt.Errorf("the client budget is %d, of which components have %d, want at least one chunk of %d bytes", c.ClientBudget, c.Components.ClientMemory, size)
-	case c.Lend/size > maxChunks:
-		return c, fmt.Errorf("%d bytes to lend, want at most %d chunks of %d bytes: use larger chunks", c.Lend, maxChunks, size)
+	case c.Lend/size > wire.MaxChunks:
+		return c, fmt.Errorf("%d bytes to lend, want at most %d chunks of %d bytes: use larger chunks", c.Lend, wire.MaxChunks, size)
 	case c.ClientBudget < 0 || c.ClientBudget > 0 && c.ClientBudget < size:
 		return c, fmt.Errorf("the client budget is %d, want 0 or at least one chunk of %d bytes", c.ClientBudget, size)
 	case c.Group < 1 || c.Group > verbs.MaxWindows-1:

@@ -83,7 +83,7 @@
 //
 // With Config.Outliving the memory is a memfd in a descriptor store, a service manager's or a
 // keeper's, and so are the sessions and the owners of chunks, in the same memfd before the
-// chunks ([ledger] has the layout). The next node resumes them, by the managers that can keep
+// chunks (package ledger has the layout). The next node resumes them, by the managers that can keep
 // sessions; their clients are away, as after a lost connection, and come back with their
 // secrets. Sessions that are kept have their epochs still. Windows, keys and queue pairs are
 // the device's, and end with the process: nothing that was sent to them lands any more.

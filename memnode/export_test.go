@@ -13,9 +13,3 @@ func (c Config) Needs() (qps, cqs, keys int) {
 	n := int64(c.MaxClients)
 	return int(own.qps + n*each.qps), int(own.cqs + n*each.cqs), int(own.keys + n*each.keys + c.windows(c.Lend, int64(c.ChunkSize)))
 }
-
-// LedgerHead is what the first page of a node's memory says, and how large a file that is.
-func LedgerHead(manager string, chunkSize, chunks, sessions int) ([]byte, int) {
-	f := form{manager: manager, chunkSize: chunkSize, chunks: chunks, sessions: sessions}
-	return f.encode(), f.size()
-}

@@ -103,3 +103,30 @@ func (n *Node) countKept() {
 	n.counters.kept.Store(sessions)
 	n.counters.keptAway.Store(away)
 }
+
+// restore has the sessions of an earlier process go on: their clients are away, as from now.
+func (n *Node) restore() {
+	l := n.mem.ledger
+	if l == nil {
+		return
+	}
+	left, chunks := l.TakeLeft(), 0
+	if len(left) == 0 {
+		return
+	}
+	for _, e := range left {
+		s := &session{wire: e.Wire, owner: e.Owner, record: e.Record, keep: e.Keep}
+		n.lastOwner = max(n.lastOwner, s.owner)
+		n.sessions[s.wire.ID] = s
+		n.manager.(restorer).restore(s, e.Chunks)
+		if k := n.manager.held(s); k > 0 {
+			chunks += k
+			n.await(s)
+		} else {
+			n.forget(s)
+		}
+	}
+	n.log.Info("the node goes on with what an earlier one has left", "sessions", len(n.sessions), "chunks", chunks)
+	n.counters.sessions.Store(int64(len(n.sessions)))
+	n.countKept()
+}

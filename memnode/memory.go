@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"polder/internal/arena"
+	"polder/memnode/ledger"
 	"polder/memnode/rebind"
 	"polder/verbs"
 )
@@ -18,7 +19,7 @@ type memory struct {
 	binder *rebind.Binder
 	size   int // of a chunk
 	pinned bool
-	ledger *ledger // nil: it ends with the process
+	ledger *ledger.Ledger // nil: it ends with the process
 }
 
 func newMemory(dev verbs.Device, pd verbs.PD, cfg *Config) (*memory, error) {
@@ -31,10 +32,12 @@ func newMemory(dev verbs.Device, pd verbs.PD, cfg *Config) (*memory, error) {
 
 func (m *memory) open(dev verbs.Device, cfg *Config) (err error) {
 	if cfg.Outliving != nil {
-		if m.ledger, err = cfg.Outliving.take(cfg); err != nil {
+		f := ledger.Form{Manager: cfg.Manager, ChunkSize: cfg.ChunkSize, Chunks: cfg.chunks(), Sessions: cfg.MaxClients}
+		if m.ledger, err = cfg.Outliving.Take(f); err != nil {
 			return err
 		}
-		m.mem = m.ledger.mem
+		m.mem = m.ledger.Memory()
+		cfg.Lend = int64(m.ledger.Form().Chunks)*int64(cfg.ChunkSize) + cfg.Components.Memory
 	} else if m.mem, err = arena.Anonymous(cfg.mapSize(), cfg.ChunkSize >= arena.HugePageSize); err != nil {
 		return err
 	}
@@ -60,7 +63,7 @@ func (m *memory) zero(i uint32) {
 
 func (m *memory) punch(off, n int) error {
 	if m.ledger != nil {
-		return m.ledger.punch(off, n)
+		return m.ledger.Punch(off, n)
 	}
 	return m.mem.Punch(off, n)
 }
@@ -68,7 +71,7 @@ func (m *memory) punch(off, n int) error {
 // own writes down who has chunk i, for managers whose NIC does not.
 func (m *memory) own(i uint32, owner uint64) {
 	if m.ledger != nil {
-		m.ledger.setOwner(int(i), owner)
+		m.ledger.SetOwner(int(i), owner)
 	}
 }
 
@@ -85,7 +88,7 @@ func (m *memory) close() error {
 	}
 	switch {
 	case m.ledger != nil:
-		return m.ledger.close()
+		return m.ledger.Close()
 	case m.mem != nil:
 		return m.mem.Close()
 	}

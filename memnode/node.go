@@ -300,8 +300,8 @@ func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 				return err
 			}
 		}
-		if l := n.mem.ledger; l != nil && l.full() {
-			return fmt.Errorf("this node's memory, which an earlier one has made, has room for %d clients", l.form.sessions)
+		if l := n.mem.ledger; l != nil && l.Full() {
+			return fmt.Errorf("this node's memory, which an earlier one has made, has room for %d clients", l.Form().Sessions)
 		}
 		n.lastOwner++
 		s = newSession(h.Keep, n.lastOwner)
@@ -326,9 +326,9 @@ func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 	c.told = w.Leaving
 	n.manager.welcome(c, h, &w)
 	if l := n.mem.ledger; l != nil && resumed {
-		l.keep(s)
+		l.Keep(s.record, &s.keep)
 	} else if l != nil {
-		l.add(s)
+		s.record = l.Add(s.owner, &s.wire, &s.keep)
 	}
 	n.sessions[s.wire.ID] = s
 	n.clients[conn] = c
@@ -470,7 +470,7 @@ func (n *Node) expire(now time.Time) {
 func (n *Node) forget(s *session) {
 	n.manager.forget(s)
 	if l := n.mem.ledger; l != nil {
-		l.drop(s)
+		l.Drop(s.record)
 	}
 	if s.components != nil {
 		s.components.Close()

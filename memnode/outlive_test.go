@@ -18,6 +18,7 @@ import (
 
 	"polder/internal/arena"
 	"polder/memnode"
+	"polder/memnode/ledger"
 	"polder/memnode/wire"
 	"polder/pool"
 	"polder/pool/finemem"
@@ -268,12 +269,12 @@ func churn(t *testing.T, k *pooltest.Client, seed uint64, stop <-chan struct{}) 
 	}
 }
 
-// shelf is a memnode.Store with one descriptor.
-type shelf struct{ f *os.File }
+// shelf is a ledger.Store with one descriptor.
+type shelf struct{ f, given *os.File }
 
-func (s *shelf) Keep(string, *os.File) error { return nil }
-func (s *shelf) Forget(string) error         { s.f = nil; return nil }
-func (s *shelf) Kept(string) *os.File        { f := s.f; s.f = nil; return f }
+func (s *shelf) Keep(_ string, f *os.File) error { s.given = f; return nil }
+func (s *shelf) Forget(string) error             { s.f = nil; return nil }
+func (s *shelf) Kept(string) *os.File            { f := s.f; s.f = nil; return f }
 
 func copyOf(t *testing.T, f *os.File) *os.File {
 	t.Helper()
@@ -314,7 +315,7 @@ func TestWhatIsLeftIsOfNoUse(t *testing.T) {
 	left := c.Nodes[0].Left()
 	open := func(f *os.File, cfg memnode.Config) (*memnode.Node, error) {
 		t.Helper()
-		out, err := memnode.NewOutliving(&shelf{f: f}, "memory", slog.New(slog.DiscardHandler))
+		out, err := ledger.NewOutliving(&shelf{f: f}, "memory", slog.New(slog.DiscardHandler))
 		if err != nil {
 			return nil, err
 		}
@@ -388,11 +389,35 @@ func TestANodeLendsAsMuchAsTheOneBefore(t *testing.T) {
 	}
 }
 
+// empty is how a ledger of that form begins, and how many bytes it has.
+func empty(t testing.TB, form ledger.Form) (head []byte, size int) {
+	t.Helper()
+	s := new(shelf)
+	out, err := ledger.NewOutliving(s, "memory", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := out.Take(form)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	st, err := s.given.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	head = make([]byte, 64)
+	if _, err := s.given.ReadAt(head, 0); err != nil {
+		t.Fatal(err)
+	}
+	return head, int(st.Size())
+}
+
 // FuzzLedger opens memory whose first page begins with head, and that has been written to: pokes are of 10 bytes, a
 // place in words and a word. Whoever may be the owner, nobody has a chunk twice, and what nobody has reads as zero.
 func FuzzLedger(f *testing.F) {
 	const chunks = 4
-	head, size := memnode.LedgerHead(wire.RPCMW, arena.PageSize, chunks, 2)
+	head, size := empty(f, ledger.Form{Manager: wire.RPCMW, ChunkSize: arena.PageSize, Chunks: chunks, Sessions: 2})
 	poke := func(list ...uint64) (b []byte) {
 		for i := 0; i < len(list); i += 2 {
 			b = binary.LittleEndian.AppendUint16(b, uint16(list[i]/8))
@@ -418,7 +443,7 @@ func FuzzLedger(f *testing.F) {
 				copy(b[at:at+8], pokes[2:])
 			}
 		}
-		out, err := memnode.NewOutliving(&shelf{f: memfdOf(t, b)}, "memory", slog.New(slog.DiscardHandler))
+		out, err := ledger.NewOutliving(&shelf{f: memfdOf(t, b)}, "memory", slog.New(slog.DiscardHandler))
 		if err != nil {
 			return
 		}

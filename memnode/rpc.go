@@ -26,7 +26,7 @@ func newRPC(n *Node) (manager, error) {
 	m := &rpc{node: n, chunks: t}
 	if l := n.mem.ledger; l != nil {
 		for i := len(t.all) - 1; i >= 0; i-- {
-			if l.owner(i) == 0 { // then it reads as zero
+			if l.Owner(i) == 0 { // then it reads as zero
 				t.free = append(t.free, uint32(i))
 			}
 		}

@@ -44,7 +44,7 @@ func newWindows(m *memory, chunks, clients, group int) (*windows, error) {
 
 func (w *windows) open(chunks, clients int) (err error) {
 	if w.ledger != nil {
-		w.tableMem, err = w.ledger.mapTable()
+		w.tableMem, err = w.ledger.MapTable()
 	} else {
 		w.tableMem, err = anonymous(chain.TableSize(chunks))
 	}
@@ -96,7 +96,7 @@ func (w *windows) open(chunks, clients int) (err error) {
 
 // anonymous maps whole pages for size bytes.
 func anonymous(size int) (*arena.Mapping, error) {
-	return arena.Anonymous(roundUp(size, arena.PageSize), false)
+	return arena.Anonymous((size+arena.PageSize-1)/arena.PageSize*arena.PageSize, false)
 }
 
 // register registers memory without remote rights.

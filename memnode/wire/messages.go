@@ -153,6 +153,13 @@ const (
 	MaxPairs  = 4
 )
 
+// How large a chunk is, in bytes, and how many a node has at most.
+const (
+	MinChunkSize = 512
+	MaxChunkSize = 1 << 30
+	MaxChunks    = 1 << 24 // an rkey has 24 bits of index
+)
+
 // GroupOf says which of so many groups of access queue pairs a node opens chunk i to whose
 // CPU binds windows (rpcmw). Both ends know it by themselves, so no message has to carry it.
 // The groups of chunks that lie at equal distances, whatever the distance, differ by little

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"polder/memnode"
+	"polder/memnode/ledger"
 	"polder/pool"
 	"polder/verbs"
 )
@@ -73,10 +74,10 @@ type Node struct {
 	mem  *memnode.Node
 	done chan error
 	left *shelf // nil: its memory ends with it
-	out  *memnode.Outliving
+	out  *ledger.Outliving
 }
 
-// A shelf is a memnode.Store in this process.
+// A shelf is a ledger.Store in this process.
 type shelf struct {
 	mu    sync.Mutex
 	files map[string]*os.File
@@ -173,7 +174,7 @@ func (n *Node) Start() {
 		cfg.Manager = m.Name()
 	}
 	if n.left != nil {
-		if cfg.Outliving, err = memnode.NewOutliving(n.left, "memory", slog.New(slog.DiscardHandler)); err != nil {
+		if cfg.Outliving, err = ledger.NewOutliving(n.left, "memory", slog.New(slog.DiscardHandler)); err != nil {
 			t.Fatal(err)
 		}
 		n.out = cfg.Outliving

@@ -16,6 +16,7 @@ import (
 	"polder/internal/scheme"
 	"polder/memnode"
 	"polder/memnode/component"
+	"polder/memnode/ledger"
 	"polder/memnode/wire"
 	"polder/pool/finemem"
 	"polder/verbs"
@@ -52,7 +53,7 @@ type NodeConfig struct {
 	Keep         bool   // under a keeper
 	Dir          string // where a new keeper finds the node, or ""
 
-	outliving *memnode.Outliving    // the memory that nodeElsewhere lends; nil: it ends with the process
+	outliving *ledger.Outliving     // the memory that nodeElsewhere lends; nil: it ends with the process
 	secret    [wire.SecretSize]byte // from SecretFile
 }
 

@@ -8,7 +8,7 @@ import (
 	"polder/internal/config"
 	"polder/internal/keeper"
 	"polder/internal/systemd"
-	"polder/memnode"
+	"polder/memnode/ledger"
 )
 
 // memoryName is what a node's memory is called in the descriptor store.
@@ -41,7 +41,7 @@ func (p *process) outlive(ctx context.Context, cfg *NodeConfig, end func()) (pop
 	if len(elsewhere) == 0 || !cfg.keeps() {
 		return 0, nil
 	}
-	out, err := memnode.NewOutliving(store, memoryName, p.Logger)
+	out, err := ledger.NewOutliving(store, memoryName, p.Logger)
 	if err != nil {
 		return 0, err
 	}

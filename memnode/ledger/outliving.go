@@ -1,4 +1,4 @@
-package memnode
+package ledger
 
 import (
 	"errors"
@@ -22,14 +22,14 @@ type Store interface {
 	Kept(name string) *os.File
 }
 
-// Outliving is memory for a node (Config.Outliving) that outlives its process, in a Store:
+// Outliving is memory for a node (memnode.Config) that outlives its process, in a Store:
 // the next node that is made of what the Store has goes on with its sessions and chunks.
 type Outliving struct {
 	store Store
 	name  string
 
 	mu     sync.Mutex
-	ledger *ledger      // what an earlier process has left; nil: nothing, or the node has it
+	ledger *Ledger      // what an earlier process has left; nil: nothing, or the node has it
 	kept   *arena.Memfd // of the node's ledger, while it is open
 }
 
@@ -42,7 +42,7 @@ func NewOutliving(store Store, name string, log *slog.Logger) (*Outliving, error
 	if f == nil {
 		return o, nil
 	}
-	l, err := openLedger(f)
+	l, err := reopen(f)
 	switch {
 	case errors.Is(err, errDamaged):
 		log.Error("what an earlier node has left is lost", "error", err)
@@ -66,32 +66,32 @@ func (o *Outliving) Left() (lend, populated int64) {
 		return 0, 0
 	}
 	f := o.ledger.form
-	return int64(f.chunks) * int64(f.chunkSize), o.ledger.file.Populated()
+	return int64(f.Chunks) * int64(f.ChunkSize), o.ledger.file.Populated()
 }
 
-// take returns the ledger for a node that cfg describes, and has cfg lend as many chunks as
-// there are.
-func (o *Outliving) take(cfg *Config) (*ledger, error) {
+// Take returns what an earlier node has left, for a node that lends memory of the form f
+// but for the number of chunks and the room for sessions, or new memory of the form f. The
+// ledger is the caller's.
+func (o *Outliving) Take(f Form) (*Ledger, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if entry, _ := wire.ManagerNamed(cfg.Manager); !entry.Keeps {
-		return nil, fmt.Errorf("memory that is lent by %s cannot outlive the node", cfg.Manager)
+	if entry, _ := wire.ManagerNamed(f.Manager); !entry.Keeps {
+		return nil, fmt.Errorf("memory that is lent by %s cannot outlive the node", f.Manager)
 	}
 	l := o.ledger
 	if l == nil {
 		var err error
-		if l, err = newLedger(cfg); err != nil {
+		if l, err = create(f); err != nil {
 			return nil, err
 		}
 		if err = o.store.Keep(o.name, l.file.File()); err != nil {
-			l.close()
+			l.Close()
 			return nil, err
 		}
-	} else if err := l.form.fits(cfg); err != nil {
+	} else if err := l.form.serves(f); err != nil {
 		return nil, err
 	}
 	o.ledger = nil
-	cfg.Lend = int64(l.form.chunks)*int64(cfg.ChunkSize) + cfg.Components.Memory
 	o.kept = l.file
 	l.leave = func() {
 		o.mu.Lock()
@@ -101,14 +101,14 @@ func (o *Outliving) take(cfg *Config) (*ledger, error) {
 	return l, nil
 }
 
-// fits says why memory of the form f is of no use to a node that cfg describes.
-func (f *form) fits(cfg *Config) error {
+// serves says why memory of the form f is of no use to a node that wants another.
+func (f Form) serves(want Form) error {
 	const begin = ": start it so, or with empty memory, once the keeper has ended, or the service was stopped (and not restarted)"
 	switch {
-	case f.manager != cfg.Manager:
-		return fmt.Errorf("an earlier node has left memory that it lent by %s, and this one is to lend by %s%s", f.manager, cfg.Manager, begin)
-	case f.chunkSize != cfg.ChunkSize:
-		return fmt.Errorf("an earlier node has left memory in chunks of %d bytes, and this one is to have chunks of %d%s", f.chunkSize, cfg.ChunkSize, begin)
+	case f.Manager != want.Manager:
+		return fmt.Errorf("an earlier node has left memory that it lent by %s, and this one is to lend by %s%s", f.Manager, want.Manager, begin)
+	case f.ChunkSize != want.ChunkSize:
+		return fmt.Errorf("an earlier node has left memory in chunks of %d bytes, and this one is to have chunks of %d%s", f.ChunkSize, want.ChunkSize, begin)
 	}
 	return nil
 }
@@ -133,29 +133,5 @@ func (o *Outliving) Close() error {
 	if l == nil {
 		return nil
 	}
-	return l.close()
-}
-
-// restore has the sessions of an earlier process go on: their clients are away, as from now.
-func (n *Node) restore() {
-	l := n.mem.ledger
-	if l == nil || len(l.left) == 0 {
-		return
-	}
-	chunks := 0
-	for _, s := range l.left {
-		n.lastOwner = max(n.lastOwner, s.owner)
-		n.sessions[s.wire.ID] = s
-		n.manager.(restorer).restore(s, l.had[s.owner])
-		if k := n.manager.held(s); k > 0 {
-			chunks += k
-			n.await(s)
-		} else {
-			n.forget(s)
-		}
-	}
-	l.left, l.had = nil, nil
-	n.log.Info("the node goes on with what an earlier one has left", "sessions", len(n.sessions), "chunks", chunks)
-	n.counters.sessions.Store(int64(len(n.sessions)))
-	n.countKept()
+	return l.Close()
 }
