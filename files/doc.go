@@ -1,8 +1,8 @@
 // Package files is a door: it serves the files of a directory over HTTP, read through a page
-// cache in soft memory (soft.Blocks).
+// cache in soft memory (package soft/blocks).
 //
 // What is served is what the directory holds: a file that has changed on disk is served as it
-// is now (soft.Blocks.FS has the promise and its limits), and a response that a change
+// is now (blocks.Cache.FS has the promise and its limits), and a response that a change
 // overtakes breaks off before it mixes the two. A directory is its index.html or, without
 // one, a list of its files. GET and HEAD are answered, with Range, If-Range, If-None-Match
 // and If-Modified-Since; the ETag is of the file's identity, size and times, and a file that

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"polder/soft"
+	"polder/soft/blocks"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -73,7 +74,7 @@ func settle(t *testing.T, path string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, settled := soft.Version(st); settled {
+		if _, settled := blocks.Version(st); settled {
 			return
 		}
 		if time.Now().After(deadline) {

@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	"polder/soft"
+	"polder/soft/blocks"
 )
 
 // ServeHTTP implements http.Handler.
@@ -102,7 +102,7 @@ func serveFile(w http.ResponseWriter, r *http.Request, f fs.File, st fs.FileInfo
 		return
 	}
 	var modified time.Time
-	if version, settled := soft.Version(st); settled {
+	if version, settled := blocks.Version(st); settled {
 		modified = st.ModTime()
 		sum := sha256.Sum256([]byte(version))
 		w.Header().Set("ETag", `"`+hex.EncodeToString(sum[:12])+`"`)

@@ -16,6 +16,7 @@ import (
 
 	"polder/internal/httpserver"
 	"polder/soft"
+	"polder/soft/blocks"
 )
 
 // Config says what is served. All fields but Stall are required.
@@ -31,7 +32,7 @@ type Config struct {
 type Server struct {
 	cfg    Config
 	root   *os.Root
-	blocks *soft.Blocks
+	blocks *blocks.Cache
 	fsys   fs.FS
 	count  counters
 
@@ -46,14 +47,14 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot serve a directory: %w", err)
 	}
-	blocks, err := soft.NewBlocks(cfg.Heap, soft.BlocksConfig{})
+	cache, err := blocks.New(cfg.Heap, blocks.Config{})
 	if err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
 	if cfg.Stall == 0 {
 		cfg.Stall = 30 * time.Second
 	}
-	return &Server{cfg: cfg, root: root, blocks: blocks, fsys: blocks.FS(within{root})}, nil
+	return &Server{cfg: cfg, root: root, blocks: cache, fsys: cache.FS(within{root})}, nil
 }
 
 // Serve serves lis, and closes it. It returns nil after Close, which may come first.

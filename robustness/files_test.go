@@ -16,7 +16,7 @@ import (
 
 	"polder/internal/child"
 	"polder/internal/proctest"
-	"polder/soft"
+	softblocks "polder/soft/blocks"
 )
 
 // TestFilesAreServedWholeAndAsTheyAre: clients ask for files and parts of files, of which one
@@ -138,7 +138,7 @@ func TestFilesAreServedWholeAndAsTheyAre(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, settled := soft.Version(st)
+			_, settled := softblocks.Version(st)
 			return settled
 		})
 		asked := whole.Load() + parts.Load()

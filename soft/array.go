@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/codec"
+	"polder/soft/internal/flight"
 )
 
 // Array is an array of values in soft memory. What has vanished is rebuilt
@@ -16,7 +17,7 @@ type Array[T any] struct {
 	h       *Heap
 	cells   *cells
 	rebuild func(ctx context.Context, i int) (T, error)
-	flights flights[int, T]
+	flights flight.Group[int, T]
 }
 
 // ErrNoRebuild is what is answered when something has vanished and there is
@@ -77,7 +78,7 @@ func (a *Array[T]) readSlow(ctx context.Context, i int) (v T, err error) {
 	if a.rebuild == nil {
 		return v, ErrNoRebuild
 	}
-	return a.flights.do(ctx, i, func(ctx context.Context, f *flight[T]) (T, error) {
+	return a.flights.Do(ctx, i, func(ctx context.Context, f *flight.Call[T]) (T, error) {
 		var v T
 		before := word(a.cells.list[i].Load())
 		if a.Load(i, &v) {

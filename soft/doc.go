@@ -3,8 +3,8 @@
 // Midas (Qiao et al., NSDI '24) for Go, without its kernel module.
 //
 // A [Heap] is the soft memory of a process. It serves containers: [Map] and
-// [Pool] (a map with a reconstructor), [Pointers], [Array], [Queue], and the
-// block cache for files, [Blocks]. Alone, a heap has a fixed budget; with a
+// [Pool] (a map with a reconstructor), [Pointers], [Array] and [Queue]; package
+// soft/blocks caches files in it. Alone, a heap has a fixed budget; with a
 // coordinator (the package soft/coordinator, the command polder coordinator)
 // it fills whatever memory is idle on the host and gives it back at once.
 //
@@ -110,7 +110,7 @@
 //	  appender.mu       one log's
 //	    evacuator.mu    while segments are emptied
 //	      shard.mu      one shard of a map's index
-//	        larges.mu, flights.mu, pointerTable.mu, owners.mu
+//	        larges.mu, flight.Group.mu, pointerTable.mu, owners.mu
 //	          Heap.mu   the list of segments
 //
 // Readers take none of them, except for large values (larges.mu, shared). The
@@ -130,7 +130,6 @@
 // How it is found: word, table, tablegrow, tableread and cell; owner (who refers to an
 // object), scan, large (values in pieces), processor_unsafe.
 //
-// What programs use: map, bytemap, array, queue, pointers, pool and flight (rebuilding
-// once), blocks and fs (files), codec; misses and classes (what those who store a value
-// took to make it).
+// What programs use: map, bytemap, array, queue, pointers, pool (which rebuild once: package
+// internal/flight); misses and classes (what those who store a value took to make it).
 package soft

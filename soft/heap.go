@@ -86,7 +86,7 @@ type Heap struct {
 	closed   atomic.Bool
 	done     sync.WaitGroup
 	client   *client // nil without a coordinator
-	profiles profiler
+	accounts accounts
 }
 
 // ErrClosed is what a closed heap answers.
@@ -117,7 +117,6 @@ func newHeap(cfg Config, s *store) *Heap {
 	}
 	h.append = make([]appender, appenders())
 	h.larges.init(h)
-	h.profiles.init()
 	for i := range int(cfg.Budget / SegmentSize) {
 		s.ctl.Grant(uint32(i))
 		h.list.free = append(h.list.free, uint32(i))

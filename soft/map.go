@@ -10,6 +10,10 @@ import (
 	"polder/codec"
 )
 
+// A Codec makes values byte strings and back that have no other way to be stored: see the
+// package codec.
+type Codec[T any] = codec.Codec[T]
+
 // Map is a hash table in soft memory: entries may vanish at any time, and
 // then are simply not there any more. Keys and values are strings, byte
 // slices, types without pointers, or anything with a Codec. Its methods may
@@ -92,12 +96,13 @@ func (m *Map[K, V]) getPlain(hash uint64, k []byte) (v V, ok bool) {
 // Append appends the bytes of a key's value to dst, without allocating if
 // dst has room.
 func (m *Map[K, V]) Append(dst []byte, key K) ([]byte, bool) {
-	return m.appendPart(dst, key, 0, SegmentSize)
+	return m.AppendPart(dst, key, 0, SegmentSize)
 }
 
-// appendPart is Append for n bytes of the value from an offset.
-func (m *Map[K, V]) appendPart(dst []byte, key K, from, n int) ([]byte, bool) {
-	b, ok := m.appendAgain(dst, key, from, n)
+// AppendPart is Append for n bytes of the value from an offset, as far as there are any. A
+// value that is larger than 256 KiB comes whole.
+func (m *Map[K, V]) AppendPart(dst []byte, key K, from, n int) ([]byte, bool) {
+	b, ok := m.AppendAgain(dst, key, from, n)
 	if ok {
 		m.t.h.count.hits.add()
 	} else {
@@ -106,9 +111,9 @@ func (m *Map[K, V]) appendPart(dst []byte, key K, from, n int) ([]byte, bool) {
 	return b, ok
 }
 
-// appendAgain is appendPart for who has just missed the key, which is counted: it may
+// AppendAgain is AppendPart for who has just missed the key, which is counted: it may
 // have been stored since.
-func (m *Map[K, V]) appendAgain(dst []byte, key K, from, n int) ([]byte, bool) {
+func (m *Map[K, V]) AppendAgain(dst []byte, key K, from, n int) ([]byte, bool) {
 	k := m.key.View(&key, nil)
 	b, _, _, f := m.t.getPart(m.hash(k), k, dst, uint32(from), uint32(n))
 	if f != present {

@@ -53,11 +53,3 @@ func copyIn[T any](b base, seg, off uint32, v *T) { *(*T)(b.at(seg, off)) = *v }
 
 // sizeOf declares no variable: one of a large T would be allocated.
 func sizeOf[T any]() int { return int(unsafe.Sizeof(*(*T)(nil))) }
-
-// alignedBuffer returns n bytes at an address that direct input and output
-// accepts.
-func alignedBuffer(n int) []byte {
-	b := make([]byte, n+directAlign)
-	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(b))) % directAlign
-	return b[skip : int(skip)+n : int(skip)+n]
-}

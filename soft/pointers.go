@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"polder/codec"
+	"polder/soft/internal/flight"
 )
 
 // Pointers is the paper's soft memory pool: it makes pointers to values of T
@@ -19,7 +20,7 @@ type Pointers[T, A any] struct {
 	h       *Heap
 	table   *pointerTable
 	rebuild func(ctx context.Context, arg A) (T, error)
-	flights flights[ownedRef, T]
+	flights flight.Group[ownedRef, T]
 }
 
 // NewPointers makes a pool of pointers. T must not hold Go pointers. Rebuild
@@ -248,7 +249,7 @@ func (s *Pointers[T, A]) readSlow(ctx context.Context, p *Ptr[T], arg A) (v T, e
 	if r.t == nil {
 		return v, errors.New("cannot read through a soft pointer that points to nothing: init it first")
 	}
-	return s.flights.do(ctx, r, func(ctx context.Context, f *flight[T]) (T, error) {
+	return s.flights.Do(ctx, r, func(ctx context.Context, f *flight.Call[T]) (T, error) {
 		var v T
 		if _, ok := loadRef(s.h, r, c, &v); ok {
 			return v, nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/codec"
+	"polder/soft/internal/flight"
 )
 
 // Pool is a cache with a reconstructor: GetOrRebuild always has an answer,
@@ -17,8 +18,8 @@ type Pool[K comparable, V any] struct {
 	m       *Map[K, V]
 	h       *Heap
 	cfg     PoolConfig[K, V]
-	flights flights[K, V]
-	profile *profile
+	flights flight.Group[K, V]
+	account *Account
 }
 
 // PoolConfig says how a pool rebuilds and for how long it remembers.
@@ -68,6 +69,13 @@ type PoolConfig[K comparable, V any] struct {
 	Values Codec[V]
 }
 
+// ErrNotFound is what a reconstructor answers when there is no value for a
+// key; a pool with NegativeTTL remembers that.
+var ErrNotFound = errors.New("there is no such value")
+
+// PanicError is what those who wait are told when a reconstructor panics.
+type PanicError = flight.PanicError
+
 // NewPool makes a pool.
 func NewPool[K comparable, V any](h *Heap, cfg PoolConfig[K, V]) (*Pool[K, V], error) {
 	fail := func(format string, a ...any) (*Pool[K, V], error) {
@@ -93,7 +101,7 @@ func NewPool[K comparable, V any](h *Heap, cfg PoolConfig[K, V]) (*Pool[K, V], e
 		cfg.Weight = 1
 	}
 	p := &Pool[K, V]{m: m, h: h, cfg: cfg}
-	p.profile = h.profiles.add(cfg.Name)
+	p.account = h.Account(cfg.Name)
 	if p.cfg.Equal == nil {
 		p.cfg.Equal = func(a, b V) bool { return string(m.val.View(&a, nil)) == string(m.val.View(&b, nil)) }
 	}
@@ -113,7 +121,7 @@ func (p *Pool[K, V]) Get(key K) (v V, ok bool) {
 
 // Put stores a value that the caller has built.
 func (p *Pool[K, V]) Put(key K, v V) error {
-	p.flights.invalidate(key) // what is being rebuilt is older
+	p.flights.Invalidate(key) // what is being rebuilt is older
 	return p.put(key, &v, 0, 0, nil)
 }
 
@@ -139,7 +147,7 @@ func (p *Pool[K, V]) lookup(key K, v *V) (f found, expiry int64, err error) {
 	switch f {
 	case present:
 		p.h.count.hits.add()
-		p.profile.hit()
+		p.account.Hit()
 	case absent:
 		p.h.count.hits.add()
 	default:
@@ -182,14 +190,14 @@ func (p *Pool[K, V]) GetOrRebuild(ctx context.Context, key K) (v V, err error) {
 		return v, ErrNotFound
 	case present:
 		if expiry != 0 && p.cfg.RefreshAhead > 0 && expiry-p.m.t.clock().UnixNano() < int64(p.cfg.RefreshAhead) {
-			p.flights.refresh(ctx, key, p.rebuilder(key))
+			p.flights.Refresh(ctx, key, p.rebuilder(key))
 		}
 		if p.cfg.Verify > 0 && rand.Float64() < p.cfg.Verify {
 			p.verify(ctx, key, v)
 		}
 		return v, nil
 	}
-	return p.flights.do(ctx, key, func(ctx context.Context, c *flight[V]) (v V, err error) {
+	return p.flights.Do(ctx, key, func(ctx context.Context, c *flight.Call[V]) (v V, err error) {
 		if f, _, err := p.again(key, &v); f == present && err == nil {
 			return v, nil // stored between our look and our turn
 		}
@@ -197,13 +205,12 @@ func (p *Pool[K, V]) GetOrRebuild(ctx context.Context, key K) (v V, err error) {
 	})
 }
 
-func (p *Pool[K, V]) rebuilder(key K) func(context.Context, *flight[V]) (V, error) {
-	return func(ctx context.Context, c *flight[V]) (V, error) {
+func (p *Pool[K, V]) rebuilder(key K) func(context.Context, *flight.Call[V]) (V, error) {
+	return func(ctx context.Context, c *flight.Call[V]) (V, error) {
 		start := time.Now()
 		v, err := p.cfg.Rebuild(ctx, key)
 		took := time.Since(start)
-		p.h.rebuilt(took, 1)
-		p.profile.rebuilt(took)
+		p.account.Rebuilt(took, 1)
 		return v, p.settle(key, c, &v, err, took)
 	}
 }
@@ -211,8 +218,8 @@ func (p *Pool[K, V]) rebuilder(key K) func(context.Context, *flight[V]) (V, erro
 // settle stores what a reconstructor answered, unless the key was invalidated
 // meanwhile: that is asked under the lock under which an invalidation removes
 // the key. If memory is short, the value is not kept, which is no error.
-func (p *Pool[K, V]) settle(key K, c *flight[V], v *V, err error, took time.Duration) error {
-	fresh := func(match, bool) bool { return p.flights.fresh(c) }
+func (p *Pool[K, V]) settle(key K, c *flight.Call[V], v *V, err error, took time.Duration) error {
+	fresh := func(match, bool) bool { return p.flights.Fresh(c) }
 	switch {
 	case err == nil:
 		_ = p.put(key, v, took, 0, fresh)
@@ -279,24 +286,24 @@ type result[V any] struct {
 func (p *Pool[K, V]) rebuildBatch(ctx context.Context, keys []K) []result[V] {
 	out := make([]result[V], len(keys))
 	if p.cfg.RebuildBatch == nil {
-		joined := make([]*flight[V], len(keys))
+		joined := make([]*flight.Call[V], len(keys))
 		for i, k := range keys {
-			joined[i] = p.flights.join(ctx, k, p.rebuilder(k))
+			joined[i] = p.flights.Join(ctx, k, p.rebuilder(k))
 		}
 		for i, c := range joined {
-			out[i].val, out[i].err = p.flights.wait(ctx, keys[i], c)
+			out[i].val, out[i].err = p.flights.Wait(ctx, keys[i], c)
 		}
 		return out
 	}
-	mine, others := p.flights.claim(ctx, keys)
-	defer p.flights.giveUp(keys, mine)
+	mine, others := p.flights.Claim(ctx, keys)
+	defer p.flights.GiveUp(keys, mine)
 	var todo []K
 	for i, c := range mine {
 		if c == nil {
 			continue
 		}
 		if f, _, err := p.again(keys[i], &out[i].val); f == present && err == nil { // stored between our look and our turn
-			p.flights.end(keys[i], c, func() (V, error) { return out[i].val, nil })
+			p.flights.End(keys[i], c, func() (V, error) { return out[i].val, nil })
 			mine[i] = nil
 			continue
 		}
@@ -308,7 +315,7 @@ func (p *Pool[K, V]) rebuildBatch(ctx context.Context, keys []K) []result[V] {
 	start := time.Now()
 	if len(todo) > 0 {
 		vals, errs, err = p.callBatch(ctx, todo)
-		p.h.rebuilt(time.Since(start), len(todo))
+		p.account.Rebuilt(time.Since(start), len(todo))
 	}
 	took := time.Since(start) / time.Duration(max(len(todo), 1))
 	n := 0
@@ -316,8 +323,7 @@ func (p *Pool[K, V]) rebuildBatch(ctx context.Context, keys []K) []result[V] {
 		if c == nil {
 			continue
 		}
-		p.profile.rebuilt(took)
-		p.flights.end(keys[i], c, func() (v V, e error) {
+		p.flights.End(keys[i], c, func() (v V, e error) {
 			switch {
 			case err != nil:
 				e = err
@@ -328,12 +334,12 @@ func (p *Pool[K, V]) rebuildBatch(ctx context.Context, keys []K) []result[V] {
 			}
 			return v, p.settle(keys[i], c, &v, e, took)
 		})
-		out[i] = result[V]{c.val, c.err}
+		out[i] = result[V]{c.Val, c.Err}
 		n++
 	}
 	for i, c := range others {
 		if c != nil {
-			out[i].val, out[i].err = p.flights.wait(ctx, keys[i], c)
+			out[i].val, out[i].err = p.flights.Wait(ctx, keys[i], c)
 		}
 	}
 	return out
@@ -366,19 +372,19 @@ func (p *Pool[K, V]) verify(ctx context.Context, key K, cached V) {
 	if now, ok := p.Get(key); !ok || !p.cfg.Equal(now, cached) {
 		return // replaced meanwhile
 	}
-	p.profile.mismatches.Add(1)
+	p.account.mismatches.Add(1)
 	p.cfg.OnMismatch(key, cached, rebuilt)
 }
 
 // Invalidate removes a key. What is being rebuilt for it is not stored.
 func (p *Pool[K, V]) Invalidate(key K) {
-	p.flights.invalidate(key)
+	p.flights.Invalidate(key)
 	p.m.Delete(key)
 }
 
 // InvalidateAll removes every key.
 func (p *Pool[K, V]) InvalidateAll() {
-	p.flights.invalidateAll()
+	p.flights.InvalidateAll()
 	p.m.Clear()
 }
 
@@ -388,7 +394,7 @@ func (p *Pool[K, V]) Len() int { return p.m.Len() }
 // Close cancels rebuilding and removes every key. The pool must not be used
 // afterwards.
 func (p *Pool[K, V]) Close() {
-	p.flights.close()
+	p.flights.Close()
 	p.m.Close()
-	p.h.profiles.remove(p.profile)
+	p.account.Close()
 }

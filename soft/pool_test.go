@@ -1,7 +1,6 @@
 package soft
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +17,7 @@ func newPool[K comparable, V any](t testing.TB, h *Heap, cfg PoolConfig[K, V]) *
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(p.flights.close)
+	t.Cleanup(p.flights.Close)
 	return p
 }
 
@@ -92,13 +91,6 @@ func TestAMissIsCountedOnce(t *testing.T) {
 			})
 			if _, errs := p.GetOrRebuildBatch(t.Context(), []int{1}); errs != nil {
 				t.Fatal(errs)
-			}
-		},
-		"of a file's block": func(t *testing.T, h *Heap) {
-			b := newBlocks(t, h, BlocksConfig{BlockSize: 4096})
-			r := b.ReaderAt(bytes.NewReader(make([]byte, 4096)), "a", 1, 4096)
-			if _, err := r.ReadAt(make([]byte, 4096), 0); err != nil {
-				t.Fatal(err)
 			}
 		},
 	} {

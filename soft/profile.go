@@ -8,15 +8,17 @@ import (
 	"time"
 )
 
-// profiler is section 4.4's: it warns of state that is dear to rebuild and
+// accounts are section 4.4's profiler: it warns of state that is dear to rebuild and
 // seldom used, for which soft memory is the wrong place.
-type profiler struct {
+type accounts struct {
 	mu   sync.Mutex
-	list []*profile
+	list []*Account
 }
 
-// profile is what is known about one pool.
-type profile struct {
+// An Account counts what a pool, or whatever else makes values anew, gets from soft memory and
+// what it has to make. Its methods may be called by any number of goroutines.
+type Account struct {
+	h            *Heap
 	name         string
 	hits         spread
 	rebuilds     atomic.Uint64
@@ -25,30 +27,46 @@ type profile struct {
 	warned       atomic.Bool
 }
 
-func (p *profiler) init() {}
-
-func (p *profiler) add(name string) *profile {
-	x := &profile{name: name}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.list = append(p.list, x)
-	return x
+// Account opens an account, which [Heap.Profiles] lists by its name until it is closed. A [Pool] has one
+// already.
+func (h *Heap) Account(name string) *Account {
+	a := &Account{h: h, name: name}
+	h.accounts.mu.Lock()
+	defer h.accounts.mu.Unlock()
+	h.accounts.list = append(h.accounts.list, a)
+	return a
 }
 
-func (p *profiler) remove(x *profile) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.list = slices.DeleteFunc(p.list, func(y *profile) bool { return x == y })
+// Close ends the account.
+func (a *Account) Close() {
+	all := &a.h.accounts
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	all.list = slices.DeleteFunc(all.list, func(b *Account) bool { return a == b })
 }
 
-func (p *profile) hit() { p.hits.add() }
+// Hit counts a value that was there.
+func (a *Account) Hit() { a.hits.add() }
 
-func (p *profile) rebuilt(d time.Duration) {
-	p.rebuilds.Add(1)
-	p.rebuildNanos.Add(uint64(d))
+// Rebuilt counts n values that were rebuilt together in d, for the heap as well.
+func (a *Account) Rebuilt(d time.Duration, n int) {
+	a.rebuilds.Add(uint64(n))
+	a.rebuildNanos.Add(uint64(d))
+	a.h.rebuilt(d, n)
 }
 
-// Profile is the account of one pool.
+// Rebuilt records that the program has spent d to rebuild a value by itself,
+// for those that store into a Map what they made. Pools record it themselves, and so
+// does a ByteMap that is told.
+func (h *Heap) Rebuilt(d time.Duration) { h.rebuilt(d, 1) }
+
+// rebuilt counts n values that were rebuilt together in the given time.
+func (h *Heap) rebuilt(d time.Duration, n int) {
+	h.count.rebuilds.Add(uint64(n))
+	h.count.rebuildNanos.Add(uint64(d))
+}
+
+// Profile is what an account says.
 type Profile struct {
 	Name        string
 	Hits        uint64
@@ -70,35 +88,35 @@ const (
 	profileSample = 100 // rebuilds before anything is said
 )
 
-// Profiles returns the account of every pool of the heap.
+// Profiles returns what every account of the heap says.
 func (h *Heap) Profiles() []Profile {
-	h.profiles.mu.Lock()
-	defer h.profiles.mu.Unlock()
-	list := make([]Profile, 0, len(h.profiles.list))
-	for _, x := range h.profiles.list {
-		list = append(list, x.account())
+	h.accounts.mu.Lock()
+	defer h.accounts.mu.Unlock()
+	list := make([]Profile, 0, len(h.accounts.list))
+	for _, a := range h.accounts.list {
+		list = append(list, a.profile())
 	}
 	return list
 }
 
-func (p *profile) account() Profile {
-	a := Profile{Name: p.name, Hits: p.hits.load(), Rebuilds: p.rebuilds.Load(), Mismatches: p.mismatches.Load()}
-	if a.Rebuilds > 0 {
-		a.MeanRebuild = time.Duration(p.rebuildNanos.Load() / a.Rebuilds)
-		a.Unsuitable = a.Rebuilds >= profileSample && a.MeanRebuild >= dearRebuild &&
-			float64(a.Hits) < seldomUsed*float64(a.Rebuilds)
+func (a *Account) profile() Profile {
+	p := Profile{Name: a.name, Hits: a.hits.load(), Rebuilds: a.rebuilds.Load(), Mismatches: a.mismatches.Load()}
+	if p.Rebuilds > 0 {
+		p.MeanRebuild = time.Duration(a.rebuildNanos.Load() / p.Rebuilds)
+		p.Unsuitable = p.Rebuilds >= profileSample && p.MeanRebuild >= dearRebuild &&
+			float64(p.Hits) < seldomUsed*float64(p.Rebuilds)
 	}
-	return a
+	return p
 }
 
 // warn tells the log, once, of pools that are unsuitable.
-func (p *profiler) warn(log *slog.Logger) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, x := range p.list {
-		if a := x.account(); a.Unsuitable && !x.warned.Swap(true) {
+func (all *accounts) warn(log *slog.Logger) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for _, a := range all.list {
+		if p := a.profile(); p.Unsuitable && !a.warned.Swap(true) {
 			log.Warn("a soft pool holds what is dear to rebuild and seldom used",
-				"pool", a.Name, "rebuilds", a.Rebuilds, "mean_rebuild", a.MeanRebuild, "hits", a.Hits)
+				"pool", p.Name, "rebuilds", p.Rebuilds, "mean_rebuild", p.MeanRebuild, "hits", p.Hits)
 		}
 	}
 }

@@ -35,7 +35,7 @@ func rankShare(granted int) int {
 }
 
 func (r *ranking) refresh(h *Heap) {
-	h.profiles.warn(h.log)
+	h.accounts.warn(h.log)
 	if h.client == nil {
 		return
 	}

@@ -1,4 +1,4 @@
-package soft
+package blocks
 
 import (
 	"context"
@@ -10,20 +10,16 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"polder/soft"
+	"polder/soft/internal/flight"
 )
 
-// Blocks is section 4.4's page cache: blocks of files, kept in soft memory
-// under the file's identity and the block's number. [Blocks.FS] and
-// [Blocks.ReaderAt] read through it. Its methods may be called by any number
-// of goroutines.
-//
-// FS says what becomes of a file that changes. What a ReaderAt reads must not
-// change.
-type Blocks struct {
-	h       *Heap
-	m       *Map[blockKey, []byte]
-	flights flights[blockKey, []byte]
-	profile *profile
+// Cache holds blocks of files. Its methods may be called by any number of goroutines.
+type Cache struct {
+	m       *soft.Map[blockKey, []byte]
+	flights flight.Group[blockKey, []byte]
+	account *soft.Account
 	size    int
 	direct  bool
 	seeds   [2]maphash.Seed
@@ -31,8 +27,8 @@ type Blocks struct {
 	buffers sync.Pool     // of blockRun aligned blocks
 }
 
-// BlocksConfig says how files are cached. The zero value is fine.
-type BlocksConfig struct {
+// Config says how files are cached. The zero value is fine.
+type Config struct {
 	// BlockSize is a multiple of 4096, at most 128 KiB. Default 16 KiB.
 	BlockSize int
 
@@ -41,7 +37,7 @@ type BlocksConfig struct {
 	// directly where their file system has direct I/O.
 	Buffered bool
 
-	Priority Priority
+	Priority soft.Priority
 }
 
 const directAlign = 4096
@@ -58,29 +54,29 @@ type blockKey struct {
 	block int64
 }
 
-// NewBlocks makes a block cache.
-func NewBlocks(h *Heap, cfg BlocksConfig) (*Blocks, error) {
+// New makes a block cache.
+func New(h *soft.Heap, cfg Config) (*Cache, error) {
 	if cfg.BlockSize == 0 {
 		cfg.BlockSize = 16 << 10
 	}
 	if cfg.BlockSize < directAlign || cfg.BlockSize > maxBlock || cfg.BlockSize%directAlign != 0 {
 		return nil, fmt.Errorf("cannot make a block cache with blocks of %d bytes: want a multiple of %d up to %d", cfg.BlockSize, directAlign, maxBlock)
 	}
-	m, err := NewMap(h, MapConfig[blockKey, []byte]{Priority: cfg.Priority})
+	m, err := soft.NewMap(h, soft.MapConfig[blockKey, []byte]{Priority: cfg.Priority})
 	if err != nil {
 		return nil, err
 	}
-	b := &Blocks{h: h, m: m, size: cfg.BlockSize, direct: !cfg.Buffered, profile: h.profiles.add("blocks")}
+	b := &Cache{m: m, size: cfg.BlockSize, direct: !cfg.Buffered, account: h.Account("blocks")}
 	b.seeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
 	b.buffers.New = func() any { buf := alignedBuffer(blockRun * b.size); return &buf }
 	return b, nil
 }
 
 // Close forgets every block.
-func (b *Blocks) Close() {
-	b.flights.close()
+func (b *Cache) Close() {
+	b.flights.Close()
 	b.m.Close()
-	b.h.profiles.remove(b.profile)
+	b.account.Close()
 }
 
 // identity names a file as it is now.
@@ -90,21 +86,21 @@ type identity struct {
 	time int64
 }
 
-func (b *Blocks) fileOf(id identity) [2]uint64 {
+func (b *Cache) fileOf(id identity) [2]uint64 {
 	return [2]uint64{maphash.Comparable(b.seeds[0], id), maphash.Comparable(b.seeds[1], id)}
 }
 
 // ReaderAt returns a reader of size bytes of r that goes through the cache.
 // The name and the version tell files apart: the same ones must always have
 // the same contents.
-func (b *Blocks) ReaderAt(r io.ReaderAt, name string, version, size int64) *ReaderAt {
+func (b *Cache) ReaderAt(r io.ReaderAt, name string, version, size int64) *ReaderAt {
 	return &ReaderAt{b: b, src: r, file: b.fileOf(identity{name, size, version}), size: size}
 }
 
 // ReaderAt reads a file through a block cache. It may be used by any number
 // of goroutines, and its source must allow that too.
 type ReaderAt struct {
-	b    *Blocks
+	b    *Cache
 	src  io.ReaderAt
 	file [2]uint64
 	size int64
@@ -170,15 +166,11 @@ func (r *ReaderAt) blockLen(block int64) int {
 
 // cached copies a part of a block, if it is there.
 func (r *ReaderAt) cached(p []byte, block int64, skip int) bool {
-	got, ok := r.b.m.appendPart(p[:0:len(p)], blockKey{r.file, block}, skip, len(p))
-	r.hit(ok, block)
-	return ok && len(got) == len(p)
-}
-
-func (r *ReaderAt) hit(ok bool, block int64) {
+	got, ok := r.b.m.AppendPart(p[:0:len(p)], blockKey{r.file, block}, skip, len(p))
 	if ok {
-		r.b.profile.hit()
+		r.b.account.Hit()
 	}
+	return ok && len(got) == len(p)
 }
 
 // fetch reads missing blocks, up to blockRun of them, and copies to p what it
@@ -190,19 +182,19 @@ func (r *ReaderAt) fetch(ctx context.Context, p []byte, first, last int64, skip 
 	for i := range keys {
 		keys[i] = blockKey{r.file, first + int64(i)}
 	}
-	mine, others := b.flights.claim(ctx, keys)
-	defer b.flights.giveUp(keys, mine)
+	mine, others := b.flights.Claim(ctx, keys)
+	defer b.flights.GiveUp(keys, mine)
 	var vals [blockRun][]byte
 	for i, c := range mine { // stored between our look and our turn?
 		if c == nil {
 			continue
 		}
-		look := b.m.appendPart
+		look := b.m.AppendPart
 		if i == 0 { // which ReadAt has missed
-			look = b.m.appendAgain
+			look = b.m.AppendAgain
 		}
 		if v, ok := look(nil, keys[i], 0, b.size); ok && len(v) == r.blockLen(first+int64(i)) {
-			b.flights.end(keys[i], c, func() ([]byte, error) { return v, nil })
+			b.flights.End(keys[i], c, func() ([]byte, error) { return v, nil })
 			vals[i], mine[i] = v, nil
 		}
 	}
@@ -218,14 +210,14 @@ func (r *ReaderAt) fetch(ctx context.Context, p []byte, first, last int64, skip 
 		}
 		r.fill(first+int64(i), keys[i:j], mine[i:j])
 		for k := i; k < j; k++ {
-			vals[k] = mine[k].val
-			failed = errors.Join(failed, mine[k].err)
+			vals[k] = mine[k].Val
+			failed = errors.Join(failed, mine[k].Err)
 		}
 		i = j
 	}
 	for i, c := range others {
 		if c != nil {
-			v, err := b.flights.wait(ctx, keys[i], c)
+			v, err := b.flights.Wait(ctx, keys[i], c)
 			vals[i] = v
 			failed = errors.Join(failed, err)
 		}
@@ -241,7 +233,7 @@ func (r *ReaderAt) fetch(ctx context.Context, p []byte, first, last int64, skip 
 }
 
 // fill reads blocks that follow each other at once and ends their flights.
-func (r *ReaderAt) fill(first int64, keys []blockKey, calls []*flight[[]byte]) {
+func (r *ReaderAt) fill(first int64, keys []blockKey, calls []*flight.Call[[]byte]) {
 	b := r.b
 	buf := b.buffers.Get().(*[]byte)
 	defer b.buffers.Put(buf)
@@ -250,11 +242,10 @@ func (r *ReaderAt) fill(first int64, keys []blockKey, calls []*flight[[]byte]) {
 	want := int(min(int64(len(keys)*b.size), r.size-off))
 	err := r.readSource((*buf)[:len(keys)*b.size], want, off)
 	took := time.Since(start)
-	b.h.rebuilt(took, len(keys))
+	b.account.Rebuilt(took, len(keys))
 	each := took / time.Duration(len(keys))
 	for i, c := range calls {
-		b.profile.rebuilt(each)
-		b.flights.end(keys[i], c, func() ([]byte, error) {
+		b.flights.End(keys[i], c, func() ([]byte, error) {
 			if err != nil {
 				return nil, err
 			}

@@ -1,4 +1,4 @@
-package soft
+package blocks
 
 import (
 	"errors"
@@ -23,7 +23,7 @@ import (
 // the last second is not cached, as what changes now may bear the same time. That holds as
 // far as the file system has times: what a process writes into a mapping of a file may be
 // seen late. Files of other file systems are told apart by name, size and modification time.
-func (b *Blocks) FS(fsys fs.FS) fs.FS {
+func (b *Cache) FS(fsys fs.FS) fs.FS {
 	return &cachedFS{b, fsys, fmt.Sprintf("fs %d ", b.systems.Add(1))}
 }
 
@@ -51,7 +51,7 @@ func sameContents(before, now fs.FileInfo) bool {
 }
 
 type cachedFS struct {
-	b      *Blocks
+	b      *Cache
 	fsys   fs.FS
 	prefix string // tells its files from those of other file systems
 }

@@ -1,4 +1,4 @@
-package soft
+package blocks
 
 import (
 	"bytes"
@@ -16,11 +16,32 @@ import (
 	"testing/fstest"
 	"testing/iotest"
 	"time"
+
+	"go.uber.org/goleak"
+
+	"polder/soft"
 )
 
-func newBlocks(t *testing.T, h *Heap, cfg BlocksConfig) *Blocks {
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// open makes a heap of n segments.
+func open(t *testing.T, segments int) *soft.Heap {
 	t.Helper()
-	b, err := NewBlocks(h, cfg)
+	h, err := soft.Open(soft.Config{Budget: int64(segments) * soft.SegmentSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+func newCache(t *testing.T, h *soft.Heap, cfg Config) *Cache {
+	t.Helper()
+	b, err := New(h, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +70,7 @@ func randomBytes(n int) []byte {
 
 func TestReaderAtReadsWhatItsSourceHoldsOnce(t *testing.T) {
 	h := open(t, 16)
-	b := newBlocks(t, h, BlocksConfig{BlockSize: 4096})
+	b := newCache(t, h, Config{BlockSize: 4096})
 	data := randomBytes(1<<20 + 777)
 	src := &countingReader{ReaderAt: bytes.NewReader(data)}
 	r := b.ReaderAt(src, "a", 1, int64(len(data)))
@@ -80,7 +101,7 @@ func TestReaderAtReadsWhatItsSourceHoldsOnce(t *testing.T) {
 
 func TestReaderAtPassesErrorsOnAndDoesNotKeepThem(t *testing.T) {
 	h := open(t, 8)
-	b := newBlocks(t, h, BlocksConfig{})
+	b := newCache(t, h, Config{})
 	boom := errors.New("boom")
 	var broken atomic.Bool
 	broken.Store(true)
@@ -110,7 +131,7 @@ func (f readerAtFunc) ReadAt(p []byte, off int64) (int, error) { return f(p, off
 
 func TestManyReadersOfOneBlockReadTheSourceOnce(t *testing.T) {
 	h := open(t, 8)
-	b := newBlocks(t, h, BlocksConfig{})
+	b := newCache(t, h, Config{})
 	data := randomBytes(16 << 10)
 	started, release := make(chan struct{}), make(chan struct{})
 	var calls atomic.Int32
@@ -154,8 +175,8 @@ func TestFSIsAnFS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, cfg := range map[string]BlocksConfig{"direct": {BlockSize: 4096}, "buffered": {BlockSize: 4096, Buffered: true}} {
-		fsys := newBlocks(t, h, cfg).FS(os.DirFS(dir))
+	for name, cfg := range map[string]Config{"direct": {BlockSize: 4096}, "buffered": {BlockSize: 4096, Buffered: true}} {
+		fsys := newCache(t, h, cfg).FS(os.DirFS(dir))
 		for i := range 3 { // while they have just been made; from the disk; from memory
 			if i == 1 {
 				settle(t, filepath.Join(dir, "small"))
@@ -213,18 +234,18 @@ func TestAFileThatChangesIsNeverMixed(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		how string
-		cfg BlocksConfig
+		cfg Config
 		// rest is what reading the rest of what was opened before fails with.
 		rest error
 	}{
-		{"overwritten", BlocksConfig{BlockSize: 4096}, ErrChanged},
-		{"overwritten", BlocksConfig{BlockSize: 4096, Buffered: true}, ErrChanged},
-		{"replaced", BlocksConfig{BlockSize: 4096}, nil},
+		{"overwritten", Config{BlockSize: 4096}, ErrChanged},
+		{"overwritten", Config{BlockSize: 4096, Buffered: true}, ErrChanged},
+		{"replaced", Config{BlockSize: 4096}, nil},
 	} {
 		t.Run(fmt.Sprintf("%s, buffered %v", tt.how, tt.cfg.Buffered), func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "file")
-			fsys := newBlocks(t, open(t, 16), tt.cfg).FS(os.DirFS(filepath.Dir(path)))
+			fsys := newCache(t, open(t, 16), tt.cfg).FS(os.DirFS(filepath.Dir(path)))
 			write(t, path, 'a')
 			settle(t, path)
 			f, err := fsys.Open("file")
@@ -267,7 +288,7 @@ func TestAFileThatChangesIsNeverMixed(t *testing.T) {
 // nobody waits for the read that was given up.
 func TestReaderAtSurvivesASourceThatPanics(t *testing.T) {
 	h := open(t, 8)
-	b := newBlocks(t, h, BlocksConfig{})
+	b := newCache(t, h, Config{})
 	bad := true
 	r := b.ReaderAt(readerAtFunc(func(p []byte, off int64) (int, error) {
 		if bad {
@@ -289,5 +310,27 @@ func TestReaderAtSurvivesASourceThatPanics(t *testing.T) {
 	defer cancel()
 	if n, err := r.ReadAtContext(ctx, buf, 0); n != len(buf) || err != nil {
 		t.Errorf("after a panic: got %d bytes, %v", n, err)
+	}
+}
+
+// TestAMissIsCountedOnce, though the block is looked for again when nobody else can be reading it.
+func TestAMissIsCountedOnce(t *testing.T) {
+	h := open(t, 8)
+	b := newCache(t, h, Config{BlockSize: 4096})
+	r := b.ReaderAt(bytes.NewReader(make([]byte, 4096)), "a", 1, 4096)
+	for range 2 {
+		if _, err := r.ReadAt(make([]byte, 4096), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := h.Stats(); s.Misses != 1 || s.Hits != 1 || s.Rebuilds != 1 {
+		t.Errorf("got %d misses, %d hits and %d rebuilds, want one of each", s.Misses, s.Hits, s.Rebuilds)
+	}
+	if p := h.Profiles(); len(p) != 1 || p[0].Name != "blocks" || p[0].Hits != 1 || p[0].Rebuilds != 1 {
+		t.Errorf("the cache's account says %+v, want a hit and a rebuild", p)
+	}
+	b.Close()
+	if p := h.Profiles(); len(p) != 0 {
+		t.Errorf("a closed cache still has an account: %+v", p)
 	}
 }
