@@ -11,9 +11,10 @@ FUZZTIME    ?= 1s
 TESTTIMEOUT ?= 15m
 
 # The packages that are another program without the race detector: all their tests
-# are run without it too. Of others, .ci/longer finds the tests that run without it
+# are run without it too, as are those of a package which has such a one below its internal/.
+# Of others, .ci/longer finds the tests that run without it
 # only, or are longer then. The other tests are run once, with the race detector.
-PLAIN = $(shell grep -rlE --include='*.go' --exclude='*_test.go' '^//go:build .*\brace\b' [a-z]*/ | xargs -n1 dirname | sort -u | sed 's|^|./|')
+PLAIN = $(shell grep -rlE --include='*.go' --exclude='*_test.go' '^//go:build .*\brace\b' [a-z]*/ | xargs -n1 dirname | sed 's|/internal/.*||' | sort -u | sed 's|^|./|')
 
 # Programs, rules of the tree, tests of the binary from outside, and the managers
 # that only measurements use: what they are made of is tested with the race detector

@@ -30,6 +30,7 @@ import (
 	"polder/internal/testetcd"
 	"polder/pool/finemem"
 	"polder/soft"
+	softprom "polder/soft/prom"
 )
 
 // exportsOfDaemons starts a daemon of each kind, with everything that has metrics, and
@@ -169,7 +170,7 @@ func aProgram(t *testing.T) string {
 		t.Fatal(err)
 	}
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(prom.NewCollector(h), soft.NewCollector(s))
+	reg.MustRegister(prom.NewCollector(h), softprom.NewCollector(s))
 	w := &recorder{header: http.Header{}}
 	promhttp.HandlerFor(reg, promhttp.HandlerOpts{}).ServeHTTP(w, &http.Request{Method: "GET", Header: http.Header{}})
 	return w.String()

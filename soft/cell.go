@@ -7,6 +7,7 @@ import (
 
 	"polder/codec"
 	"polder/internal/failpoint"
+	"polder/soft/internal/order"
 )
 
 // cell is a slot that is always there: of an array, a queue or a pointer. Its
@@ -33,7 +34,7 @@ func loadCell[T any](h *Heap, c *cell, dst *T) (word, bool) {
 			state := p.Load()
 			if sizeOf[T]() > maxInPlace || state&stripeLocked == 0 {
 				copyOut(h.base, seg, w.offset()+headerSize, dst)
-				loadFence()
+				order.LoadFence()
 				if h.ctl.Generation(seg) == gen && (sizeOf[T]() > maxInPlace || sameWrites(state, p.Load())) {
 					h.touch(w)
 					return w, true
@@ -72,7 +73,7 @@ func appendCell(h *Heap, c *cell, dst []byte) ([]byte, bool) {
 		w := word(c.Load())
 		if hd, ok := h.headerOf(w); ok && hd.fits(w.offset()) {
 			dst = append(dst[:mark], h.base.bytes(w.segment(), w.offset()+headerSize, hd.size)...)
-			loadFence()
+			order.LoadFence()
 			if w.alive(h.ctl.Generation(w.segment())) {
 				h.touch(w)
 				if hd.flags&flagLarge != 0 {

@@ -121,15 +121,15 @@
 //
 // # Files
 //
-// The memory: heap, store and memory_unsafe (segments), list, resize and rank (which of
-// them go first), client and find (the coordinator's), stats, metrics, profile.
+// The memory: heap, store and memory_unsafe, segments (who has which of them) and rank (which
+// go first), client and find (the coordinator's), stats, profile.
 //
-// What lies in it: header (of an object), append (a log), stripe with stripe_plain_unsafe
-// and stripe_atomic (writers beside readers), overwrite (in place), fence, evacuate.
+// What lies in it: header (of an object), append (a log), stripe (writers beside readers; what
+// the processor must be told for that is package internal/order), overwrite (in place), evacuate.
 //
 // How it is found: word, table, tablegrow, tableread and cell; owner (who refers to an
-// object), scan, large (values in pieces), processor_unsafe.
+// object), large (values in pieces).
 //
 // What programs use: map, bytemap, array, queue, pointers, pool (which rebuild once: package
-// internal/flight); misses and classes (what those who store a value took to make it).
+// internal/flight); cost (what values took to make).
 package soft

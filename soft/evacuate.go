@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"polder/soft/internal/order"
 )
 
 // evacuator empties segments: it clears the slots of what is cold, copies
@@ -362,7 +364,7 @@ func (v *victim) walk(f func(w word, hd header) bool) {
 	h := v.e.h
 	for off := uint32(0); off < v.end; {
 		hd := h.base.header(v.seg, off)
-		loadFence()
+		order.LoadFence()
 		if h.ctl.Generation(v.seg) != v.gen || !hd.fits(off) {
 			return
 		}
@@ -426,7 +428,7 @@ func (v *victim) save(w word, hd header) (word, bool) {
 	if err != nil {
 		return 0, false
 	}
-	loadFence()
+	order.LoadFence()
 	if h.ctl.Generation(v.seg) != v.gen {
 		h.markDead(to)
 		h.release(to, granulesFor(int(hd.size)))

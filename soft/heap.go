@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"sync/atomic"
+
+	"polder/internal/hostmem"
 )
 
 // Config says how much memory a heap may take and from whom.
@@ -173,6 +177,21 @@ func (c *Config) complete() error {
 	return nil
 }
 
+// totalMemory returns how much memory there is for this process, in bytes: that
+// of the host, or of a control group.
+func totalMemory() int64 {
+	m, err := hostmem.Host{}.Read()
+	if err != nil {
+		return 0
+	}
+	return m.Total
+}
+
+func programName() string {
+	name := filepath.Base(os.Args[0])
+	return name[:min(len(name), 64)]
+}
+
 // Close gives the memory back and ends the heap's goroutines. Reads that are
 // under way, and all that come later, miss; writes fail with ErrClosed.
 // Closing twice is a no-op.
@@ -205,6 +224,9 @@ func (h *Heap) SetBudget(bytes int64) error {
 	}
 	return h.resize(int(bytes / SegmentSize))
 }
+
+// Coordinator is the path of the coordinator's socket, as it was configured.
+func (h *Heap) Coordinator() string { return h.cfg.Coordinator }
 
 // Budget returns how many bytes the heap may use now.
 func (h *Heap) Budget() int64 {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"polder/soft/internal/order"
 )
 
 // larges are the values that do not fit into one object. Such a value is a
@@ -77,7 +79,7 @@ func (h *Heap) largeNamed(w word, hd header) largeID {
 		return 0
 	}
 	id := idOf(h.base.bytes(w.segment(), at, 8))
-	loadFence()
+	order.LoadFence()
 	if h.ctl.Generation(w.segment()) != gen {
 		return 0
 	}
@@ -168,7 +170,7 @@ func (l *larges) copy(dst []byte, v *large) bool {
 			gen := h.ctl.Generation(seg)
 			if w.alive(gen) {
 				copy(part, h.base.bytes(seg, w.offset()+headerSize, uint32(len(part))))
-				loadFence()
+				order.LoadFence()
 				if h.ctl.Generation(seg) == gen {
 					h.touch(w)
 					return true

@@ -1,6 +1,9 @@
 package soft
 
-import "polder/codec"
+import (
+	"polder/codec"
+	"polder/soft/internal/order"
+)
 
 // maxInPlace is the largest value that is overwritten where it lies. Readers
 // of a stripe wait while it is written, so that it must not take long; and
@@ -73,7 +76,7 @@ func overwriteLocked[T any](h *Heap, w word, seg, off uint32, old, v *T) overwri
 	}
 	if old != nil {
 		same := string(h.base.bytes(seg, off+headerSize, uint32(sizeOf[T]()))) == string(codec.Bytes(old))
-		loadFence()
+		order.LoadFence()
 		if !w.alive(h.ctl.Generation(seg)) {
 			return gone
 		}
@@ -100,7 +103,7 @@ func readLocked[T any](h *Heap, w word, dst *T) bool {
 	ok := w.alive(gen)
 	if ok {
 		copyOut(h.base, seg, w.offset()+headerSize, dst)
-		loadFence()
+		order.LoadFence()
 		ok = h.ctl.Generation(seg) == gen
 	}
 	p.unlock(state)

@@ -11,6 +11,7 @@ import (
 
 	"polder/codec"
 	"polder/soft/internal/flight"
+	"polder/soft/internal/order"
 )
 
 // Pointers is the paper's soft memory pool: it makes pointers to values of T
@@ -120,7 +121,7 @@ func (p *Ptr[T]) Load(dst *T) bool {
 	if w.alive(gen) && state&(w.deadBit()|stripeLocked) == 0 {
 		same := h.base.load64(seg, w.offset()+8) == p.rev
 		copyOut(h.base, seg, w.offset()+headerSize, dst)
-		loadFence()
+		order.LoadFence()
 		if same && h.ctl.Generation(seg) == gen && (sizeOf[T]() > maxInPlace || sameWrites(state, s.Load())) {
 			h.touch(w)
 			if h.curve.threshold.Load() != 0 {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/internal/processor"
+	"polder/soft/internal/order"
 	"polder/soft/mrc"
 )
 
@@ -140,7 +141,7 @@ func (g *ghosts) flush(b *ghostBatch) {
 		g.table[i].Load() // fetches
 	}
 	for k, i := range b.place[:b.n] {
-		putHint(&g.table[i], b.ghost[k])
+		order.Store(&g.table[i], b.ghost[k]) // nobody relies on it
 	}
 	b.n = 0
 }
@@ -332,26 +333,4 @@ func (c *sampler) assumed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.said && c.count.rebuilds.Load() == 0
-}
-
-// unknownCost is the class of a value of which nobody said what it cost.
-const unknownCost = 0
-
-// costClass squeezes a duration into a byte, eight steps to an octave. It is
-// never unknownCost.
-func costClass(d time.Duration) uint8 {
-	return uint8(min(max(math.Log2(float64(d))*8, unknownCost+1), 255))
-}
-
-// seconds is what a class of costs stands for: that of a value of which nothing
-// is said for as much as the heap's reconstructors took in the mean, or for
-// mrc.AssumedCost if nothing has been rebuilt.
-func (c *sampler) seconds(class uint8) float64 {
-	if class != unknownCost {
-		return math.Exp2(float64(class)/8) / 1e9
-	}
-	if n := c.count.rebuilds.Load(); n > 0 {
-		return float64(c.count.rebuildNanos.Load()) / float64(n) / 1e9
-	}
-	return mrc.AssumedCost
 }

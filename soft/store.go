@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"polder/internal/arena"
+	"polder/soft/internal/order"
 	"polder/soft/wire"
 )
 
@@ -137,7 +138,7 @@ func (s *store) headerOf(w word) (header, bool) {
 		return header{}, false
 	}
 	hd := s.base.header(seg, w.offset())
-	loadFence()
+	order.LoadFence()
 	return hd, s.ctl.Generation(seg) == gen
 }
 

@@ -3,6 +3,8 @@ package soft
 import (
 	"runtime"
 	"sync/atomic"
+
+	"polder/soft/internal/order"
 )
 
 // A stripe is 1 KiB of a segment: the 32 granules that share a state word.
@@ -48,9 +50,13 @@ func (p *stripe) tryLock(v uint64) bool {
 	if v&stripeLocked != 0 || !p.CompareAndSwap(v, v|stripeLocked) {
 		return false
 	}
-	storeFence() // who sees what we write sees the lock
+	order.StoreFence() // who sees what we write sees the lock
 	return true
 }
+
+// unlock lets a stripe go of which the state was v before it was locked, and
+// counts a write. Nobody else changes the state of a locked stripe.
+func (p *stripe) unlock(v uint64) { order.Store(&p.Uint64, v+stripeWrite) }
 
 // idle waits until nobody holds the lock and returns the state.
 func (p *stripe) idle() uint64 {

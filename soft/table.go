@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"polder/internal/failpoint"
+	"polder/soft/internal/order"
 )
 
 // table finds objects by key: the index of a Map and of a Pool. The index
@@ -137,7 +138,7 @@ again:
 						end = min(at+n, end)
 					}
 					dst = append(dst[:mark], h.base.bytes(seg, at, end-at)...)
-					loadFence()
+					order.LoadFence()
 					if h.ctl.Generation(seg) != gen {
 						goto again
 					}
@@ -162,7 +163,7 @@ again:
 					return dst, hd, expiry, present
 				}
 			}
-			loadFence()
+			order.LoadFence()
 			if h.ctl.Generation(seg) != gen {
 				goto again
 			}
@@ -230,7 +231,7 @@ func (t *table) find(sh *shard, hash uint64, key []byte) (m match, ok bool) {
 			hd := h.base.header(seg, off)
 			same := hd.fits(off) && int(hd.klen) == len(key) && hd.ref == hash &&
 				string(h.base.bytes(seg, off+headerSize+hd.prefix(), uint32(hd.klen))) == string(key)
-			loadFence()
+			order.LoadFence()
 			if same && h.ctl.Generation(seg) == gen {
 				return match{&bs[i][k], w, hd}, true
 			}
@@ -347,6 +348,39 @@ func (t *table) delete(hash uint64, key []byte) bool {
 	sh.mu.Unlock()
 	t.h.larges.drop(large)
 	return ok
+}
+
+// expire removes a key if its time has come.
+func (t *table) expire(hash uint64, key []byte) {
+	sh := t.shard(hash)
+	sh.mu.Lock()
+	m, ok := t.find(sh, hash, key)
+	if ok && m.hd.flags&flagExpiry != 0 {
+		expiry := int64(t.h.base.load64(m.w.segment(), m.w.offset()+headerSize))
+		order.LoadFence()
+		ok = m.w.alive(t.h.ctl.Generation(m.w.segment())) && expiry <= t.clock().UnixNano()
+	} else {
+		ok = false
+	}
+	var large largeID
+	if ok {
+		large = t.largeOf(m)
+		t.replace(m, 0)
+		sh.count--
+	}
+	sh.mu.Unlock()
+	t.h.larges.drop(large)
+}
+
+// len returns the number of words that are set.
+func (t *table) len() (n int) {
+	for s := range t.shards {
+		sh := &t.shards[s]
+		sh.mu.Lock()
+		n += sh.count
+		sh.mu.Unlock()
+	}
+	return n
 }
 
 // swing is owner.swing: the evacuator moves or evicts an object.

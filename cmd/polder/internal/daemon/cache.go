@@ -12,6 +12,7 @@ import (
 	"polder/resp/clientmem"
 	"polder/resp/origin"
 	"polder/soft"
+	softprom "polder/soft/prom"
 )
 
 // CacheConfig configures a Redis front end over soft memory. Of ServeConfig it
@@ -105,7 +106,7 @@ func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
 		p.onClose(m.Close)
 		p.spawn("the memcached front end stopped serving", func() error { return m.Serve(mc) })
 	}
-	p.collectors = append(p.collectors, soft.NewCollector(heap))
+	p.collectors = append(p.collectors, softprom.NewCollector(heap))
 	return p.serveAdmin()
 }
 

@@ -12,6 +12,7 @@ import (
 	"polder/internal/operator"
 	"polder/internal/scheme"
 	"polder/soft"
+	softprom "polder/soft/prom"
 )
 
 // FilesConfig configures a door for the files of a directory.
@@ -56,7 +57,7 @@ func RunFiles(ctx context.Context, cfg FilesConfig) (err error) {
 	}
 	p.onClose(server.Close)
 	p.spawn("the door for files stopped serving", func() error { return server.Serve(lis) })
-	p.collectors = append(p.collectors, soft.NewCollector(heap), server.Collector())
+	p.collectors = append(p.collectors, softprom.NewCollector(heap), server.Collector())
 	if err := p.serveAdmin(); err != nil {
 		return err
 	}

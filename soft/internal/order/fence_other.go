@@ -1,17 +1,17 @@
 //go:build !amd64
 
-package soft
+package order
 
 import "sync/atomic"
 
-// loadFence keeps the loads before it from being satisfied after the loads
+// LoadFence keeps the loads before it from being satisfied after the loads
 // that follow: an atomic read-modify-write releases and acquires.
-func loadFence() {
+func LoadFence() {
 	var x atomic.Uint32
 	x.Add(1)
 }
 
-// storeFence keeps the stores after it from being seen before an atomic
+// StoreFence keeps the stores after it from being seen before an atomic
 // operation before it has been: without it, a compare-and-swap that is a pair
 // of a load and a store may be seen after what follows it.
-func storeFence() { loadFence() }
+func StoreFence() { LoadFence() }

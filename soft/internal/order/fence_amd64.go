@@ -1,0 +1,9 @@
+package order
+
+// LoadFence keeps the loads before it from being satisfied after the loads
+// that follow. On amd64 loads are not reordered with loads.
+func LoadFence() {}
+
+// StoreFence keeps the stores after it from being seen before an atomic
+// operation before it has been. On amd64 none is.
+func StoreFence() {}

@@ -1,0 +1,8 @@
+//go:build !amd64 || race
+
+package order
+
+import "sync/atomic"
+
+// Store stores a word, which is seen after the stores before it.
+func Store(p *atomic.Uint64, v uint64) { p.Store(v) }
