@@ -86,6 +86,7 @@ var farImports = map[string][]string{
 var respImports = map[string][]string{
 	"resp/glob":   {},
 	"resp/hashes": {"far/record"},
+	"resp/reply":  {"far", "resp/clientmem", "resp/glob", "resp/proto"},
 }
 
 const module = "polder"

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"polder/far"
-	"polder/resp/clientmem"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // Tags of entries in the map of keys.
@@ -92,7 +92,7 @@ func (s *session) put(key []byte, e far.Entry) error {
 // store is put without a note in the journal.
 func (s *session) store(key []byte, e far.Entry) error {
 	if len(key) > far.MaxKeySize {
-		return errKeyTooLong
+		return reply.ErrKeyTooLong
 	}
 	s.changing()
 	var err error
@@ -187,7 +187,7 @@ func (s *session) stripe(key []byte) *stripe {
 func (s *session) getString(key, dst []byte) (far.Entry, bool, error) {
 	e, found, err := s.get(key, dst)
 	if found && !isString(e.Tag) {
-		return far.Entry{}, false, errWrongType
+		return far.Entry{}, false, reply.ErrWrongType
 	}
 	return e, found, err
 }
@@ -198,29 +198,29 @@ func (s *session) getString(key, dst []byte) (far.Entry, bool, error) {
 // its size.
 func (s *session) replyString(key []byte) (e far.Entry, found bool, err error) {
 	const blank = "$0123456789012\r\n"
-	start, size := len(s.out), 0
-	s.out = append(s.out, blank[:s.hdr]...)
-	e, size, err = s.srv.keys.GetInto(s.ctx, key, s.out)
+	start, size := len(s.Out), 0
+	s.Out = append(s.Out, blank[:s.hdr]...)
+	e, size, err = s.srv.keys.GetInto(s.ctx, key, s.Out)
 	if size > 0 && err == nil {
 		s.hdr = proto.BulkHeaderLen(size)
-		if s.out = s.out[:start]; start-s.mark+s.hdr+size+2 > s.srv.cfg.maxReply() {
-			return e, false, errOutput
+		if s.Out = s.Out[:start]; start-s.Mark+s.hdr+size+2 > s.srv.cfg.maxReply() {
+			return e, false, reply.ErrOutput
 		}
-		start = s.room(s.hdr + size + 2)
-		s.out = append(s.out, blank[:s.hdr]...)
-		e, _, err = s.srv.keys.GetInto(s.ctx, key, s.out)
+		start = s.Room(s.hdr + size + 2)
+		s.Out = append(s.Out, blank[:s.hdr]...)
+		e, _, err = s.srv.keys.GetInto(s.ctx, key, s.Out)
 	}
 	s.count(true, err)
 	if err != nil {
-		if s.out = s.out[:start]; errors.Is(err, far.ErrNotFound) {
+		if s.Out = s.Out[:start]; errors.Is(err, far.ErrNotFound) {
 			s.missed(key)
-			s.out, err = proto.AppendNull(s.out, s.ver), nil
+			s.Out, err = proto.AppendNull(s.Out, s.Ver), nil
 		}
 		return e, false, err
 	}
 	if !isString(e.Tag) {
-		s.out = s.out[:start]
-		return e, false, errWrongType
+		s.Out = s.Out[:start]
+		return e, false, reply.ErrWrongType
 	}
 	out := e.Value
 	n := len(out) - start - s.hdr
@@ -234,73 +234,8 @@ func (s *session) replyString(key []byte) (e far.Entry, found bool, err error) {
 	}
 	proto.PutBulkHeader(out[start:], n)
 	e.Value = out[start+s.hdr:]
-	s.out = append(out, '\r', '\n')
-	return e, true, s.over()
-}
-
-// room makes room in out for a value of n bytes, and returns where out ends now. Mapped
-// memory needs no garbage collection, and the driver keeps it if the client does not
-// take all of it at once. Others' replies, in front of base, stay behind: a place in out
-// that was noted before is right only as a distance from mark.
-func (s *session) room(n int) (end int) {
-	if cap(s.out)-len(s.out) >= n {
-		return len(s.out)
-	}
-	if s.large == nil {
-		s.home = s.out[:s.base]
-		s.out = append(clientmem.Grow(nil, len(s.out)-s.base+n), s.out[s.base:]...)
-		s.mark, s.base = s.mark-s.base, 0
-	} else {
-		s.dropLarge()
-		s.out = clientmem.Grow(s.out, len(s.out)+n)
-	}
-	s.large = s.out[:cap(s.out)]
-	return len(s.out)
-}
-
-// dropLarge frees the mapped memory that out was in, if it has grown out of it.
-func (s *session) dropLarge() {
-	if &s.out[:1][0] != &s.large[0] {
-		clientmem.Free(s.large)
-	}
-}
-
-// takeLarge returns the replies in out, which are the caller's to free, if it is not the
-// driver's memory but mapped. Out is the driver's again then.
-func (s *session) takeLarge() []byte {
-	if s.large == nil {
-		return nil
-	}
-	s.dropLarge()
-	out := s.out
-	s.out, s.base = s.home, len(s.home)
-	s.large, s.home = nil, nil
-	return out
-}
-
-// over fails a command whose reply is too long.
-func (s *session) over() error {
-	if len(s.out)-s.mark > s.srv.cfg.maxReply() {
-		return errOutput
-	}
-	return nil
-}
-
-func (s *session) int(v int64)       { s.out = proto.AppendInt(s.out, v) }
-func (s *session) bulk(b []byte)     { s.out = proto.AppendBulk(s.out, b) }
-func (s *session) str(b string)      { s.out = proto.AppendBulk(s.out, b) }
-func (s *session) ok()               { s.out = append(s.out, "+OK\r\n"...) }
-func (s *session) status(t string)   { s.out = proto.AppendStatus(s.out, t) }
-func (s *session) null()             { s.out = proto.AppendNull(s.out, s.ver) }
-func (s *session) array(n int)       { s.out = proto.AppendArray(s.out, n) }
-func (s *session) mapHead(n int)     { s.out = proto.AppendMap(s.out, s.ver, n) }
-func (s *session) verbatim(t string) { s.out = proto.AppendVerbatim(s.out, s.ver, t) }
-func (s *session) bool(b bool) {
-	if b {
-		s.int(1)
-	} else {
-		s.int(0)
-	}
+	s.Out = append(out, '\r', '\n')
+	return e, true, s.Over()
 }
 
 // expireAt turns milliseconds since 1970 into a time.

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"polder/resp/reply"
 	"polder/soft"
 	"polder/soft/coordinator"
 )
@@ -72,7 +73,7 @@ func TestACacheRefusesWhatItCannotKeepTogether(t *testing.T) {
 	if got := c.do(args...).String(); got != fmt.Sprint(":", smallFields) {
 		t.Fatalf("%d fields: got %s", smallFields, got)
 	}
-	if got := c.words("hset h one more"); got != "-"+string(errHashTooLarge) {
+	if got := c.words("hset h one more"); got != "-"+string(reply.ErrHashTooLarge) {
 		t.Errorf("one more: got %s", got)
 	}
 	if got := c.words("hlen h"); got != fmt.Sprint(":", smallFields) {

@@ -9,9 +9,10 @@ import (
 	"time"
 
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
-const errClientName replyError = "ERR Client names cannot contain spaces, newlines or special characters."
+const errClientName reply.Error = "ERR Client names cannot contain spaces, newlines or special characters."
 
 // clientInfo is what CLIENT LIST shows of a session.
 type clientInfo struct {
@@ -85,15 +86,15 @@ func (s *session) setName(name []byte) {
 }
 
 func cmdClientID(s *session, a [][]byte) error {
-	s.int(s.info.id)
+	s.Int(s.info.id)
 	return nil
 }
 
 func cmdClientGetName(s *session, a [][]byte) error {
 	if n := load(&s.info.name); n != "" {
-		s.str(n)
+		s.Str(n)
 	} else {
-		s.null()
+		s.Null()
 	}
 	return nil
 }
@@ -103,58 +104,58 @@ func cmdClientSetName(s *session, a [][]byte) error {
 		return errClientName
 	}
 	s.setName(a[2])
-	s.ok()
+	s.OK()
 	return nil
 }
 
 func cmdClientSetInfo(s *session, a [][]byte) error {
 	v := string(a[3])
 	if !validName(a[3]) {
-		return replyError("ERR " + strings.ToLower(clip(a[2], 32)) + " cannot contain spaces, newlines or special characters.")
+		return reply.Error("ERR " + strings.ToLower(proto.Clip(a[2], 32)) + " cannot contain spaces, newlines or special characters.")
 	}
 	switch {
-	case is(a[2], "lib-name"):
+	case proto.Is(a[2], "lib-name"):
 		s.info.libName.Store(&v)
-	case is(a[2], "lib-ver"):
+	case proto.Is(a[2], "lib-ver"):
 		s.info.libVer.Store(&v)
 	default:
-		return replyError("ERR Unrecognized option '" + clip(a[2], 128) + "'")
+		return reply.Error("ERR Unrecognized option '" + proto.Clip(a[2], 128) + "'")
 	}
-	s.ok()
+	s.OK()
 	return nil
 }
 
 func cmdClientInfo(s *session, a [][]byte) error {
-	s.verbatim(s.listing() + "\n")
+	s.Verbatim(s.listing() + "\n")
 	return nil
 }
 
 func cmdClientList(s *session, a [][]byte) error {
 	list := s.srv.sessionList()
 	switch {
-	case len(a) == 4 && is(a[2], "type"):
+	case len(a) == 4 && proto.Is(a[2], "type"):
 		is, err := ofType(a[3])
 		if err != nil {
 			return err
 		}
 		list = slices.DeleteFunc(list, func(o *session) bool { return !is(o) })
-	case len(a) > 3 && is(a[2], "id"):
+	case len(a) > 3 && proto.Is(a[2], "id"):
 		var err error
 		if list, err = pickClients(list, a[3:]); err != nil {
 			return err
 		}
 	case len(a) != 2:
-		return errSyntax
+		return reply.ErrSyntax
 	}
 	var b strings.Builder
 	for _, o := range list {
 		b.WriteString(o.listing())
 		b.WriteByte('\n')
 		if b.Len() > s.srv.cfg.OutputLimit {
-			return errOutput
+			return reply.ErrOutput
 		}
 	}
-	s.verbatim(b.String())
+	s.Verbatim(b.String())
 	return nil
 }
 
@@ -164,7 +165,7 @@ func pickClients(list []*session, numbers [][]byte) (picked []*session, err erro
 	for _, w := range numbers {
 		id, ok := proto.ParseInt(w)
 		if !ok {
-			return nil, replyError("ERR Invalid client ID")
+			return nil, reply.Error("ERR Invalid client ID")
 		}
 		i, found := slices.BinarySearchFunc(list, id, func(s *session, id int64) int { return cmp.Compare(s.info.id, id) })
 		if found {
@@ -177,9 +178,9 @@ func pickClients(list []*session, numbers [][]byte) (picked []*session, err erro
 // cmdClientNoEvict agrees, and changes nothing: a client that could exempt
 // itself would be evicted last and hold most.
 func cmdClientNoEvict(s *session, a [][]byte) error {
-	if !is(a[2], "on") && !is(a[2], "off") {
-		return errSyntax
+	if !proto.Is(a[2], "on") && !proto.Is(a[2], "off") {
+		return reply.ErrSyntax
 	}
-	s.ok()
+	s.OK()
 	return nil
 }

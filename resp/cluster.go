@@ -8,6 +8,7 @@ import (
 	"polder/far"
 	"polder/partition"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // mode is what Redis calls the way in which the server runs.
@@ -59,18 +60,18 @@ func cmdClusterSlots(s *session, a [][]byte) error {
 	for _, srv := range m.Servers {
 		n += len(ranges(m, srv.ID))
 	}
-	s.array(n)
+	s.Array(n)
 	for _, srv := range m.Servers {
 		for _, r := range ranges(m, srv.ID) {
 			host, port := splitAddr(srv.Addr)
-			s.array(3)
-			s.int(int64(r.first))
-			s.int(int64(r.last))
-			s.array(4)
-			s.str(host)
+			s.Array(3)
+			s.Int(int64(r.first))
+			s.Int(int64(r.last))
+			s.Array(4)
+			s.Str(host)
 			s.portOf(port)
-			s.str(srv.ID)
-			s.array(0)
+			s.Str(srv.ID)
+			s.Array(0)
 		}
 	}
 	return nil
@@ -78,36 +79,36 @@ func cmdClusterSlots(s *session, a [][]byte) error {
 
 func (s *session) portOf(port string) {
 	n, _ := strconv.Atoi(port)
-	s.int(int64(n))
+	s.Int(int64(n))
 }
 
 func cmdClusterShards(s *session, a [][]byte) error {
 	m := s.whereabouts()
-	s.array(len(m.Servers))
+	s.Array(len(m.Servers))
 	for _, srv := range m.Servers {
 		host, port := splitAddr(srv.Addr)
 		list := ranges(m, srv.ID)
-		s.mapHead(2)
-		s.str("slots")
-		s.array(2 * len(list))
+		s.Map(2)
+		s.Str("slots")
+		s.Array(2 * len(list))
 		for _, r := range list {
-			s.int(int64(r.first))
-			s.int(int64(r.last))
+			s.Int(int64(r.first))
+			s.Int(int64(r.last))
 		}
-		s.str("nodes")
-		s.array(1)
-		s.mapHead(7)
-		s.str("id")
-		s.str(srv.ID)
-		s.str("port")
+		s.Str("nodes")
+		s.Array(1)
+		s.Map(7)
+		s.Str("id")
+		s.Str(srv.ID)
+		s.Str("port")
 		s.portOf(port)
 		for _, f := range []string{"ip", host, "endpoint", host, "role", "master"} {
-			s.str(f)
+			s.Str(f)
 		}
-		s.str("replication-offset")
-		s.int(0)
-		s.str("health")
-		s.str("online")
+		s.Str("replication-offset")
+		s.Int(0)
+		s.Str("health")
+		s.Str("online")
 	}
 	return nil
 }
@@ -126,7 +127,7 @@ func cmdClusterNodes(s *session, a [][]byte) error {
 		}
 		b.WriteByte('\n')
 	}
-	s.verbatim(b.String())
+	s.Verbatim(b.String())
 	return nil
 }
 
@@ -144,18 +145,18 @@ func cmdClusterInfo(s *session, a [][]byte) error {
 	if served < partition.Slots {
 		state = "fail"
 	}
-	s.verbatim(fmt.Sprintf("cluster_state:%s\r\ncluster_slots_assigned:%d\r\ncluster_slots_ok:%d\r\ncluster_slots_pfail:0\r\ncluster_slots_fail:%d\r\ncluster_known_nodes:%d\r\ncluster_size:%d\r\ncluster_current_epoch:%d\r\ncluster_my_epoch:%d\r\n",
+	s.Verbatim(fmt.Sprintf("cluster_state:%s\r\ncluster_slots_assigned:%d\r\ncluster_slots_ok:%d\r\ncluster_slots_pfail:0\r\ncluster_slots_fail:%d\r\ncluster_known_nodes:%d\r\ncluster_size:%d\r\ncluster_current_epoch:%d\r\ncluster_my_epoch:%d\r\n",
 		state, served, served, partition.Slots-served, len(m.Servers), with, m.Epoch, m.Epoch))
 	return nil
 }
 
 func cmdClusterMyID(s *session, a [][]byte) error {
-	s.str(s.srv.cfg.Cluster.ID)
+	s.Str(s.srv.cfg.Cluster.ID)
 	return nil
 }
 
 func cmdClusterKeySlot(s *session, a [][]byte) error {
-	s.int(int64(partition.Slot(a[2])))
+	s.Int(int64(partition.Slot(a[2])))
 	return nil
 }
 
@@ -163,10 +164,10 @@ func cmdClusterKeySlot(s *session, a [][]byte) error {
 func cmdClusterCountKeys(s *session, a [][]byte) error {
 	slot, ok := proto.ParseInt(a[2])
 	if !ok {
-		return errNotInt
+		return reply.ErrNotInt
 	}
 	if slot < 0 || slot >= partition.Slots {
-		return replyError("ERR Invalid slot")
+		return reply.Error("ERR Invalid slot")
 	}
 	n := 0
 	number := partition.Of(int(slot), len(s.srv.parts))
@@ -189,7 +190,7 @@ func cmdClusterCountKeys(s *session, a [][]byte) error {
 		}
 	})
 	if err == nil {
-		s.int(int64(n))
+		s.Int(int64(n))
 	}
 	return err
 }
@@ -197,19 +198,19 @@ func cmdClusterCountKeys(s *session, a [][]byte) error {
 // cmdReadOnly has the client be told where a slot is that is not here, as clients of a cluster expect it, and other servers.
 func cmdReadOnly(s *session, a [][]byte) error {
 	s.redirect, s.strict = true, true
-	s.ok()
+	s.OK()
 	return nil
 }
 
 // cmdReadWrite has the client's commands be forwarded.
 func cmdReadWrite(s *session, a [][]byte) error {
 	s.redirect, s.strict = false, false
-	s.ok()
+	s.OK()
 	return nil
 }
 
 // cmdAsking is for a slot that is on its way: a server waits until it is there.
 func cmdAsking(s *session, a [][]byte) error {
-	s.ok()
+	s.OK()
 	return nil
 }

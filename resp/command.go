@@ -2,6 +2,8 @@ package resp
 
 import (
 	"iter"
+	"polder/resp/proto"
+	"polder/resp/reply"
 	"strings"
 )
 
@@ -85,7 +87,7 @@ func (c *command) blind(args [][]byte) bool {
 		return false
 	}
 	for i := 3; c.name == "set" && i < len(args); i++ {
-		if is(args[i], "get") {
+		if proto.Is(args[i], "get") {
 			return false
 		}
 	}
@@ -126,12 +128,12 @@ func (t *table) lookup(args [][]byte) (*command, error) {
 	if cmd.subs != nil && len(args) > 1 {
 		sub := find(cmd.subs, args[1])
 		if sub == nil {
-			return nil, replyError("ERR unknown subcommand '" + clip(args[1], 128) + "'. Try " + strings.ToUpper(cmd.name) + " HELP.")
+			return nil, reply.Error("ERR unknown subcommand '" + proto.Clip(args[1], 128) + "'. Try " + strings.ToUpper(cmd.name) + " HELP.")
 		}
 		cmd = sub
 	}
 	if len(args) != cmd.arity && (cmd.arity > 0 || len(args) < -cmd.arity) {
-		return nil, replyError("ERR wrong number of arguments for '" + cmd.name + "' command")
+		return nil, reply.Error("ERR wrong number of arguments for '" + cmd.name + "' command")
 	}
 	return cmd, nil
 }
@@ -142,30 +144,7 @@ func unknownCommand(args [][]byte) error {
 		if list.Len() >= 128 {
 			break
 		}
-		list.WriteString("'" + clip(a, 128-list.Len()) + "' ")
+		list.WriteString("'" + proto.Clip(a, 128-list.Len()) + "' ")
 	}
-	return replyError("ERR unknown command '" + clip(args[0], 128) + "', with args beginning with: " + list.String())
-}
-
-// clip is at most n bytes of b, up to a NUL as C's formats have it.
-func clip(b []byte, n int) string {
-	s := string(b[:min(n, len(b))])
-	s, _, _ = strings.Cut(s, "\x00")
-	return s
-}
-
-// is compares an argument with a word in lower case, ignoring case.
-func is(arg []byte, word string) bool {
-	if len(arg) != len(word) {
-		return false
-	}
-	for i, c := range arg {
-		if c-'A' < 26 {
-			c |= 0x20
-		}
-		if c != word[i] {
-			return false
-		}
-	}
-	return true
+	return reply.Error("ERR unknown command '" + proto.Clip(args[0], 128) + "', with args beginning with: " + list.String())
 }

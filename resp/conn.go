@@ -71,13 +71,13 @@ func (c *conn) moveOut() *workspace {
 		scratch: s.scratch[:0], scratch2: s.scratch2[:0],
 	}
 	w.events, w.in, w.replies = nil, nil, nil
-	out, base := s.out[s.base:], s.base
-	large := s.takeLarge()
+	out, base := s.Out[s.Base:], s.Base
+	large := s.TakeLarge()
 	if large != nil {
 		out, base = large, 0
 	}
-	next.out = s.out[:0]
-	s.out, s.mark, s.base = append([]byte(nil), out...), s.mark-base, 0
+	next.out = s.Out[:0]
+	s.Out, s.Mark, s.Base = append([]byte(nil), out...), s.Mark-base, 0
 	clientmem.Free(large)
 	s.scratch, s.scratch2 = nil, nil
 	if c.buf == nil {
@@ -171,13 +171,13 @@ func (c *conn) goOn(w *workspace) {
 func (c *conn) process(w *workspace) {
 	c.work = w
 	s := c.s
-	s.out, s.base = w.out, len(w.out)
+	s.Out, s.Base = w.out, len(w.out)
 	s.scratch, s.scratch2 = w.scratch, w.scratch2
 	for {
 		st := s.run()
-		large := s.takeLarge()
-		if large == nil && st == needInput && w.defers(c, len(s.out)-s.base) {
-			w.replies = append(w.replies, deferred{c, s.base, len(s.out)})
+		large := s.TakeLarge()
+		if large == nil && st == needInput && w.defers(c, len(s.Out)-s.Base) {
+			w.replies = append(w.replies, deferred{c, s.Base, len(s.Out)})
 			c.keepInput()
 			break
 		}
@@ -186,9 +186,9 @@ func (c *conn) process(w *workspace) {
 			c.end = true
 		} else if large != nil {
 			c.send(large, true)
-		} else if len(s.out) > s.base {
-			c.send(s.out[s.base:], false)
-			s.out = s.out[:s.base]
+		} else if len(s.Out) > s.Base {
+			c.send(s.Out[s.Base:], false)
+			s.Out = s.Out[:s.Base]
 		}
 		if c.end {
 			break
@@ -205,8 +205,8 @@ func (c *conn) process(w *workspace) {
 		break
 	}
 	s.letGo() // the loop sends it when it has sent the replies of the round
-	w.out, w.scratch, w.scratch2 = s.out, s.scratch, s.scratch2
-	s.out, s.scratch, s.scratch2 = nil, nil, nil
+	w.out, w.scratch, w.scratch2 = s.Out, s.scratch, s.scratch2
+	s.Out, s.scratch, s.scratch2 = nil, nil, nil
 	c.work = nil
 }
 

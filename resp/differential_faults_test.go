@@ -164,7 +164,7 @@ func (f *faults) empty(t *testing.T) {
 // failed reports whether far memory failed a command, which then must not have
 // been one that only deletes, or a transaction of such, while all that is wrong is that there
 // is no room.
-func (f *faults) failed(t *testing.T, args []string, queue [][]string, r reply) bool {
+func (f *faults) failed(t *testing.T, args []string, queue [][]string, r answer) bool {
 	if f == nil {
 		return false
 	}

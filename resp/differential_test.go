@@ -291,7 +291,7 @@ func (g *generator) command() []string {
 }
 
 // normal makes replies comparable whose order or exact figure is free.
-func normal(args []string, r reply) string {
+func normal(args []string, r answer) string {
 	if len(args) == 0 || len(r.line) == 0 || r.line[0] == '-' {
 		return r.String()
 	}
@@ -392,7 +392,7 @@ func play(t *testing.T, addr string, g *generator, version string, seed uint64, 
 	var history []string
 	var queue [][]string // commands of the transaction
 	wrong, multi := 0, false
-	compare := func(args []string, a, b reply) {
+	compare := func(args []string, a, b answer) {
 		t.Helper()
 		x, y := normal(args, a), normal(args, b)
 		if x == y || roundedApart(x, y) {
@@ -403,7 +403,7 @@ func play(t *testing.T, addr string, g *generator, version string, seed uint64, 
 			t.FailNow()
 		}
 	}
-	both := func(args ...string) reply {
+	both := func(args ...string) answer {
 		t.Helper()
 		history = append(history, fmt.Sprintf("%.60q", args))
 		a := ours.do(args...)
@@ -483,7 +483,7 @@ func walk(t *testing.T, c *client, n int, args ...string) string {
 			t.Fatalf("%q: %s", args, r)
 		}
 		for group := range slices.Chunk(r.elems[1].elems, n) {
-			seen[reply{line: "*", elems: group}.String()] = true
+			seen[answer{line: "*", elems: group}.String()] = true
 		}
 		if cursor = r.elems[0].bulk; cursor == "0" {
 			return strings.Join(slices.Sorted(maps.Keys(seen)), " ")

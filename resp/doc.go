@@ -119,7 +119,7 @@
 // # Files
 //
 // In packages of their own, which know nothing of this one: glob (patterns of KEYS, SCAN and PSUBSCRIBE), hashes
-// (fields as they are stored, and which block of a large hash has them).
+// (fields as they are stored, and which block of a large hash has them), reply (where replies are written, and errors).
 //
 // A server and its clients: server, config, settings (CONFIG SET), stats, info, errors;
 // session is what every client is, client what CLIENT shows of it, login the door,

@@ -9,7 +9,9 @@ import (
 
 	"polder/far"
 	"polder/resp/hashes"
+	"polder/resp/proto"
 	"polder/resp/rdb"
+	"polder/resp/reply"
 )
 
 // SYNC is a dump: the reply is an RDB file, as redis-cli --rdb takes it. It is made while the client reads it, some at
@@ -24,27 +26,27 @@ type replica struct {
 }
 
 const (
-	errNoReplicas  replyError = "ERR Polder has no replicas: SYNC is for redis-cli --rdb, which says REPLCONF capa eof and no port"
-	errNoPartition replyError = "TRYAGAIN the server has none of the partitions"
-	errNoDump      replyError = "ERR a cache has no dump: any key may vanish meanwhile"
+	errNoReplicas  reply.Error = "ERR Polder has no replicas: SYNC is for redis-cli --rdb, which says REPLCONF capa eof and no port"
+	errNoPartition reply.Error = "TRYAGAIN the server has none of the partitions"
+	errNoDump      reply.Error = "ERR a cache has no dump: any key may vanish meanwhile"
 )
 
 func cmdReplConf(s *session, a [][]byte) error {
 	if len(a)%2 == 0 {
-		return errSyntax
+		return reply.ErrSyntax
 	}
 	for i := 1; i < len(a); i += 2 {
 		switch {
-		case is(a[i], "capa"):
-			s.replica.streams = s.replica.streams || is(a[i+1], "eof")
-		case is(a[i], "rdb-only"):
-		case is(a[i], "listening-port"), is(a[i], "ip-address"):
+		case proto.Is(a[i], "capa"):
+			s.replica.streams = s.replica.streams || proto.Is(a[i+1], "eof")
+		case proto.Is(a[i], "rdb-only"):
+		case proto.Is(a[i], "listening-port"), proto.Is(a[i], "ip-address"):
 			s.replica.replicas = true
 		default:
-			return replyError("ERR Unrecognized REPLCONF option: " + clip(a[i], 128))
+			return reply.Error("ERR Unrecognized REPLCONF option: " + proto.Clip(a[i], 128))
 		}
 	}
-	s.ok()
+	s.OK()
 	return nil
 }
 
@@ -67,7 +69,7 @@ func cmdSync(s *session, a [][]byte) error {
 	if len(d.rest) == 0 {
 		return errNoPartition
 	}
-	s.out = append(s.out, "$EOF:"+s.srv.runID+"\r\n"...)
+	s.Out = append(s.Out, "$EOF:"+s.srv.runID+"\r\n"...)
 	s.dump = d
 	return nil
 }
@@ -75,7 +77,7 @@ func cmdSync(s *session, a [][]byte) error {
 // lacks is why a dump would lack something.
 func (srv *Server) lacks() error {
 	if err := srv.heap.Lacking(); err != nil {
-		return replyError("LOST " + err.Error())
+		return reply.Error("LOST " + err.Error())
 	}
 	return nil
 }
@@ -115,10 +117,10 @@ func (s *session) dumpOn() status {
 	if s.onWait != nil {
 		s.onWait(nil)
 	}
-	s.mark = len(s.out)
+	s.Mark = len(s.Out)
 	d := s.dump
 	more, err := true, error(nil)
-	for more && err == nil && len(s.out)-s.mark < flushAt {
+	for more && err == nil && len(s.Out)-s.Mark < flushAt {
 		more, err = d.step()
 	}
 	s.settle()
@@ -127,13 +129,13 @@ func (s *session) dumpOn() status {
 	}
 	switch {
 	case err != nil:
-		s.srv.cfg.Logger.Error("a client is disconnected because its dump cannot be made", "client", s.info.id, "err", errText(err))
-		s.out = s.out[:s.mark]
+		s.srv.cfg.Logger.Error("a client is disconnected because its dump cannot be made", "client", s.info.id, "err", reply.Text(err))
+		s.Out = s.Out[:s.Mark]
 		return sessionEnd
 	case more:
 		return needFlush
 	}
-	s.out = append(s.out, s.srv.runID...)
+	s.Out = append(s.Out, s.srv.runID...)
 	s.dump = nil
 	return needInput
 }
@@ -149,13 +151,13 @@ func (d *dump) step() (more bool, err error) {
 		s.srv = s.front
 		at.endUse()
 	}()
-	from := len(s.out) - s.mark
+	from := len(s.Out) - s.Mark
 	d.wrote = false
-	s.room(dumpStep)
+	s.Room(dumpStep)
 	switch {
 	case !d.begun:
 		d.begun = true
-		s.out = rdb.AppendStart(s.out, redisVersion, time.Now(), d.entries)
+		s.Out = rdb.AppendStart(s.Out, redisVersion, time.Now(), d.entries)
 	case d.copied != nil:
 		err = d.writeCopied()
 	case len(d.large) > 0:
@@ -170,10 +172,10 @@ func (d *dump) step() (more bool, err error) {
 		err = at.lacks()
 		d.rest, d.cursor, d.scanned = d.rest[1:], 0, false
 	default:
-		s.out = rdb.AppendEnd(s.out, d.crc)
+		s.Out = rdb.AppendEnd(s.Out, d.crc)
 		return false, at.lacks()
 	}
-	d.crc = rdb.Sum(d.crc, s.out[s.mark+from:])
+	d.crc = rdb.Sum(d.crc, s.Out[s.Mark+from:])
 	return true, err
 }
 
@@ -193,11 +195,11 @@ func (s *session) again() {
 
 // fits reports whether there is room for n bytes in this step, of which the first value is given what it needs.
 func (d *dump) fits(n int) bool {
-	if cap(d.s.out)-len(d.s.out) < n {
+	if cap(d.s.Out)-len(d.s.Out) < n {
 		if d.wrote {
 			return false
 		}
-		d.s.room(n)
+		d.s.Room(n)
 	}
 	d.wrote = true
 	return true
@@ -270,7 +272,7 @@ func (d *dump) write(key []byte, e far.Entry) bool {
 		if !d.fits(len(key) + len(e.Value) + rdb.Overhead) {
 			return false
 		}
-		s.out = rdb.AppendString(rdb.AppendStringKey(s.out, key, e.Expire), e.Value)
+		s.Out = rdb.AppendString(rdb.AppendStringKey(s.Out, key, e.Expire), e.Value)
 		return true
 	}
 	list := hashes.List(e.Value)
@@ -280,15 +282,15 @@ func (d *dump) write(key []byte, e far.Entry) bool {
 	if !d.fits(len(key) + len(list) + rdb.Overhead + 2*rdb.OverheadEach*list.Len()) {
 		return false
 	}
-	s.out = rdb.AppendHashKey(s.out, key, e.Expire)
-	rdb.PutHashLen(s.out[len(s.out)-rdb.HashLen:], list.Len())
+	s.Out = rdb.AppendHashKey(s.Out, key, e.Expire)
+	rdb.PutHashLen(s.Out[len(s.Out)-rdb.HashLen:], list.Len())
 	d.fields(list)
 	return true
 }
 
 func (d *dump) fields(l hashes.List) {
 	for f, v := range l.All() {
-		d.s.out = rdb.AppendString(rdb.AppendString(d.s.out, f), v)
+		d.s.Out = rdb.AppendString(rdb.AppendString(d.s.Out, f), v)
 	}
 }
 
@@ -306,14 +308,14 @@ func (d *dump) writeHash(key []byte, expire time.Time, later *keyList) error {
 		later.add(key)
 		return nil
 	}
-	s.out = rdb.AppendHashKey(s.out, key, expire)
-	at, n := len(s.out)-rdb.HashLen-s.mark, 0
+	s.Out = rdb.AppendHashKey(s.Out, key, expire)
+	at, n := len(s.Out)-rdb.HashLen-s.Mark, 0
 	err := d.blocks(h, 0, func(_ uint32, l hashes.List) (bool, error) {
 		n += l.Len()
 		d.fields(l)
 		return true, nil
 	})
-	rdb.PutHashLen(s.out[s.mark+at:], n)
+	rdb.PutHashLen(s.Out[s.Mark+at:], n)
 	return err
 }
 
@@ -375,8 +377,8 @@ func (d *dump) copyHash(key []byte) error {
 	}
 	d.s.looked()
 	d.fits(len(key) + rdb.Overhead)
-	s.out = rdb.AppendHashKey(s.out, key, e.Expire)
-	rdb.PutHashLen(s.out[len(s.out)-rdb.HashLen:], d.left)
+	s.Out = rdb.AppendHashKey(s.Out, key, e.Expire)
+	rdb.PutHashLen(s.Out[len(s.Out)-rdb.HashLen:], d.left)
 	return nil
 }
 

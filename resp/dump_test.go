@@ -20,6 +20,7 @@ import (
 	"polder/far"
 	"polder/resp/clientmem"
 	"polder/resp/rdb"
+	"polder/resp/reply"
 	"polder/soft"
 )
 
@@ -319,7 +320,7 @@ func TestACheckpointDuringADump(t *testing.T) {
 	k.s.in = []byte("SYNC\r\n")
 	for k.s.dump == nil || k.s.dump.copied == nil {
 		if st := k.s.run(); st != needFlush {
-			t.Fatalf("the dump ends before it has begun: %d\n%.200q", st, k.s.out)
+			t.Fatalf("the dump ends before it has begun: %d\n%.200q", st, k.s.Out)
 		}
 	}
 	if err := k.heap.Checkpoint(t.Context()); err != nil {
@@ -371,12 +372,12 @@ func TestADumpOfWhatIsLost(t *testing.T) {
 	}
 	store.lose()
 	for more && err == nil {
-		s.out, s.mark = s.out[:0], 0
+		s.Out, s.Mark = s.Out[:0], 0
 		more, err = d.step()
 	}
 	s.settle()
-	clientmem.Free(s.takeLarge())
-	if err == nil || !strings.HasPrefix(errText(err), "LOST ") {
+	clientmem.Free(s.TakeLarge())
+	if err == nil || !strings.HasPrefix(reply.Text(err), "LOST ") {
 		t.Errorf("the dump ends with the error %v, want LOST", err)
 	}
 	c.do("REPLCONF", "capa", "eof")
@@ -421,7 +422,7 @@ func TestADumpShowsWhatIsCertain(t *testing.T) {
 	if !s.shown() {
 		t.Error("it may not be shown")
 	}
-	clientmem.Free(s.takeLarge())
+	clientmem.Free(s.TakeLarge())
 }
 
 // read is what contents would say of a file.

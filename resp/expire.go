@@ -6,6 +6,7 @@ import (
 
 	"polder/far"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 func cmdExpire(s *session, a [][]byte) error    { return s.expire(a, 1000, true, "expire") }
@@ -25,23 +26,23 @@ const (
 func parseExpireCond(a [][]byte) (c expireCond, err error) {
 	for _, w := range a {
 		switch {
-		case is(w, "nx"):
+		case proto.Is(w, "nx"):
 			c |= condNX
-		case is(w, "xx"):
+		case proto.Is(w, "xx"):
 			c |= condXX
-		case is(w, "gt"):
+		case proto.Is(w, "gt"):
 			c |= condGT
-		case is(w, "lt"):
+		case proto.Is(w, "lt"):
 			c |= condLT
 		default:
-			return c, replyError("ERR Unsupported option " + clip(w, len(w)))
+			return c, reply.Error("ERR Unsupported option " + proto.Clip(w, len(w)))
 		}
 	}
 	if c&condNX != 0 && c != condNX {
-		return c, replyError("ERR NX and XX, GT or LT options at the same time are not compatible")
+		return c, reply.Error("ERR NX and XX, GT or LT options at the same time are not compatible")
 	}
 	if c&condGT != 0 && c&condLT != 0 {
-		return c, replyError("ERR GT and LT options at the same time are not compatible")
+		return c, reply.Error("ERR GT and LT options at the same time are not compatible")
 	}
 	return c, nil
 }
@@ -66,16 +67,16 @@ func (s *session) expire(a [][]byte, unit int64, relative bool, name string) err
 	}
 	at, ok := proto.ParseInt(a[2])
 	if !ok {
-		return errNotInt
+		return reply.ErrNotInt
 	}
 	if at > math.MaxInt64/unit || at < math.MinInt64/unit {
-		return replyError("ERR invalid expire time in '" + name + "' command")
+		return reply.Error("ERR invalid expire time in '" + name + "' command")
 	}
 	at *= unit
 	if relative {
 		now := nowMilli()
 		if at > math.MaxInt64-now {
-			return replyError("ERR invalid expire time in '" + name + "' command")
+			return reply.Error("ERR invalid expire time in '" + name + "' command")
 		}
 		at += now
 	}
@@ -92,7 +93,7 @@ func (s *session) expire(a [][]byte, unit int64, relative bool, name string) err
 		return err
 	}
 	if !found || !cond.allows(e.Expire, at) {
-		s.int(0)
+		s.Int(0)
 		return nil
 	}
 	if past {
@@ -102,7 +103,7 @@ func (s *session) expire(a [][]byte, unit int64, relative bool, name string) err
 		err = s.put(a[1], e)
 	}
 	if err == nil {
-		s.int(1)
+		s.Int(1)
 	}
 	return err
 }
@@ -114,14 +115,14 @@ func cmdPersist(s *session, a [][]byte) error {
 	}
 	reuse(&s.scratch, e.Value)
 	if !found || e.Expire.IsZero() {
-		s.int(0)
+		s.Int(0)
 		return nil
 	}
 	e.Expire = time.Time{}
 	if err := s.put(a[1], e); err != nil {
 		return err
 	}
-	s.int(1)
+	s.Int(1)
 	return nil
 }
 
@@ -147,11 +148,11 @@ func (s *session) ttl(key []byte, show func(ms int64) int64) error {
 	case err != nil:
 		return err
 	case !found:
-		s.int(-2)
+		s.Int(-2)
 	case e.Expire.IsZero():
-		s.int(-1)
+		s.Int(-1)
 	default:
-		s.int(show(e.Expire.UnixMilli()))
+		s.Int(show(e.Expire.UnixMilli()))
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"polder/far"
 	"polder/resp/hashes"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // Redis keeps a hash in a listpack up to these limits.
@@ -43,7 +44,7 @@ func (s *session) hash(key []byte) (h hash, err error) {
 		return h, nil
 	}
 	if !isHash(e.Tag) {
-		return h, errWrongType
+		return h, reply.ErrWrongType
 	}
 	reuse(&s.scratch, e.Value)
 	if e.Tag == tagLarge {
@@ -83,7 +84,7 @@ func (s *session) fields(h *hash, yield func(field, value []byte)) error {
 		for f, v := range l.All() {
 			yield(f, v)
 		}
-		return s.over()
+		return s.Over()
 	}
 	if h.large != nil {
 		return s.walk(h.large, each)
@@ -95,18 +96,18 @@ func (s *session) fields(h *hash, yield func(field, value []byte)) error {
 // length is how many there were, not how many are counted in h: a length that is
 // wrong would shift all replies that follow.
 func (s *session) replyFields(h *hash, head func(n int), one func(field, value []byte)) error {
-	start := len(s.out)
+	start := len(s.Out)
 	head(h.len())
-	body := len(s.out)
+	body := len(s.Out)
 	n := 0
 	if err := s.fields(h, func(f, v []byte) { n++; one(f, v) }); err != nil {
 		return err
 	}
 	if n != h.len() {
-		rest := slices.Clone(s.out[body:])
-		s.out = s.out[:start]
+		rest := slices.Clone(s.Out[body:])
+		s.Out = s.Out[:start]
 		head(n)
-		s.out = append(s.out, rest...)
+		s.Out = append(s.Out, rest...)
 	}
 	return nil
 }
@@ -114,7 +115,7 @@ func (s *session) replyFields(h *hash, head func(n int), one func(field, value [
 func cmdHSet(s *session, a [][]byte) error {
 	n, err := s.hset(a, "hset")
 	if err == nil {
-		s.int(n)
+		s.Int(n)
 	}
 	return err
 }
@@ -122,14 +123,14 @@ func cmdHSet(s *session, a [][]byte) error {
 func cmdHMSet(s *session, a [][]byte) error {
 	_, err := s.hset(a, "hmset")
 	if err == nil {
-		s.ok()
+		s.OK()
 	}
 	return err
 }
 
 func (s *session) hset(a [][]byte, name string) (int64, error) {
 	if len(a)%2 == 1 {
-		return 0, replyError("ERR wrong number of arguments for '" + name + "' command")
+		return 0, reply.Error("ERR wrong number of arguments for '" + name + "' command")
 	}
 	h, err := s.hash(a[1])
 	if err != nil {
@@ -149,13 +150,13 @@ func cmdHSetNX(s *session, a [][]byte) error {
 		return err
 	}
 	if ok {
-		s.int(0)
+		s.Int(0)
 		return nil
 	}
 	if _, err := s.setFields(&h, a[2:]); err != nil {
 		return err
 	}
-	s.int(1)
+	s.Int(1)
 	return nil
 }
 
@@ -173,11 +174,11 @@ func (s *session) replyField(h *hash, field []byte) error {
 		return err
 	}
 	if ok {
-		s.bulk(v)
+		s.Bulk(v)
 	} else {
-		s.null()
+		s.Null()
 	}
-	return s.over()
+	return s.Over()
 }
 
 func cmdHMGet(s *session, a [][]byte) error {
@@ -185,7 +186,7 @@ func cmdHMGet(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	s.array(len(a) - 2)
+	s.Array(len(a) - 2)
 	for _, f := range a[2:] {
 		if err := s.replyField(&h, f); err != nil {
 			return err
@@ -199,7 +200,7 @@ func cmdHGetAll(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	return s.replyFields(&h, s.mapHead, func(f, v []byte) { s.bulk(f); s.bulk(v) })
+	return s.replyFields(&h, s.Map, func(f, v []byte) { s.Bulk(f); s.Bulk(v) })
 }
 
 func cmdHKeys(s *session, a [][]byte) error {
@@ -207,7 +208,7 @@ func cmdHKeys(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	return s.replyFields(&h, s.array, func(f, _ []byte) { s.bulk(f) })
+	return s.replyFields(&h, s.Array, func(f, _ []byte) { s.Bulk(f) })
 }
 
 func cmdHVals(s *session, a [][]byte) error {
@@ -215,7 +216,7 @@ func cmdHVals(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	return s.replyFields(&h, s.array, func(_, v []byte) { s.bulk(v) })
+	return s.replyFields(&h, s.Array, func(_, v []byte) { s.Bulk(v) })
 }
 
 func cmdHDel(s *session, a [][]byte) error {
@@ -225,7 +226,7 @@ func cmdHDel(s *session, a [][]byte) error {
 	}
 	n, err := s.removeFields(&h, a[2:])
 	if err == nil {
-		s.int(int64(n))
+		s.Int(int64(n))
 	}
 	return err
 }
@@ -237,7 +238,7 @@ func cmdHExists(s *session, a [][]byte) error {
 	}
 	_, ok, err := s.field(&h, a[2])
 	if err == nil {
-		s.bool(ok)
+		s.Bool(ok)
 	}
 	return err
 }
@@ -245,7 +246,7 @@ func cmdHExists(s *session, a [][]byte) error {
 func cmdHLen(s *session, a [][]byte) error {
 	h, err := s.hash(a[1])
 	if err == nil {
-		s.int(int64(h.len()))
+		s.Int(int64(h.len()))
 	}
 	return err
 }
@@ -257,7 +258,7 @@ func cmdHStrLen(s *session, a [][]byte) error {
 	}
 	v, _, err := s.field(&h, a[2])
 	if err == nil {
-		s.int(int64(len(v)))
+		s.Int(int64(len(v)))
 	}
 	return err
 }
@@ -265,7 +266,7 @@ func cmdHStrLen(s *session, a [][]byte) error {
 func cmdHIncrBy(s *session, a [][]byte) error {
 	by, ok := proto.ParseInt(a[3])
 	if !ok {
-		return errNotInt
+		return reply.ErrNotInt
 	}
 	h, err := s.hash(a[1])
 	if err != nil {
@@ -278,27 +279,27 @@ func cmdHIncrBy(s *session, a [][]byte) error {
 	var v int64
 	if ok {
 		if v, ok = proto.ParseInt(old); !ok {
-			return errHashNotInt
+			return reply.ErrHashNotInt
 		}
 	}
 	sum, ok := addInt(v, by)
 	if !ok {
-		return errOverflow
+		return reply.ErrOverflow
 	}
 	if _, err := s.setFields(&h, pairs{a[2], strconv.AppendInt(nil, sum, 10)}); err != nil {
 		return err
 	}
-	s.int(sum)
+	s.Int(sum)
 	return nil
 }
 
 func cmdHIncrByFloat(s *session, a [][]byte) error {
 	by, ok := proto.ParseLongDouble(a[3])
 	if !ok {
-		return errNotFloat
+		return reply.ErrNotFloat
 	}
 	if by.IsInf() {
-		return replyError("ERR value is NaN or Infinity")
+		return reply.Error("ERR value is NaN or Infinity")
 	}
 	h, err := s.hash(a[1])
 	if err != nil {
@@ -311,17 +312,17 @@ func cmdHIncrByFloat(s *session, a [][]byte) error {
 	v := new(proto.LongDouble)
 	if ok {
 		if v, ok = proto.ParseLongDouble(old); !ok {
-			return errHashNotFloat
+			return reply.ErrHashNotFloat
 		}
 	}
 	sum, ok := proto.AddLongDouble(v, by)
 	if !ok {
-		return errNaN
+		return reply.ErrNaN
 	}
 	text := proto.AppendLongDouble(nil, sum)
 	if _, err := s.setFields(&h, pairs{a[2], text}); err != nil {
 		return err
 	}
-	s.bulk(text)
+	s.Bulk(text)
 	return nil
 }

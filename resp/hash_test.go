@@ -125,7 +125,7 @@ func b2i(b bool) int {
 }
 
 // words2 is words with the whole reply.
-func (c *client) words2(line string) reply {
+func (c *client) words2(line string) answer {
 	c.t.Helper()
 	return c.do(strings.Fields(line)...)
 }

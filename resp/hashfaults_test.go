@@ -56,7 +56,7 @@ func newSplitting(t *testing.T, segments int, timeout time.Duration) *splitting 
 }
 
 // do runs a command, which may wait, once.
-func (p *splitting) do(args ...string) reply {
+func (p *splitting) do(args ...string) answer {
 	p.t.Helper()
 	p.session.tries = maxTries + 1
 	r, err := readReply(bufio.NewReader(bytes.NewReader(p.session.feed([]byte(encode(args...))))))

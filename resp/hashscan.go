@@ -6,6 +6,7 @@ import (
 
 	"polder/resp/hashes"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // cmdHScan walks a large hash in the order of its fields' bit-reversed hashes
@@ -20,9 +21,9 @@ func cmdHScan(s *session, a [][]byte) error {
 		return err
 	}
 	if !h.found {
-		s.array(2)
-		s.str("0")
-		s.array(0)
+		s.Array(2)
+		s.Str("0")
+		s.Array(0)
 		return nil
 	}
 	o, err := parseScan(a[3:], false)
@@ -48,8 +49,8 @@ func cmdHScan(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	s.array(2)
-	s.str(itoa(int64(next)))
+	s.Array(2)
+	s.Str(itoa(int64(next)))
 	return s.replyKeys(&l)
 }
 
@@ -80,28 +81,28 @@ func cmdHRandField(s *session, a [][]byte) error {
 	}
 	count, ok := proto.ParseInt(a[2])
 	if !ok {
-		return errNotInt
+		return reply.ErrNotInt
 	}
 	withValues := false
 	if len(a) > 3 {
-		if len(a) > 4 || !is(a[3], "withvalues") {
-			return errSyntax
+		if len(a) > 4 || !proto.Is(a[3], "withvalues") {
+			return reply.ErrSyntax
 		}
 		withValues = true
 	}
 	if count == math.MinInt64 || withValues && (count < math.MinInt64/2 || count > math.MaxInt64/2) {
-		return replyError("ERR value is out of range")
+		return reply.Error("ERR value is out of range")
 	}
 	h, err := s.hash(a[1])
 	if err != nil {
 		return err
 	}
 	if h.len() == 0 || count == 0 {
-		s.array(0)
+		s.Array(0)
 		return nil
 	}
 	if h.large != nil && h.large.Bytes > s.srv.cfg.maxReply() {
-		return errOutput // all fields are brought together to pick from
+		return reply.ErrOutput // all fields are brought together to pick from
 	}
 	var l keyList
 	if err := s.fields(&h, func(f, v []byte) { l.add(f); l.add(v) }); err != nil {
@@ -118,14 +119,14 @@ func (s *session) replyPicks(l *keyList, count int64, withValues bool) error {
 	total := int(min(int64(n), count))
 	if repeat {
 		if -count > int64(s.srv.cfg.OutputLimit) {
-			return errOutput
+			return reply.ErrOutput
 		}
 		total = int(-count)
 	}
-	if withValues && s.ver < 3 {
-		s.array(total * 2)
+	if withValues && s.Ver < 3 {
+		s.Array(total * 2)
 	} else {
-		s.array(total)
+		s.Array(total)
 	}
 	order := make([]int, n)
 	for i := range order {
@@ -138,14 +139,14 @@ func (s *session) replyPicks(l *keyList, count int64, withValues bool) error {
 			order[i], order[j] = order[j], order[i]
 			at = order[i]
 		}
-		if withValues && s.ver >= 3 {
-			s.array(2)
+		if withValues && s.Ver >= 3 {
+			s.Array(2)
 		}
-		s.bulk(l.at(2 * at))
+		s.Bulk(l.at(2 * at))
 		if withValues {
-			s.bulk(l.at(2*at + 1))
+			s.Bulk(l.at(2*at + 1))
 		}
-		if err := s.over(); err != nil {
+		if err := s.Over(); err != nil {
 			return err
 		}
 	}
@@ -159,7 +160,7 @@ func (s *session) randomField(key []byte) error {
 		return err
 	}
 	if h.len() == 0 {
-		s.null()
+		s.Null()
 		return nil
 	}
 	l := h.list
@@ -177,13 +178,13 @@ func (s *session) randomField(key []byte) error {
 		}
 	}
 	if l.Len() == 0 {
-		s.null()
+		s.Null()
 		return nil
 	}
 	i := rand.IntN(l.Len())
 	for f := range l.All() {
 		if i == 0 {
-			s.bulk(f)
+			s.Bulk(f)
 			break
 		}
 		i--

@@ -8,6 +8,7 @@ import (
 
 	"polder/far"
 	"polder/resp/hashes"
+	"polder/resp/reply"
 )
 
 // A command that changes fields of a hash plans that first. A hash that stays
@@ -90,10 +91,10 @@ func (s *session) storeList(h *hash) error {
 // storeTable stores a hash in new blocks.
 func (s *session) storeTable(h *hash, t *hashTable) error {
 	if s.srv.cache != nil {
-		return errHashTooLarge // its blocks would vanish one by one
+		return reply.ErrHashTooLarge // its blocks would vanish one by one
 	}
 	if len(h.key) > far.MaxKeySize {
-		return errKeyTooLong
+		return reply.ErrKeyTooLong
 	}
 	t = t.fitted()
 	t.h.ID = s.srv.nextHash.Add(1)

@@ -3,6 +3,7 @@ package resp
 import (
 	"fmt"
 	"os"
+	"polder/resp/proto"
 	"runtime"
 	"slices"
 	"strings"
@@ -75,7 +76,7 @@ func cmdInfo(s *session, a [][]byte) error {
 			return true
 		}
 		return slices.ContainsFunc(a[1:], func(w []byte) bool {
-			return is(w, name) || is(w, "all") || is(w, "everything") || is(w, "default")
+			return proto.Is(w, name) || proto.Is(w, "all") || proto.Is(w, "everything") || proto.Is(w, "default")
 		})
 	}
 	var b strings.Builder
@@ -89,7 +90,7 @@ func cmdInfo(s *session, a [][]byte) error {
 		b.WriteString("# " + strings.ToUpper(sec.name[:1]) + sec.name[1:] + "\r\n")
 		sec.write(s.srv, &b)
 	}
-	s.verbatim(b.String())
+	s.Verbatim(b.String())
 	return nil
 }
 

@@ -4,11 +4,12 @@ import (
 	"strings"
 
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 func cmdCommand(s *session, a [][]byte) error {
 	names := sortedNames(s.srv.table.by)
-	s.array(len(names))
+	s.Array(len(names))
 	for _, n := range names {
 		s.describe(s.srv.table.by[n])
 	}
@@ -16,7 +17,7 @@ func cmdCommand(s *session, a [][]byte) error {
 }
 
 func cmdCommandCount(s *session, a [][]byte) error {
-	s.int(int64(len(s.srv.table.by)))
+	s.Int(int64(len(s.srv.table.by)))
 	return nil
 }
 
@@ -24,14 +25,14 @@ func cmdCommandInfo(s *session, a [][]byte) error {
 	if len(a) == 2 {
 		return cmdCommand(s, a)
 	}
-	s.array(len(a) - 2)
+	s.Array(len(a) - 2)
 	for _, n := range a[2:] {
 		if c := s.srv.table.full(n); c != nil {
 			s.describe(c)
 		} else {
-			s.out = proto.AppendNullArray(s.out, s.ver)
+			s.Out = proto.AppendNullArray(s.Out, s.Ver)
 		}
-		if err := s.over(); err != nil {
+		if err := s.Over(); err != nil {
 			return err
 		}
 	}
@@ -40,9 +41,9 @@ func cmdCommandInfo(s *session, a [][]byte) error {
 
 func cmdCommandList(s *session, a [][]byte) error {
 	names := sortedNames(s.srv.table.by)
-	s.array(len(names))
+	s.Array(len(names))
 	for _, n := range names {
-		s.str(n)
+		s.Str(n)
 	}
 	return nil
 }
@@ -61,15 +62,15 @@ func cmdCommandDocs(s *session, a [][]byte) error {
 			list = append(list, c)
 		}
 	}
-	s.mapHead(len(list))
+	s.Map(len(list))
 	for _, c := range list {
-		s.str(c.name)
-		s.mapHead(2)
-		s.str("summary")
-		s.str("As in Redis " + redisVersion)
-		s.str("group")
-		s.str(c.group)
-		if err := s.over(); err != nil {
+		s.Str(c.name)
+		s.Map(2)
+		s.Str("summary")
+		s.Str("As in Redis " + redisVersion)
+		s.Str("group")
+		s.Str(c.group)
+		if err := s.Over(); err != nil {
 			return err
 		}
 	}
@@ -80,20 +81,20 @@ func cmdCommandGetKeys(s *session, a [][]byte) error {
 	c, err := s.srv.table.lookup(a[2:])
 	if err != nil {
 		if find(s.srv.table.by, a[2]) == nil {
-			return replyError("ERR Invalid command specified")
+			return reply.Error("ERR Invalid command specified")
 		}
-		return replyError("ERR Invalid number of arguments specified for command")
+		return reply.Error("ERR Invalid number of arguments specified for command")
 	}
 	var keys [][]byte
 	for k := range c.keys(a[2:]) {
 		keys = append(keys, k)
 	}
 	if keys == nil {
-		return replyError("ERR The command has no key arguments")
+		return reply.Error("ERR The command has no key arguments")
 	}
-	s.array(len(keys))
+	s.Array(len(keys))
 	for _, k := range keys {
-		s.bulk(k)
+		s.Bulk(k)
 	}
 	return nil
 }
@@ -110,28 +111,28 @@ func (t *table) full(name []byte) *command {
 
 // describe appends what COMMAND INFO says of a command.
 func (s *session) describe(c *command) {
-	s.array(10)
-	s.str(c.name)
-	s.int(int64(c.arity))
+	s.Array(10)
+	s.Str(c.name)
+	s.Int(int64(c.arity))
 	var names []string
 	for _, f := range flagNames {
 		if c.flags&f.f != 0 {
 			names = append(names, f.name)
 		}
 	}
-	s.out = proto.AppendSet(s.out, s.ver, len(names))
+	s.Out = proto.AppendSet(s.Out, s.Ver, len(names))
 	for _, n := range names {
-		s.status(n)
+		s.Status(n)
 	}
-	s.int(int64(c.first))
-	s.int(int64(c.last))
-	s.int(int64(c.step))
-	s.out = proto.AppendSet(s.out, s.ver, 1)
-	s.status("@" + c.group)
-	s.array(0) // tips
-	s.array(0) // key specifications
+	s.Int(int64(c.first))
+	s.Int(int64(c.last))
+	s.Int(int64(c.step))
+	s.Out = proto.AppendSet(s.Out, s.Ver, 1)
+	s.Status("@" + c.group)
+	s.Array(0) // tips
+	s.Array(0) // key specifications
 	subs := sortedNames(c.subs)
-	s.array(len(subs))
+	s.Array(len(subs))
 	for _, n := range subs {
 		s.describe(c.subs[n])
 	}

@@ -13,6 +13,7 @@ import (
 
 	"polder/far"
 	"polder/internal/wal"
+	"polder/resp/reply"
 )
 
 // Journal says what becomes of changes that no checkpoint of the heap has yet.
@@ -272,16 +273,16 @@ func (j *journal) fail(err error) {
 // refuses is why a command that concerns keys is not run.
 func (j *journal) refuses(write bool) error {
 	if err := j.why.Load(); err != nil {
-		return replyError("MISCONF the journal cannot be written, and the server has to be started again: " + (*err).Error())
+		return reply.Error("MISCONF the journal cannot be written, and the server has to be started again: " + (*err).Error())
 	}
 	if !write {
 		return nil
 	}
 	if err := j.log.Starved(); err != nil {
-		return replyError("MISCONF there is no room for the journal: " + err.Error())
+		return reply.Error("MISCONF there is no room for the journal: " + err.Error())
 	}
 	if j.tooLong.Load() {
-		return replyError("MISCONF the journal is too long: no checkpoint can be taken, see the log of the server")
+		return reply.Error("MISCONF the journal is too long: no checkpoint can be taken, see the log of the server")
 	}
 	return nil
 }

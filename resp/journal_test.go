@@ -79,8 +79,8 @@ func (k *keptServer) do(args ...string) string {
 			if !k.s.shown() {
 				k.t.Fatalf("%.50q: the reply may not be shown", args)
 			}
-			out := string(k.s.out)
-			k.s.out = k.s.out[:0]
+			out := string(k.s.Out)
+			k.s.Out = k.s.Out[:0]
 			return out
 		case needFlush:
 		case needFetch:

@@ -8,12 +8,13 @@ import (
 	"polder/far"
 	"polder/resp/hashes"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 func cmdDel(s *session, a [][]byte) error {
 	n, err := s.delMany(a[1:])
 	if err == nil {
-		s.int(n)
+		s.Int(n)
 	}
 	return err
 }
@@ -29,7 +30,7 @@ func cmdExists(s *session, a [][]byte) error {
 			n++
 		}
 	}
-	s.int(n)
+	s.Int(n)
 	return nil
 }
 
@@ -46,9 +47,9 @@ func cmdType(s *session, a [][]byte) error {
 	case err != nil:
 		return err
 	case !found:
-		s.status("none")
+		s.Status("none")
 	default:
-		s.status(typeName(e.Tag))
+		s.Status(typeName(e.Tag))
 	}
 	return nil
 }
@@ -56,7 +57,7 @@ func cmdType(s *session, a [][]byte) error {
 func cmdRename(s *session, a [][]byte) error {
 	_, err := s.rename(a[1], a[2], false)
 	if err == nil {
-		s.ok()
+		s.OK()
 	}
 	return err
 }
@@ -64,7 +65,7 @@ func cmdRename(s *session, a [][]byte) error {
 func cmdRenameNX(s *session, a [][]byte) error {
 	done, err := s.rename(a[1], a[2], true)
 	if err == nil {
-		s.bool(done)
+		s.Bool(done)
 	}
 	return err
 }
@@ -75,7 +76,7 @@ func (s *session) rename(src, dst []byte, nx bool) (bool, error) {
 		return false, err
 	}
 	if !found {
-		return false, errNoKey
+		return false, reply.ErrNoKey
 	}
 	reuse(&s.scratch, e.Value)
 	if string(src) == string(dst) {
@@ -89,7 +90,7 @@ func (s *session) rename(src, dst []byte, nx bool) (bool, error) {
 	s.begin()
 	h := s.largeOf(src)
 	if len(dst) > far.MaxKeySize {
-		return false, errKeyTooLong
+		return false, reply.ErrKeyTooLong
 	}
 	if h == nil {
 		if _, err := s.del(src); err != nil {
@@ -104,26 +105,26 @@ func cmdCopy(s *session, a [][]byte) error {
 	replace := false
 	for i := 3; i < len(a); i++ {
 		switch {
-		case is(a[i], "replace"):
+		case proto.Is(a[i], "replace"):
 			replace = true
-		case is(a[i], "db") && i+1 < len(a):
+		case proto.Is(a[i], "db") && i+1 < len(a):
 			i++
 			if err := checkDB(a[i]); err != nil {
 				return err
 			}
 		default:
-			return errSyntax
+			return reply.ErrSyntax
 		}
 	}
 	if string(a[1]) == string(a[2]) {
-		return errSameObject
+		return reply.ErrSameObject
 	}
 	e, found, err := s.get(a[1], s.scratch[:0])
 	if err != nil {
 		return err
 	}
 	if !found {
-		s.int(0)
+		s.Int(0)
 		return nil
 	}
 	reuse(&s.scratch, e.Value)
@@ -132,7 +133,7 @@ func cmdCopy(s *session, a [][]byte) error {
 			return err
 		}
 		if found {
-			s.int(0)
+			s.Int(0)
 			return nil
 		}
 	}
@@ -142,7 +143,7 @@ func cmdCopy(s *session, a [][]byte) error {
 		err = s.put(a[2], e)
 	}
 	if err == nil {
-		s.int(1)
+		s.Int(1)
 	}
 	return err
 }
@@ -161,7 +162,7 @@ func cmdRandomKey(s *session, a [][]byte) error {
 		err = s.each(0, pick)
 	}
 	if err == nil && !found {
-		s.null()
+		s.Null()
 	}
 	return err
 }
@@ -179,7 +180,7 @@ func (s *session) randomKey() (bool, error) {
 		}
 		reuse(&s.scratch, key)
 		if _, _, found, err := s.stat(key); err == nil && found {
-			s.bulk(key)
+			s.Bulk(key)
 			return true, nil
 		} else if errors.Is(err, far.ErrWouldBlock) {
 			return false, err
@@ -201,13 +202,13 @@ func cmdDBSize(s *session, a [][]byte) error {
 		n += s.srv.keys.Len()
 		return false, nil
 	})
-	s.int(int64(n))
+	s.Int(int64(n))
 	return err
 }
 
 func cmdFlush(s *session, a [][]byte) error {
-	if len(a) > 2 || len(a) == 2 && !is(a[1], "sync") && !is(a[1], "async") {
-		return errSyntax
+	if len(a) > 2 || len(a) == 2 && !proto.Is(a[1], "sync") && !proto.Is(a[1], "async") {
+		return reply.ErrSyntax
 	}
 	for _, key := range s.srv.watches.all() {
 		if _, _, found, err := s.stat(key); found || err != nil {
@@ -230,7 +231,7 @@ func cmdFlush(s *session, a [][]byte) error {
 		}
 	}
 	s.made = true
-	s.ok()
+	s.OK()
 	return nil
 }
 
@@ -265,7 +266,7 @@ func encoding(e far.Entry) string {
 func (s *session) object(key []byte) (far.Entry, bool, error) {
 	e, found, err := s.get(key, s.scratch[:0])
 	if err == nil && !found {
-		s.null()
+		s.Null()
 	}
 	reuse(&s.scratch, e.Value)
 	return e, found, err
@@ -274,7 +275,7 @@ func (s *session) object(key []byte) (far.Entry, bool, error) {
 func cmdObjectEncoding(s *session, a [][]byte) error {
 	e, found, err := s.object(a[2])
 	if found {
-		s.str(encoding(e))
+		s.Str(encoding(e))
 	}
 	return err
 }
@@ -282,7 +283,7 @@ func cmdObjectEncoding(s *session, a [][]byte) error {
 func cmdObjectRefcount(s *session, a [][]byte) error {
 	_, found, err := s.object(a[2])
 	if found {
-		s.int(1)
+		s.Int(1)
 	}
 	return err
 }
@@ -290,7 +291,7 @@ func cmdObjectRefcount(s *session, a [][]byte) error {
 func cmdObjectIdletime(s *session, a [][]byte) error {
 	_, found, err := s.object(a[2])
 	if found {
-		s.int(0)
+		s.Int(0)
 	}
 	return err
 }
@@ -298,7 +299,7 @@ func cmdObjectIdletime(s *session, a [][]byte) error {
 func cmdObjectFreq(s *session, a [][]byte) error {
 	_, found, err := s.object(a[2])
 	if found {
-		return replyError("ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust.")
+		return reply.Error("ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust.")
 	}
 	return err
 }
@@ -309,14 +310,14 @@ const entryOverhead = 16 + 24
 
 func cmdMemoryUsage(s *session, a [][]byte) error {
 	for i := 3; i < len(a); i++ {
-		if !is(a[i], "samples") || i+1 == len(a) {
-			return errSyntax
+		if !proto.Is(a[i], "samples") || i+1 == len(a) {
+			return reply.ErrSyntax
 		}
 		i++
 		if n, ok := proto.ParseInt(a[i]); !ok {
-			return errNotInt
+			return reply.ErrNotInt
 		} else if n < 0 {
-			return errSyntax
+			return reply.ErrSyntax
 		}
 	}
 	e, size, found, err := s.stat(a[2])
@@ -324,7 +325,7 @@ func cmdMemoryUsage(s *session, a [][]byte) error {
 		return err
 	}
 	if !found {
-		s.null()
+		s.Null()
 		return nil
 	}
 	if e.Tag == tagLarge {
@@ -332,14 +333,14 @@ func cmdMemoryUsage(s *session, a [][]byte) error {
 			size += h.Bytes + int(h.Buckets)*(entryOverhead+hashes.BlockKeyLen)
 		}
 	}
-	s.int(int64(len(a[2]) + size + entryOverhead))
+	s.Int(int64(len(a[2]) + size + entryOverhead))
 	return nil
 }
 
 func cmdTime(s *session, a [][]byte) error {
 	now := time.Now()
-	s.array(2)
-	s.str(itoa(now.Unix()))
-	s.str(itoa(int64(now.Nanosecond() / 1000)))
+	s.Array(2)
+	s.Str(itoa(now.Unix()))
+	s.Str(itoa(int64(now.Nanosecond() / 1000)))
 	return nil
 }

@@ -1,6 +1,9 @@
 package resp
 
-import "polder/resp/proto"
+import (
+	"polder/resp/proto"
+	"polder/resp/reply"
+)
 
 // kill has the session's connection closed, by whoever drives it. Any goroutine
 // may call it, and more than once.
@@ -39,11 +42,11 @@ func cmdClientKill(s *session, a [][]byte) error {
 		for _, o := range s.srv.sessionList() {
 			if o.info.shown() == string(a[2]) {
 				s.disconnect(o)
-				s.ok()
+				s.OK()
 				return nil
 			}
 		}
-		return replyError("ERR No such client")
+		return reply.Error("ERR No such client")
 	}
 	keep, err := s.killFilters(a[2:])
 	if err != nil {
@@ -56,7 +59,7 @@ func cmdClientKill(s *session, a [][]byte) error {
 			n++
 		}
 	}
-	s.int(n)
+	s.Int(n)
 	return nil
 }
 
@@ -66,36 +69,36 @@ func (s *session) killFilters(args [][]byte) (matches func(*session) bool, err e
 	skipMe := true
 	for i := 0; i < len(args); i += 2 {
 		if i+1 == len(args) {
-			return nil, errSyntax
+			return nil, reply.ErrSyntax
 		}
 		v := string(args[i+1])
 		switch name := args[i]; {
-		case is(name, "id"):
+		case proto.Is(name, "id"):
 			id, ok := proto.ParseInt(args[i+1])
 			if !ok || id < 1 {
-				return nil, replyError("ERR client-id should be greater than 0")
+				return nil, reply.Error("ERR client-id should be greater than 0")
 			}
 			all = append(all, func(o *session) bool { return o.info.id == id })
-		case is(name, "addr"):
+		case proto.Is(name, "addr"):
 			all = append(all, func(o *session) bool { return o.info.shown() == v })
-		case is(name, "laddr"):
+		case proto.Is(name, "laddr"):
 			all = append(all, func(o *session) bool { return o.info.laddr == v })
-		case is(name, "type"):
+		case proto.Is(name, "type"):
 			is, err := ofType(args[i+1])
 			if err != nil {
 				return nil, err
 			}
 			all = append(all, is)
-		case is(name, "user"):
+		case proto.Is(name, "user"):
 			if v != "default" {
-				return nil, replyError("ERR No such user '" + clip(args[i+1], 128) + "'")
+				return nil, reply.Error("ERR No such user '" + proto.Clip(args[i+1], 128) + "'")
 			}
-		case is(name, "skipme") && is(args[i+1], "yes"):
+		case proto.Is(name, "skipme") && proto.Is(args[i+1], "yes"):
 			skipMe = true
-		case is(name, "skipme") && is(args[i+1], "no"):
+		case proto.Is(name, "skipme") && proto.Is(args[i+1], "no"):
 			skipMe = false
 		default:
-			return nil, errSyntax
+			return nil, reply.ErrSyntax
 		}
 	}
 	return func(o *session) bool {
@@ -111,14 +114,14 @@ func (s *session) killFilters(args [][]byte) (matches func(*session) bool, err e
 // ofType returns whether a session is of a type of Redis's: a subscriber, or not.
 func ofType(name []byte) (func(*session) bool, error) {
 	switch {
-	case is(name, "normal"):
+	case proto.Is(name, "normal"):
 		return func(o *session) bool { return !o.info.subscribed() }, nil
-	case is(name, "pubsub"):
+	case proto.Is(name, "pubsub"):
 		return func(o *session) bool { return o.info.subscribed() }, nil
-	case is(name, "master"), is(name, "replica"), is(name, "slave"):
+	case proto.Is(name, "master"), proto.Is(name, "replica"), proto.Is(name, "slave"):
 		return func(*session) bool { return false }, nil
 	}
-	return nil, replyError("ERR Unknown client type '" + clip(name, 128) + "'")
+	return nil, reply.Error("ERR Unknown client type '" + proto.Clip(name, 128) + "'")
 }
 
 // disconnect ends the connection of o: at once, or when this command is answered if it
@@ -135,17 +138,17 @@ func (s *session) disconnect(o *session) {
 // are dropped where the command ends: see session.exec.
 func cmdClientReply(s *session, a [][]byte) error {
 	switch {
-	case is(a[2], "on"):
+	case proto.Is(a[2], "on"):
 		s.mute = muteNone
-		s.ok()
-	case is(a[2], "off"):
+		s.OK()
+	case proto.Is(a[2], "off"):
 		s.mute = muteAll
-	case is(a[2], "skip"):
+	case proto.Is(a[2], "skip"):
 		if s.mute != muteAll {
 			s.mute = muteNext
 		}
 	default:
-		return errSyntax
+		return reply.ErrSyntax
 	}
 	return nil
 }

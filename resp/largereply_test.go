@@ -12,6 +12,7 @@ import (
 
 	"polder/far"
 	"polder/resp/clientmem"
+	"polder/resp/reply"
 )
 
 // TestLargeRepliesAreWholeAndFreed has clients ask for large values and small ones in all
@@ -49,7 +50,7 @@ func TestLargeRepliesAreWholeAndFreed(t *testing.T) {
 					want.WriteString("*4\r\n" + value(k) + "$-1\r\n" + value(l) + value(k))
 				case 1:
 					in.WriteString(encode("MULTI") + encode("GET", k) + encode("GET", "hash") + encode("GET", l) + encode("PING") + encode("EXEC"))
-					want.WriteString("+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*4\r\n" + value(k) + "-" + string(errWrongType) + "\r\n" + value(l) + "+PONG\r\n")
+					want.WriteString("+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*4\r\n" + value(k) + "-" + string(reply.ErrWrongType) + "\r\n" + value(l) + "+PONG\r\n")
 				case 2:
 					in.WriteString(encode("CLIENT", "REPLY", "SKIP") + encode("GET", k) + encode("PING"))
 					want.WriteString("+PONG\r\n")
@@ -89,21 +90,21 @@ func TestATransactionsErrorLeavesOthersRepliesAlone(t *testing.T) {
 	s.tries = maxTries + 1 // it may wait
 	s.feed([]byte(encode("HSET", "hash", "f", strings.Repeat("v", 300<<10))))
 	const others = "+what others are told\r\n"
-	s.out, s.base = []byte(others), len(others)
+	s.Out, s.Base = []byte(others), len(others)
 	s.in = []byte(encode("MULTI") + encode("PING") + encode("GET", "hash") + encode("ECHO", "x") + encode("EXEC"))
 	s.tries = maxTries + 1
 	if st := s.run(); st != needInput {
 		t.Fatalf("got status %v, want that it needs input", st)
 	}
-	got := string(s.out[s.base:])
-	if large := s.takeLarge(); large != nil {
+	got := string(s.Out[s.Base:])
+	if large := s.TakeLarge(); large != nil {
 		got = string(large)
 	}
-	if want := "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n+PONG\r\n-" + string(errWrongType) + "\r\n$1\r\nx\r\n"; got != want {
+	if want := "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n+PONG\r\n-" + string(reply.ErrWrongType) + "\r\n$1\r\nx\r\n"; got != want {
 		t.Errorf("got %.200q, want %q", got, want)
 	}
-	if string(s.out) != others {
-		t.Errorf("others' replies are %q, want %q", s.out, others)
+	if string(s.Out) != others {
+		t.Errorf("others' replies are %q, want %q", s.Out, others)
 	}
 }
 

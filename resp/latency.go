@@ -3,6 +3,7 @@ package resp
 import (
 	"fmt"
 	"math/bits"
+	"polder/resp/proto"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -100,17 +101,17 @@ func cmdLatencyLatest(s *session, a [][]byte) error {
 			n++
 		}
 	}
-	s.array(n)
+	s.Array(n)
 	for i, ev := range l.events {
 		if len(ev.samples) == 0 {
 			continue
 		}
 		last := ev.samples[len(ev.samples)-1]
-		s.array(4)
-		s.str(eventNames[i])
-		s.int(last.at)
-		s.int(last.ms)
-		s.int(ev.worst)
+		s.Array(4)
+		s.Str(eventNames[i])
+		s.Int(last.at)
+		s.Int(last.ms)
+		s.Int(ev.worst)
 	}
 	return nil
 }
@@ -120,18 +121,18 @@ func cmdLatencyHistory(s *session, a [][]byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, ev := range l.events {
-		if !is(a[2], eventNames[i]) {
+		if !proto.Is(a[2], eventNames[i]) {
 			continue
 		}
-		s.array(len(ev.samples))
+		s.Array(len(ev.samples))
 		for _, smp := range ev.samples {
-			s.array(2)
-			s.int(smp.at)
-			s.int(smp.ms)
+			s.Array(2)
+			s.Int(smp.at)
+			s.Int(smp.ms)
 		}
 		return nil
 	}
-	s.array(0)
+	s.Array(0)
 	return nil
 }
 
@@ -143,14 +144,14 @@ func cmdLatencyReset(s *session, a [][]byte) error {
 	for i := range l.events {
 		named := len(a) == 2
 		for _, name := range a[2:] {
-			named = named || is(name, eventNames[i])
+			named = named || proto.Is(name, eventNames[i])
 		}
 		if named && len(l.events[i].samples) > 0 {
 			l.events[i] = event{}
 			n++
 		}
 	}
-	s.int(n)
+	s.Int(n)
 	return nil
 }
 
@@ -176,11 +177,11 @@ func cmdLatencyHistogram(s *session, a [][]byte) error {
 			add(c)
 		}
 	}
-	s.mapHead(len(list))
+	s.Map(len(list))
 	for _, c := range list {
-		s.str(c.name)
-		s.mapHead(2)
-		s.str("calls")
+		s.Str(c.name)
+		s.Map(2)
+		s.Str("calls")
 		type bucket struct{ below, calls int64 } // microseconds, and how many calls took less
 		var upTo []bucket
 		n := int64(0)
@@ -191,14 +192,14 @@ func cmdLatencyHistogram(s *session, a [][]byte) error {
 				upTo = append(upTo, bucket{1 << i, n})
 			}
 		}
-		s.int(n)
-		s.str("histogram_usec")
-		s.mapHead(len(upTo))
+		s.Int(n)
+		s.Str("histogram_usec")
+		s.Map(len(upTo))
 		for _, b := range upTo {
-			s.int(b.below)
-			s.int(b.calls)
+			s.Int(b.below)
+			s.Int(b.calls)
 		}
-		if err := s.over(); err != nil {
+		if err := s.Over(); err != nil {
 			return err
 		}
 	}
@@ -209,7 +210,7 @@ func cmdLatencyDoctor(s *session, a [][]byte) error {
 	l := &s.srv.latency
 	least := l.threshold.Load()
 	if least == 0 {
-		s.verbatim("No events are recorded. CONFIG SET latency-monitor-threshold MILLISECONDS records what takes longer.\n")
+		s.Verbatim("No events are recorded. CONFIG SET latency-monitor-threshold MILLISECONDS records what takes longer.\n")
 		return nil
 	}
 	var b strings.Builder
@@ -235,6 +236,6 @@ func cmdLatencyDoctor(s *session, a [][]byte) error {
 	default:
 		b.WriteString("Far memory was not to blame: SLOWLOG GET names the commands; large values and long pipelines are the likely ones, or a busy machine.\n")
 	}
-	s.verbatim(b.String())
+	s.Verbatim(b.String())
 	return nil
 }

@@ -99,15 +99,15 @@ func (srv *Server) awaitLogin(nc net.Conn, v *accept.Visitor) (err error) {
 		srv.clients.Add(-1)
 		return err
 	}
-	s.out, s.in = nil, nil
+	s.Out, s.in = nil, nil
 	srv.drive(nc, s, in)
 	return nil
 }
 
 // say writes the replies that the session has at the door.
 func (s *session) say(nc net.Conn) error {
-	_, err := nc.Write(s.out)
-	s.out = s.out[:0]
+	_, err := nc.Write(s.Out)
+	s.Out = s.Out[:0]
 	return err
 }
 

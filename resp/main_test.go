@@ -184,7 +184,7 @@ func (c *client) send(raw string) {
 }
 
 // do sends a command and returns its reply.
-func (c *client) do(args ...string) reply {
+func (c *client) do(args ...string) answer {
 	c.t.Helper()
 	c.send(encode(args...))
 	return c.recv()
@@ -196,7 +196,7 @@ func (c *client) words(line string) string {
 	return c.do(strings.Fields(line)...).String()
 }
 
-func (c *client) recv() reply {
+func (c *client) recv() answer {
 	c.t.Helper()
 	r, err := readReply(c.r)
 	if err != nil {
@@ -205,27 +205,27 @@ func (c *client) recv() reply {
 	return r
 }
 
-// reply is a reply of any type: its first line and what follows.
-type reply struct {
+// answer is a reply of any type: its first line and what follows.
+type answer struct {
 	line  string // with the type, without CRLF
 	bulk  string
-	elems []reply
+	elems []answer
 }
 
-func readReply(r *bufio.Reader) (reply, error) {
+func readReply(r *bufio.Reader) (answer, error) {
 	line, err := r.ReadString('\n')
 	if err != nil {
-		return reply{}, err
+		return answer{}, err
 	}
 	if !strings.HasSuffix(line, "\r\n") {
-		return reply{}, fmt.Errorf("reply line %q does not end with CRLF", line)
+		return answer{}, fmt.Errorf("reply line %q does not end with CRLF", line)
 	}
-	rep := reply{line: line[:len(line)-2]}
+	rep := answer{line: line[:len(line)-2]}
 	n := 0
 	switch line[0] {
 	case '$', '=', '*', '%', '~', '>':
 		if n, err = strconv.Atoi(rep.line[1:]); err != nil {
-			return reply{}, err
+			return answer{}, err
 		}
 	}
 	switch line[0] {
@@ -235,7 +235,7 @@ func readReply(r *bufio.Reader) (reply, error) {
 		}
 		b := make([]byte, n+2)
 		if _, err := io.ReadFull(r, b); err != nil {
-			return reply{}, err
+			return answer{}, err
 		}
 		rep.bulk = string(b[:n])
 	case '%':
@@ -245,7 +245,7 @@ func readReply(r *bufio.Reader) (reply, error) {
 		for range n {
 			e, err := readReply(r)
 			if err != nil {
-				return reply{}, err
+				return answer{}, err
 			}
 			rep.elems = append(rep.elems, e)
 		}
@@ -255,7 +255,7 @@ func readReply(r *bufio.Reader) (reply, error) {
 
 // String shows a reply as a test writes it: bulk strings quoted, aggregates
 // in brackets after their type.
-func (r reply) String() string {
+func (r answer) String() string {
 	switch r.line[0] {
 	case '$':
 		if r.line == "$-1" {
@@ -282,10 +282,10 @@ func (r reply) String() string {
 }
 
 // sorted is r with its elements in order, in groups of n.
-func (r reply) sorted(n int) reply {
+func (r answer) sorted(n int) answer {
 	groups := slices.Collect(slices.Chunk(r.elems, n))
-	slices.SortFunc(groups, func(a, b []reply) int {
-		return strings.Compare(reply{line: "*", elems: a}.String(), reply{line: "*", elems: b}.String())
+	slices.SortFunc(groups, func(a, b []answer) int {
+		return strings.Compare(answer{line: "*", elems: a}.String(), answer{line: "*", elems: b}.String())
 	})
 	r.elems = slices.Concat(groups...)
 	return r

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"polder/resp/clientmem"
+	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // feed is what a client has yet to be sent that it has not asked for: messages of channels, and for
@@ -177,7 +179,7 @@ func redacted(cmd *command, args [][]byte) [][]byte {
 		hide(1, len(args))
 	case "hello":
 		for i := range args {
-			if i > 1 && is(args[i], "auth") {
+			if i > 1 && proto.Is(args[i], "auth") {
 				hide(i+1, i+3)
 			}
 		}
@@ -228,11 +230,11 @@ func quotedLen(b []byte) int {
 
 func cmdMonitor(s *session, a [][]byte) error {
 	if s.multi {
-		return replyError("ERR MONITOR isn't allowed for DENY BLOCKING client")
+		return reply.Error("ERR MONITOR isn't allowed for DENY BLOCKING client")
 	}
 	if !s.info.monitors.Load() {
 		s.monitor()
 	}
-	s.ok()
+	s.OK()
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 func cmdMulti(s *session, a [][]byte) error {
@@ -11,7 +12,7 @@ func cmdMulti(s *session, a [][]byte) error {
 		return errNested
 	}
 	s.multi = true
-	s.ok()
+	s.OK()
 	return nil
 }
 
@@ -35,7 +36,7 @@ func (s *session) enqueue(cmd *command, args [][]byte) {
 		q.args[i] = flat[start:len(flat):len(flat)]
 	}
 	s.queue = append(s.queue, q)
-	s.status("QUEUED")
+	s.Status("QUEUED")
 }
 
 // endMulti leaves the transaction.
@@ -50,7 +51,7 @@ func cmdDiscard(s *session, a [][]byte) error {
 		return errDiscNoMulti
 	}
 	s.endMulti()
-	s.ok()
+	s.OK()
 	return nil
 }
 
@@ -88,7 +89,7 @@ func cmdExec(s *session, a [][]byte) error {
 		return errExecAbort
 	case s.watchedChanged():
 		s.endMulti()
-		s.out = proto.AppendNullArray(s.out, s.ver)
+		s.Out = proto.AppendNullArray(s.Out, s.Ver)
 		return nil
 	}
 	err := s.runQueue()
@@ -115,19 +116,19 @@ func (s *session) runQueue() error {
 	if len(s.queue) > 1 {
 		s.begin()
 	}
-	s.array(len(s.queue))
+	s.Array(len(s.queue))
 	for _, q := range s.queue {
-		start := len(s.out) - s.mark // out and mark may move together: see room
+		start := len(s.Out) - s.Mark // out and mark may move together: see room
 		s.reads = q.cmd.reads()
 		err := q.cmd.run(s, q.args)
-		wrong := errors.As(err, new(replyError))
+		wrong := errors.As(err, new(reply.Error))
 		if err == nil {
-			err = s.over()
+			err = s.Over()
 		}
 		switch {
 		case err == nil:
 		case wrong, s.srv.cache != nil:
-			s.out = s.out[:s.mark+start]
+			s.Out = s.Out[:s.Mark+start]
 			s.fail(err)
 		default:
 			return err
@@ -151,7 +152,7 @@ func cmdWatch(s *session, a [][]byte) error {
 	for _, w := range list { // all, or none
 		s.srv.watches.watch(s, w)
 	}
-	s.ok()
+	s.OK()
 	return nil
 }
 
@@ -159,6 +160,6 @@ func cmdUnwatch(s *session, a [][]byte) error {
 	if !s.multi { // EXEC, which may have to run again, unwatches in the end
 		s.unwatch()
 	}
-	s.ok()
+	s.OK()
 	return nil
 }

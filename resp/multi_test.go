@@ -137,7 +137,7 @@ func TestMultiKeyCommandsAreAtomic(t *testing.T) {
 				c := dial(t, addr)
 				wg.Go(func() {
 					for range rounds {
-						var got reply
+						var got answer
 						if r == 0 {
 							got = c.do(append([]string{"MGET"}, names...)...)
 						} else {

@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 func cmdIncr(s *session, a [][]byte) error { return s.incr(a[1], 1) }
@@ -14,7 +15,7 @@ func cmdDecr(s *session, a [][]byte) error { return s.incr(a[1], -1) }
 func cmdIncrBy(s *session, a [][]byte) error {
 	by, ok := proto.ParseInt(a[2])
 	if !ok {
-		return errNotInt
+		return reply.ErrNotInt
 	}
 	return s.incr(a[1], by)
 }
@@ -22,10 +23,10 @@ func cmdIncrBy(s *session, a [][]byte) error {
 func cmdDecrBy(s *session, a [][]byte) error {
 	by, ok := proto.ParseInt(a[2])
 	if !ok {
-		return errNotInt
+		return reply.ErrNotInt
 	}
 	if by == math.MinInt64 {
-		return errDecrOverflow
+		return reply.ErrDecrOverflow
 	}
 	return s.incr(a[1], -by)
 }
@@ -40,12 +41,12 @@ func (s *session) incr(key []byte, by int64) error {
 		reuse(&s.scratch, e.Value)
 		var ok bool
 		if v, ok = proto.ParseInt(e.Value); !ok {
-			return errNotInt
+			return reply.ErrNotInt
 		}
 	}
 	sum, ok := addInt(v, by)
 	if !ok {
-		return errOverflow
+		return reply.ErrOverflow
 	}
 	e.Value = strconv.AppendInt(s.scratch[:0], sum, 10)
 	s.scratch = e.Value
@@ -53,7 +54,7 @@ func (s *session) incr(key []byte, by int64) error {
 	if err := s.put(key, e); err != nil {
 		return err
 	}
-	s.int(sum)
+	s.Int(sum)
 	return nil
 }
 
@@ -73,22 +74,22 @@ func cmdIncrByFloat(s *session, a [][]byte) error {
 		reuse(&s.scratch, e.Value)
 		var ok bool
 		if v, ok = proto.ParseLongDouble(e.Value); !ok {
-			return errNotFloat
+			return reply.ErrNotFloat
 		}
 	}
 	by, ok := proto.ParseLongDouble(a[2])
 	if !ok {
-		return errNotFloat
+		return reply.ErrNotFloat
 	}
 	sum, ok := proto.AddLongDouble(v, by)
 	if !ok {
-		return errNaN
+		return reply.ErrNaN
 	}
 	e.Value = proto.AppendLongDouble(nil, sum)
 	e.Tag = tagText
 	if err := s.put(a[1], e); err != nil {
 		return err
 	}
-	s.bulk(e.Value)
+	s.Bulk(e.Value)
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"polder/partition"
 	"polder/resp/forward"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // Cluster says how a server shares the partitions of a heap with others.
@@ -166,12 +167,12 @@ func (s *session) unwatch() {
 }
 
 const (
-	errCrossSlot replyError = "CROSSSLOT Keys in request don't hash to the same slot"
-	errNotServed replyError = "CLUSTERDOWN Hash slot not served"
-	errUncertain replyError = "ERR the server that has the slot went away: it is not known whether the command was carried out"
-	errNoCluster replyError = "ERR This instance has cluster support disabled"
-	errSelect    replyError = "ERR SELECT is not allowed in cluster mode"
-	errWholeHeap replyError = "ERR the command is about a whole heap, and this server has some of its partitions"
+	errCrossSlot reply.Error = "CROSSSLOT Keys in request don't hash to the same slot"
+	errNotServed reply.Error = "CLUSTERDOWN Hash slot not served"
+	errUncertain reply.Error = "ERR the server that has the slot went away: it is not known whether the command was carried out"
+	errNoCluster reply.Error = "ERR This instance has cluster support disabled"
+	errSelect    reply.Error = "ERR SELECT is not allowed in cluster mode"
+	errWholeHeap reply.Error = "ERR the command is about a whole heap, and this server has some of its partitions"
 )
 
 // sameSlot adds the keys of a command to a slot, which is -1 while there are none. It fails if they are in different ones.
@@ -350,16 +351,16 @@ func (s *session) performEach(cmd *command, args [][]byte) bool {
 		return s.perform(cmd, args)
 	}
 	done := true
-	s.ok() // without any partition there is nothing to be done
+	s.OK() // without any partition there is nothing to be done
 	for number := range s.front.parts {
 		at := s.front.use(number)
 		if at == nil {
 			continue
 		}
-		s.out = s.out[:s.mark]
+		s.Out = s.Out[:s.Mark]
 		done = s.performAt(at, cmd, args)
 		at.endUse()
-		if !done || s.out[s.mark] == '-' {
+		if !done || s.Out[s.Mark] == '-' {
 			break
 		}
 	}
@@ -402,7 +403,7 @@ func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte, news 
 	case owner.ID == c.ID:
 		err = errLoading
 	case cmd.name == "exec" && len(s.watching) > 0: // what was watched has gone to another server
-		s.out = proto.AppendNullArray(s.out, s.ver)
+		s.Out = proto.AppendNullArray(s.Out, s.Ver)
 		return s.leave(cmd, nil)
 	case s.told(m, number) || c.leaves(m):
 		return s.leave(cmd, moved(slot, owner.Addr))
@@ -439,7 +440,7 @@ func (s *session) showsFirst(cmd *command) bool {
 	if s.shown() {
 		return true
 	}
-	s.out, s.mark, s.ending = s.out[:s.base], s.base, true
+	s.Out, s.Mark, s.ending = s.Out[:s.Base], s.Base, true
 	return s.leave(cmd, errUncertain)
 }
 
@@ -471,7 +472,7 @@ func (s *session) leave(cmd *command, err error) (again bool) {
 }
 
 func moved(slot int, addr string) error {
-	return replyError("MOVED " + strconv.Itoa(slot) + " " + addr)
+	return reply.Error("MOVED " + strconv.Itoa(slot) + " " + addr)
 }
 
 // onlyReads reports whether a command may be carried out twice, because it only reads.
@@ -507,24 +508,24 @@ func (s *session) forward(h *forward.Held, addr string, cmd *command, args [][]b
 	}
 	s.front.stats.forwarded.Add(1)
 	if h != nil {
-		out, err = h.Do(s.ctx, s.ver, s.out, cmds...)
+		out, err = h.Do(s.ctx, s.Ver, s.Out, cmds...)
 	} else {
-		out, err = s.front.cfg.Cluster.Links.Do(s.ctx, addr, s.ver, s.out, cmds...)
+		out, err = s.front.cfg.Cluster.Links.Do(s.ctx, addr, s.Ver, s.Out, cmds...)
 	}
 	var refused *forward.ReplyError
 	switch {
 	case errors.As(err, &refused):
-		err = replyError(refused.Text)
+		err = reply.Error(refused.Text)
 	case errors.Is(err, forward.ErrUncertain) && !s.onlyReads(cmd):
 		return errUncertain
 	case errors.Is(err, forward.ErrTooLong):
-		return errOutput
+		return reply.ErrOutput
 	case errors.Is(err, forward.ErrUncertain):
 		return forward.ErrUnsent
-	case err == nil && bytes.HasPrefix(out[len(s.out):], []byte("-MOVED ")):
+	case err == nil && bytes.HasPrefix(out[len(s.Out):], []byte("-MOVED ")):
 		return forward.ErrUnsent
 	case err == nil:
-		s.out = out
+		s.Out = out
 	}
 	if refused != nil && strings.HasPrefix(refused.Text, "MOVED ") {
 		return forward.ErrUnsent

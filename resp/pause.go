@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // maxPause is the longest CLIENT PAUSE: a number that is too large by mistake is
@@ -130,29 +131,29 @@ func cmdClientPause(s *session, a [][]byte) error {
 	what := pauseAll
 	switch {
 	case len(a) > 4:
-		return replyError("ERR unknown subcommand or wrong number of arguments for '" + clip(a[1], 128) + "'. Try CLIENT HELP.")
-	case len(a) == 3, is(a[3], "all"):
-	case is(a[3], "write"):
+		return reply.Error("ERR unknown subcommand or wrong number of arguments for '" + proto.Clip(a[1], 128) + "'. Try CLIENT HELP.")
+	case len(a) == 3, proto.Is(a[3], "all"):
+	case proto.Is(a[3], "write"):
 		what = pauseWrites
 	default:
-		return replyError("ERR CLIENT PAUSE mode must be WRITE or ALL")
+		return reply.Error("ERR CLIENT PAUSE mode must be WRITE or ALL")
 	}
 	ms, ok := proto.ParseInt(a[2])
 	switch {
 	case !ok:
-		return replyError("ERR timeout is not an integer or out of range")
+		return reply.Error("ERR timeout is not an integer or out of range")
 	case ms < 0:
-		return replyError("ERR timeout is negative")
+		return reply.Error("ERR timeout is negative")
 	case ms > maxPause.Milliseconds():
-		return replyError("ERR timeout is out of range: a pause is " + itoa(maxPause.Milliseconds()) + " milliseconds at most")
+		return reply.Error("ERR timeout is out of range: a pause is " + itoa(maxPause.Milliseconds()) + " milliseconds at most")
 	}
 	s.srv.pause.begin(what, time.Duration(ms)*time.Millisecond)
-	s.ok()
+	s.OK()
 	return nil
 }
 
 func cmdClientUnpause(s *session, a [][]byte) error {
 	s.srv.pause.end()
-	s.ok()
+	s.OK()
 	return nil
 }

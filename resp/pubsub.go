@@ -6,6 +6,7 @@ import (
 
 	"polder/resp/glob"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // pubsub knows who has subscribed to what. Messages go to a client's feed, from which its driver takes them when
@@ -152,13 +153,13 @@ func (s *session) push(kind string, args ...[]byte) {
 
 // subscribed replies with what the session has subscribed to, or not any more.
 func (s *session) subscribed(kind string, name []byte) {
-	s.out = proto.AppendBulk(proto.AppendPush(s.out, s.ver, 3), kind)
+	s.Out = proto.AppendBulk(proto.AppendPush(s.Out, s.Ver, 3), kind)
 	if name == nil {
-		s.null()
+		s.Null()
 	} else {
-		s.bulk(name)
+		s.Bulk(name)
 	}
-	s.int(int64(s.subs.len()))
+	s.Int(int64(s.subs.len()))
 	s.info.subs.Store(int64(len(s.subs.channels)))
 	s.info.psubs.Store(int64(len(s.subs.patterns)))
 }
@@ -172,7 +173,7 @@ func (s *session) subscribe(kind string, names [][]byte, pattern bool) error {
 			return err
 		}
 		s.subscribed(kind, name)
-		if err := s.over(); err != nil {
+		if err := s.Over(); err != nil {
 			return err
 		}
 	}
@@ -202,7 +203,7 @@ func (s *session) unsubscribe(kind string, names [][]byte, all map[string]struct
 		s.srv.pubsub.unsubscribe(s, string(name), pattern)
 		s.subscribed(kind, name)
 	}
-	return s.over()
+	return s.Over()
 }
 
 // cmdPublish replies with how many of this server have got the message. Those of other servers get it a little later.
@@ -210,19 +211,19 @@ func cmdPublish(s *session, a [][]byte) error {
 	if c := s.front.cfg.Cluster; c != nil {
 		s.front.tell(c.Map(), a[1], a[2])
 	}
-	s.int(s.front.pubsub.publish(a[1], a[2]))
+	s.Int(s.front.pubsub.publish(a[1], a[2]))
 	return nil
 }
 
 // cmdPolderPublish is what a server says to another one of a message that was published there.
 func cmdPolderPublish(s *session, a [][]byte) error {
-	s.int(s.front.pubsub.publish(a[2], a[3]))
+	s.Int(s.front.pubsub.publish(a[2], a[3]))
 	return nil
 }
 
 func cmdPubsubChannels(s *session, a [][]byte) error {
 	if len(a) > 3 {
-		return errSyntax
+		return reply.ErrSyntax
 	}
 	g, err := glob.Compile([]byte("*"))
 	if len(a) == 3 {
@@ -240,29 +241,29 @@ func cmdPubsubChannels(s *session, a [][]byte) error {
 			names = append(names, name)
 		}
 	}
-	s.array(len(names))
+	s.Array(len(names))
 	for _, name := range names {
-		s.str(name)
+		s.Str(name)
 	}
-	return s.over()
+	return s.Over()
 }
 
 func cmdPubsubNumSub(s *session, a [][]byte) error {
 	p := &s.srv.pubsub
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	s.array(2 * len(a[2:]))
+	s.Array(2 * len(a[2:]))
 	for _, name := range a[2:] {
-		s.bulk(name)
-		s.int(int64(len(p.channels[string(name)])))
+		s.Bulk(name)
+		s.Int(int64(len(p.channels[string(name)])))
 	}
-	return s.over()
+	return s.Over()
 }
 
 func cmdPubsubNumPat(s *session, a [][]byte) error {
 	p := &s.srv.pubsub
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	s.int(int64(len(p.patterns)))
+	s.Int(int64(len(p.patterns)))
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"polder/far"
 	"polder/far/record"
+	"polder/resp/proto"
 )
 
 // replay opens the journal and makes the changes again that the heap's checkpoint has not. It reports whether there were any.
@@ -221,7 +222,7 @@ func (r *replayer) redo(b batch) (err error) {
 	}
 	for _, c := range b.changes {
 		if err = r.s.redo(c); err != nil {
-			err = fmt.Errorf("a change of kind %d of the key %q: %w", c.op, clip(c.args[0], 64), err)
+			err = fmt.Errorf("a change of kind %d of the key %q: %w", c.op, proto.Clip(c.args[0], 64), err)
 			break
 		}
 	}
@@ -268,6 +269,6 @@ func (s *session) redo(c change) error {
 		return s.copyLarge(h.large, key, c.args[1], c.e)
 	}
 	err := cmdFlush(s, [][]byte{nil})
-	s.out = s.out[:0]
+	s.Out = s.Out[:0]
 	return err
 }

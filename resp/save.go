@@ -4,12 +4,13 @@ import (
 	"time"
 
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 const (
-	errNotKept   replyError = "ERR nothing is kept: the server was started without --heap"
-	errSaving    replyError = "ERR Background save already in progress"
-	errNoJournal replyError = "ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled."
+	errNotKept   reply.Error = "ERR nothing is kept: the server was started without --heap"
+	errSaving    reply.Error = "ERR Background save already in progress"
+	errNoJournal reply.Error = "ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled."
 )
 
 // cmdSave takes a checkpoint, which is what a kept heap has of a dump.
@@ -21,16 +22,16 @@ func cmdSave(s *session, a [][]byte) error {
 		s.onWait(nil)
 	}
 	if err := s.srv.heap.Checkpoint(s.srv.ctx); err != nil {
-		return replyError("ERR " + err.Error())
+		return reply.Error("ERR " + err.Error())
 	}
-	s.ok()
+	s.OK()
 	return nil
 }
 
 // cmdBGSave is SAVE that waits for nothing.
 func cmdBGSave(s *session, a [][]byte) error {
-	if len(a) > 2 || len(a) == 2 && !is(a[1], "schedule") {
-		return errSyntax
+	if len(a) > 2 || len(a) == 2 && !proto.Is(a[1], "schedule") {
+		return reply.ErrSyntax
 	}
 	return s.saveLater("Background saving started")
 }
@@ -54,7 +55,7 @@ func (s *session) saveLater(said string) error {
 			srv.cfg.Logger.Error("cannot take the checkpoint that a client has asked for", "err", err)
 		}
 	})
-	s.status(said)
+	s.Status(said)
 	return nil
 }
 
@@ -66,25 +67,25 @@ func cmdLastSave(s *session, a [][]byte) error {
 		}
 		return false, nil
 	})
-	s.int(at.Unix())
+	s.Int(at.Unix())
 	return err
 }
 
 // cmdWait replies with how many copies there are beyond the first of what was there when the command came.
 func cmdWait(s *session, a [][]byte) error {
 	if _, ok := proto.ParseInt(a[1]); !ok {
-		return errNotInt
+		return reply.ErrNotInt
 	}
 	timeout, ok := proto.ParseInt(a[2])
 	if !ok {
-		return replyError("ERR timeout is not an integer or out of range")
+		return reply.Error("ERR timeout is not an integer or out of range")
 	}
 	if timeout < 0 {
-		return replyError("ERR timeout is negative")
+		return reply.Error("ERR timeout is negative")
 	}
 	n, _, err := s.commitAll()
 	if err == nil {
-		s.int(int64(max(n-1, 0)))
+		s.Int(int64(max(n-1, 0)))
 	}
 	return err
 }
@@ -117,7 +118,7 @@ func (s *session) commitAll() (copies int, disk bool, err error) {
 func (j *journal) commitAll() (copies int, disk bool, err error) {
 	if err := j.log.Commit(j.last.Load(), true); err != nil {
 		j.fail(err)
-		return 0, false, replyError("MISCONF " + err.Error())
+		return 0, false, reply.Error("MISCONF " + err.Error())
 	}
 	copies, disk = j.log.Copies()
 	return copies, disk, nil
@@ -131,13 +132,13 @@ func cmdWaitAOF(s *session, a [][]byte) error {
 	ms, timed := proto.ParseInt(a[3])
 	switch {
 	case !ok || !others:
-		return errNotInt
+		return reply.ErrNotInt
 	case !timed:
-		return replyError("ERR timeout is not an integer or out of range")
+		return reply.Error("ERR timeout is not an integer or out of range")
 	case ms < 0:
-		return replyError("ERR timeout is negative")
+		return reply.Error("ERR timeout is negative")
 	case local < 0 || local > 1:
-		return replyError("ERR value is out of range, must be between 0 and 1")
+		return reply.Error("ERR value is out of range, must be between 0 and 1")
 	}
 	if s.srv.journal == nil && s.srv.parts == nil && local > 0 {
 		return errNoJournal
@@ -146,13 +147,13 @@ func cmdWaitAOF(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	s.array(2)
+	s.Array(2)
 	if disk {
-		s.int(1)
+		s.Int(1)
 	} else {
-		s.int(0)
+		s.Int(0)
 	}
-	s.int(0)
+	s.Int(0)
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"polder/far"
 	"polder/resp/glob"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 func itoa(v int64) string { return strconv.FormatInt(v, 10) }
@@ -24,24 +25,24 @@ func parseScan(a [][]byte, types bool) (o scanOptions, err error) {
 	var pattern []byte
 	for i := 0; i < len(a); i += 2 {
 		if i+1 == len(a) {
-			return o, errSyntax
+			return o, reply.ErrSyntax
 		}
 		switch {
-		case is(a[i], "count"):
+		case proto.Is(a[i], "count"):
 			n, ok := proto.ParseInt(a[i+1])
 			if !ok {
-				return o, errNotInt
+				return o, reply.ErrNotInt
 			}
 			if n < 1 {
-				return o, errSyntax
+				return o, reply.ErrSyntax
 			}
 			o.count = int(min(n, 1<<20))
-		case is(a[i], "match"):
+		case proto.Is(a[i], "match"):
 			pattern = a[i+1]
-		case types && is(a[i], "type"):
+		case types && proto.Is(a[i], "type"):
 			o.typ = a[i+1]
 		default:
-			return o, errSyntax
+			return o, reply.ErrSyntax
 		}
 	}
 	if pattern != nil {
@@ -62,7 +63,7 @@ func parseCursor(b []byte) (uint64, error) {
 	}
 	cur, err := strconv.ParseUint(string(digits), 10, 64)
 	if err != nil {
-		return 0, errCursor
+		return 0, reply.ErrCursor
 	}
 	if b[0] == '-' {
 		cur = -cur
@@ -139,7 +140,7 @@ func cmdScan(s *session, a [][]byte) error {
 		for seen < o.count {
 			at, err = s.scanStep(at, &l, func(key []byte, e far.Entry) bool {
 				seen++
-				return (o.match == nil || o.match.Match(key)) && (o.typ == nil || is(o.typ, typeName(e.Tag)))
+				return (o.match == nil || o.match.Match(key)) && (o.typ == nil || proto.Is(o.typ, typeName(e.Tag)))
 			})
 			if err == nil {
 				err = s.fits(&l)
@@ -159,8 +160,8 @@ func cmdScan(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	s.array(2)
-	s.str(strconv.FormatUint(cursor, 10))
+	s.Array(2)
+	s.Str(strconv.FormatUint(cursor, 10))
 	return s.replyKeys(&l)
 }
 
@@ -211,15 +212,15 @@ func cmdKeys(s *session, a [][]byte) error {
 // fits fails a command that has collected more than it may reply.
 func (s *session) fits(l *keyList) error {
 	if len(l.buf) > s.srv.cfg.maxReply() {
-		return errOutput
+		return reply.ErrOutput
 	}
 	return nil
 }
 
 func (s *session) replyKeys(l *keyList) error {
-	s.array(len(l.ends))
+	s.Array(len(l.ends))
 	for i := range l.ends {
-		s.bulk(l.at(i))
+		s.Bulk(l.at(i))
 	}
-	return s.over()
+	return s.Over()
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // Master is what is known of the server that has the heap.
@@ -18,8 +19,8 @@ type Master struct {
 }
 
 const (
-	errNoSentinel replyError = "ERR SENTINEL is answered by servers of a heap that others may take over: see --heap and --witness"
-	errNoMaster   replyError = "ERR No such master with that name"
+	errNoSentinel reply.Error = "ERR SENTINEL is answered by servers of a heap that others may take over: see --heap and --witness"
+	errNoMaster   reply.Error = "ERR No such master with that name"
 
 	switchMaster = "+switch-master"
 )
@@ -77,29 +78,29 @@ func (s *session) masterCalled(name []byte) (Master, error) {
 func cmdSentinelGetMaster(s *session, a [][]byte) error {
 	m, err := s.masterCalled(a[2])
 	if err == errNoMaster {
-		s.out = proto.AppendNullArray(s.out, s.ver)
+		s.Out = proto.AppendNullArray(s.Out, s.Ver)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	host, port := splitAddr(m.Addr)
-	s.array(2)
-	s.str(host)
-	s.str(port)
+	s.Array(2)
+	s.Str(host)
+	s.Str(port)
 	return nil
 }
 
 func cmdSentinelMasters(s *session, a [][]byte) error {
 	m, err := s.masterCalled([]byte(s.srv.cfg.Heap))
 	if err == errNoMaster {
-		s.array(0)
+		s.Array(0)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	s.array(1)
+	s.Array(1)
 	s.describeMaster(m)
 	return nil
 }
@@ -138,7 +139,7 @@ func cmdSentinelSentinels(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	s.array(m.others())
+	s.Array(m.others())
 	if m.others() > 0 {
 		host, port := splitAddr(m.Addr)
 		s.fieldsOf("name", m.Addr, "ip", host, "port", port, "runid", "", "flags", "sentinel")
@@ -151,14 +152,14 @@ func cmdSentinelReplicas(s *session, a [][]byte) error {
 	if _, err := s.masterCalled(a[2]); err != nil {
 		return err
 	}
-	s.array(0)
+	s.Array(0)
 	return nil
 }
 
 func (s *session) fieldsOf(pairs ...string) {
-	s.mapHead(len(pairs) / 2)
+	s.Map(len(pairs) / 2)
 	for _, p := range pairs {
-		s.str(p)
+		s.Str(p)
 	}
 }
 
@@ -166,20 +167,20 @@ func (s *session) fieldsOf(pairs ...string) {
 func cmdRole(s *session, a [][]byte) error {
 	m := s.srv.masterNow()
 	if m.Self {
-		s.array(3)
-		s.str("master")
-		s.int(0)
-		s.array(0)
+		s.Array(3)
+		s.Str("master")
+		s.Int(0)
+		s.Array(0)
 		return nil
 	}
 	host, port := splitAddr(m.Addr)
 	n, _ := strconv.Atoi(port)
-	s.array(5)
-	s.str("slave")
-	s.str(host)
-	s.int(int64(n))
-	s.str(m.link())
-	s.int(0)
+	s.Array(5)
+	s.Str("slave")
+	s.Str(host)
+	s.Int(int64(n))
+	s.Str(m.link())
+	s.Int(0)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"polder/far"
 	"polder/resp/clientmem"
 	"polder/resp/proto"
+	"polder/resp/reply"
 	"polder/soft"
 )
 
@@ -16,21 +17,17 @@ import (
 // driver that owns it gives it input in `in`, calls run, and takes replies from
 // `out`. Other goroutines touch nothing but the atomic fields.
 type session struct {
-	srv    *Server // that has the data: front, or while a command runs the partition that it is about
-	front  *Server // whose client it is
-	parser proto.Parser
-	in     []byte // input not yet consumed; the driver's memory
-	out    []byte // replies not yet written, from base on; the driver's memory, or see large
-	base   int
-	large  []byte // mapped memory that out was in when it was made; nil if there is none
-	home   []byte // the driver's memory, if there is
+	srv          *Server // that has the data: front, or while a command runs the partition that it is about
+	front        *Server // whose client it is
+	parser       proto.Parser
+	in           []byte // input not yet consumed; the driver's memory
+	reply.Writer        // replies
 
 	// onWait, if set, is called before the session may block; the driver's
 	// goroutine then need not come back soon. It is given the arguments of the
 	// command if that does not yet run: they, in and out may move then.
 	onWait func(args [][]byte)
 
-	ver    int // protocol version, 2 or 3
 	authed bool
 	// entering is set while the client waits at the door for its password.
 	entering bool
@@ -48,7 +45,6 @@ type session struct {
 	ctx        context.Context // far.NoWait, or with the deadline once waiting
 	cancel     context.CancelFunc
 	tries      int       // how often the command has blocked
-	mark       int       // where its reply starts in out
 	wanted     stripeSet // stripes that it is about to lock
 	held       []uint32  // stripes it has locked, ascending
 	heldWrite  bool
@@ -111,7 +107,8 @@ const flushAt = 64 << 10
 const maxTries = 3
 
 func (srv *Server) newSession() *session {
-	s := &session{srv: srv, front: srv, ver: 2, ctx: far.NoWait, hdr: 5, authed: srv.password() == ""}
+	s := &session{srv: srv, front: srv, ctx: far.NoWait, hdr: 5, authed: srv.password() == ""}
+	s.Ver, s.Limit = 2, srv.cfg.maxReply()
 	s.parser.Limits = proto.Limits{MaxBulk: srv.cfg.MaxBulk, MaxArgs: srv.cfg.MaxArgs, MaxInline: srv.cfg.MaxInlineLen}
 	s.parser.Unauth = !s.authed
 	s.mem = srv.cfg.ClientMemory.Join()
@@ -170,7 +167,7 @@ func (s *session) run() status {
 	for !s.ending {
 		args, n, err := s.parser.Next(s.in)
 		if err != nil {
-			s.out = proto.AppendError(s.out, "ERR "+err.Error())
+			s.Out = proto.AppendError(s.Out, "ERR "+err.Error())
 			s.srv.stats.protocolErrors.Add(1)
 			s.ending = true
 			break
@@ -192,7 +189,7 @@ func (s *session) run() status {
 			s.entering = false
 			return sessionLogin
 		}
-		if len(s.out)-s.base >= flushAt {
+		if len(s.Out)-s.Base >= flushAt {
 			return needFlush
 		}
 	}
@@ -207,7 +204,7 @@ func (s *session) exec(args [][]byte) status {
 	if s.dump != nil {
 		return s.dumpOn()
 	}
-	s.mark = len(s.out)
+	s.Mark = len(s.Out)
 	cmd, err := s.srv.table.lookup(args)
 	if err == nil {
 		err = s.admit(cmd)
@@ -218,7 +215,7 @@ func (s *session) exec(args [][]byte) status {
 	switch {
 	case err != nil:
 		s.abort = s.abort || s.multi
-		s.out = proto.AppendError(s.out, err.Error())
+		s.Out = proto.AppendError(s.Out, err.Error())
 		s.srv.stats.errors.Add(1)
 	case s.paused(cmd):
 		return needResume
@@ -232,7 +229,7 @@ func (s *session) exec(args [][]byte) status {
 		return needFetch
 	}
 	if s.mute != muteNone {
-		s.out = s.out[:s.mark]
+		s.Out = s.Out[:s.Mark]
 		if s.mute != muteAll {
 			s.mute--
 		}
@@ -265,8 +262,8 @@ func (s *session) admit(cmd *command) error {
 	if s.info.monitors.Load() && cmd.flags&(flagRead|flagWrite) != 0 {
 		return errMonitors
 	}
-	if s.subs.len() > 0 && s.ver == 2 && cmd.flags&flagSubscribed == 0 {
-		return replyError("ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context")
+	if s.subs.len() > 0 && s.Ver == 2 && cmd.flags&flagSubscribed == 0 {
+		return reply.Error("ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context")
 	}
 	return nil
 }
@@ -280,7 +277,7 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 	if s.tries > maxTries {
 		s.wait(args)
 	}
-	ver := s.ver
+	ver := s.Ver
 	s.lookups = lookups{reads: cmd.reads()}
 	s.lock(cmd, args)
 	err := cmd.run(s, args)
@@ -294,8 +291,8 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 	}
 	s.unlock()
 	if err != nil {
-		s.out = s.out[:s.mark]
-		s.ver = ver // which a HELLO in a transaction may have changed
+		s.Out = s.Out[:s.Mark]
+		s.Ver = ver // which a HELLO in a transaction may have changed
 		if blocked {
 			s.tries++
 			return false
@@ -315,14 +312,14 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 // fail appends the reply for an error.
 func (s *session) fail(err error) {
 	s.srv.stats.errors.Add(1)
-	text := errText(err)
+	text := reply.Text(err)
 	switch {
 	case len(text) > 4 && text[:5] == "LOST ":
 		s.srv.stats.lost.Add(1)
 	case len(text) > 8 && text[:9] == "TRYAGAIN ":
 		s.srv.stats.timeouts.Add(1)
 	}
-	s.out = proto.AppendError(s.out, text)
+	s.Out = proto.AppendError(s.Out, text)
 }
 
 // settle ends a command: the next one starts with far.NoWait.

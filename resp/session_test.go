@@ -20,10 +20,10 @@ func newTestSession(t testing.TB) *session {
 // feed gives input to a session and returns what it replies.
 func (s *session) feed(in []byte) []byte {
 	s.in = in
-	s.out = s.out[:0]
+	s.Out = s.Out[:0]
 	for s.run() == needFlush {
 	}
-	return s.out
+	return s.Out
 }
 
 // TestAPatternThatWouldTakeLongIsAnErrorOfItsCommand has what package glob refuses, in every command that takes a pattern.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 type optFlags uint16
@@ -36,33 +37,33 @@ func parseSetOptions(a [][]byte, allowed optFlags) (o setOptions, err error) {
 		var f optFlags
 		var clash optFlags
 		switch w := a[i]; {
-		case is(w, "nx"):
+		case proto.Is(w, "nx"):
 			f, clash = optNX, optXX
-		case is(w, "xx"):
+		case proto.Is(w, "xx"):
 			f, clash = optXX, optNX
-		case is(w, "get"):
+		case proto.Is(w, "get"):
 			f = optGet
-		case is(w, "keepttl"):
+		case proto.Is(w, "keepttl"):
 			f, clash = optKeepTTL, optEx|optPersist
-		case is(w, "persist"):
+		case proto.Is(w, "persist"):
 			f, clash = optPersist, optEx|optKeepTTL
-		case is(w, "ex"):
+		case proto.Is(w, "ex"):
 			f, clash = optEx, expiry
-		case is(w, "px"):
+		case proto.Is(w, "px"):
 			f, clash = optEx|optMilli, expiry
-		case is(w, "exat"):
+		case proto.Is(w, "exat"):
 			f, clash = optEx|optAt, expiry
-		case is(w, "pxat"):
+		case proto.Is(w, "pxat"):
 			f, clash = optEx|optMilli|optAt, expiry
 		}
 		again := f&optEx != 0 && o.flags&kind == f // EX 1 EX 2: the last one counts
 		if f == 0 || o.flags&clash != 0 && !again || f&allowed == 0 {
-			return o, errSyntax
+			return o, reply.ErrSyntax
 		}
 		if f&optEx != 0 {
 			i++
 			if i == len(a) {
-				return o, errSyntax
+				return o, reply.ErrSyntax
 			}
 			o.expire = a[i]
 		}
@@ -79,9 +80,9 @@ func (o *setOptions) expireTime(name string) (int64, error) {
 	}
 	ms, ok := proto.ParseInt(o.expire)
 	if !ok {
-		return 0, errNotInt
+		return 0, reply.ErrNotInt
 	}
-	bad := replyError("ERR invalid expire time in '" + name + "' command")
+	bad := reply.Error("ERR invalid expire time in '" + name + "' command")
 	if ms <= 0 {
 		return 0, bad
 	}

@@ -10,6 +10,7 @@ import (
 
 	"polder/resp/glob"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // setting is a parameter that CONFIG SET can change while the server runs.
@@ -43,7 +44,7 @@ var settings = []setting{
 
 func settingNamed(name []byte) *setting {
 	for i := range settings {
-		if is(name, settings[i].name) {
+		if proto.Is(name, settings[i].name) {
 			return &settings[i]
 		}
 	}
@@ -107,17 +108,17 @@ func cmdConfigGet(s *session, a [][]byte) error {
 }
 
 func (s *session) replyStats(list []Stat) {
-	s.mapHead(len(list))
+	s.Map(len(list))
 	for _, v := range list {
-		s.str(v.Name)
-		s.str(v.Value)
+		s.Str(v.Name)
+		s.Str(v.Value)
 	}
 }
 
 // cmdConfigSet changes all that it is given, or nothing.
 func cmdConfigSet(s *session, a [][]byte) error {
 	if len(a)%2 != 0 {
-		return errSyntax
+		return reply.ErrSyntax
 	}
 	texts, values := map[*setting][]byte{}, map[*setting]int64{}
 	for i := 2; i < len(a); i += 2 {
@@ -126,7 +127,7 @@ func cmdConfigSet(s *session, a [][]byte) error {
 			return s.noSetting(a[i])
 		}
 		if texts[c] != nil {
-			return notSet(clip(a[i], 128), "duplicate parameter")
+			return notSet(proto.Clip(a[i], 128), "duplicate parameter")
 		}
 		texts[c] = a[i+1]
 	}
@@ -147,14 +148,14 @@ func cmdConfigSet(s *session, a [][]byte) error {
 			return err
 		}
 	}
-	s.ok()
+	s.OK()
 	return nil
 }
 
 // noSetting says why a parameter cannot be set.
 func (s *session) noSetting(name []byte) error {
 	for _, v := range s.srv.configValues() {
-		if !is(name, v.Name) {
+		if !proto.Is(name, v.Name) {
 			continue
 		}
 		how := "can't set immutable config: polder is given it when it starts, by flags, environment or file"
@@ -163,11 +164,11 @@ func (s *session) noSetting(name []byte) error {
 		}
 		return notSet(v.Name, how)
 	}
-	return replyError("ERR Unknown option or number of arguments for CONFIG SET - '" + clip(name, 128) + "'")
+	return reply.Error("ERR Unknown option or number of arguments for CONFIG SET - '" + proto.Clip(name, 128) + "'")
 }
 
 func notSet(name, why string) error {
-	return replyError("ERR CONFIG SET failed (possibly related to argument '" + name + "') - " + why)
+	return reply.Error("ERR CONFIG SET failed (possibly related to argument '" + name + "') - " + why)
 }
 
 func (c *setting) parse(b []byte) (n int64, err error) {
@@ -238,7 +239,7 @@ func parseMemory(b []byte) (int64, bool) {
 		name  string
 		bytes int64
 	}{{"", 1}, {"b", 1}, {"k", 1e3}, {"kb", 1 << 10}, {"m", 1e6}, {"mb", 1 << 20}, {"g", 1e9}, {"gb", 1 << 30}} {
-		if is(b[digits:], u.name) {
+		if proto.Is(b[digits:], u.name) {
 			return n * u.bytes, n <= (1<<62)/u.bytes
 		}
 	}
@@ -246,10 +247,10 @@ func parseMemory(b []byte) (int64, bool) {
 }
 
 func cmdConfigRewrite(s *session, a [][]byte) error {
-	return replyError("ERR The server is running without a config file")
+	return reply.Error("ERR The server is running without a config file")
 }
 
 func cmdConfigResetStat(s *session, a [][]byte) error {
-	s.ok() // counters here never go back: Prometheus reads them
+	s.OK() // counters here never go back: Prometheus reads them
 	return nil
 }

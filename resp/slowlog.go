@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // What the slow log keeps of a command, as in Redis, and of how many commands at
@@ -104,11 +105,11 @@ func cmdSlowlogGet(s *session, a [][]byte) error {
 	count := int64(10)
 	switch {
 	case len(a) > 3:
-		return replyError("ERR unknown subcommand or wrong number of arguments for '" + clip(a[1], 128) + "'. Try SLOWLOG HELP.")
+		return reply.Error("ERR unknown subcommand or wrong number of arguments for '" + proto.Clip(a[1], 128) + "'. Try SLOWLOG HELP.")
 	case len(a) == 3:
 		var ok bool
 		if count, ok = proto.ParseInt(a[2]); !ok || count < -1 {
-			return replyError("ERR count should be greater than or equal to -1")
+			return reply.Error("ERR count should be greater than or equal to -1")
 		}
 	}
 	l := &s.srv.slow
@@ -118,27 +119,27 @@ func cmdSlowlogGet(s *session, a [][]byte) error {
 	if count >= 0 {
 		n = int(min(int64(n), count))
 	}
-	s.array(n)
+	s.Array(n)
 	for i := range n {
 		c := l.list[len(l.list)-1-i]
-		s.array(6)
-		s.int(c.id)
-		s.int(c.at.Unix())
-		s.int(c.took.Microseconds())
-		s.array(len(c.args))
+		s.Array(6)
+		s.Int(c.id)
+		s.Int(c.at.Unix())
+		s.Int(c.took.Microseconds())
+		s.Array(len(c.args))
 		for _, arg := range c.args {
-			s.bulk(arg)
+			s.Bulk(arg)
 		}
-		s.str(c.client)
-		s.str(c.name)
+		s.Str(c.client)
+		s.Str(c.name)
 	}
-	return s.over()
+	return s.Over()
 }
 
 func cmdSlowlogLen(s *session, a [][]byte) error {
 	s.srv.slow.mu.Lock()
 	defer s.srv.slow.mu.Unlock()
-	s.int(int64(len(s.srv.slow.list)))
+	s.Int(int64(len(s.srv.slow.list)))
 	return nil
 }
 
@@ -147,6 +148,6 @@ func cmdSlowlogReset(s *session, a [][]byte) error {
 	defer s.srv.slow.mu.Unlock()
 	clear(s.srv.slow.list)
 	s.srv.slow.list = s.srv.slow.list[:0]
-	s.ok()
+	s.OK()
 	return nil
 }

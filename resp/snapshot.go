@@ -10,6 +10,7 @@ import (
 	"polder/far"
 	"polder/far/saved"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // A snapshot is for polder heap save: the heap as it is at one moment, in parts as package far/saved has them. POLDER SNAPSHOT takes it,
@@ -24,22 +25,22 @@ const (
 	haveEntry = 16
 )
 
-const errNoSnapshot replyError = "ERR there is no snapshot: POLDER SNAPSHOT takes one"
+const errNoSnapshot reply.Error = "ERR there is no snapshot: POLDER SNAPSHOT takes one"
 
-var errManySnapshots = replyError(fmt.Sprintf("TRYAGAIN %d snapshots are being read already", mostSnapshots))
+var errManySnapshots = reply.Error(fmt.Sprintf("TRYAGAIN %d snapshots are being read already", mostSnapshots))
 
 // snapshotError is why a snapshot cannot be taken or read, for the client: whether it is worth while to take another one.
 func snapshotError(err error) error {
 	var lacks *far.LackingError
 	switch {
 	case errors.As(err, &lacks):
-		return replyError("LOST " + err.Error())
+		return reply.Error("LOST " + err.Error())
 	case errors.Is(err, saved.ErrOvertaken):
-		return replyError("OVERTAKEN " + err.Error())
+		return reply.Error("OVERTAKEN " + err.Error())
 	case errors.Is(err, context.DeadlineExceeded):
-		return replyError("TRYAGAIN " + err.Error())
+		return reply.Error("TRYAGAIN " + err.Error())
 	}
-	return replyError("ERR " + err.Error())
+	return reply.Error("ERR " + err.Error())
 }
 
 // copied is the snapshot that a session's client reads.
@@ -54,7 +55,7 @@ func (s *session) source(args [][]byte) (at *Server, rest [][]byte, err error) {
 	if s.front.parts == nil && s.front.stay() {
 		return s.front, args, nil
 	}
-	if len(args) < 2 || !is(args[0], "partition") {
+	if len(args) < 2 || !proto.Is(args[0], "partition") {
 		return nil, nil, errWhichPartition
 	}
 	number, ok := proto.ParseInt(args[1])
@@ -68,9 +69,9 @@ func (s *session) source(args [][]byte) (at *Server, rest [][]byte, err error) {
 }
 
 const (
-	errWhichPartition replyError = "ERR the server has partitions of a heap: expected PARTITION and the number of one"
-	errPartitionAway  replyError = "TRYAGAIN the partition is not here"
-	errPartitionGone  replyError = "OVERTAKEN the partition has gone to another server"
+	errWhichPartition reply.Error = "ERR the server has partitions of a heap: expected PARTITION and the number of one"
+	errPartitionAway  reply.Error = "TRYAGAIN the partition is not here"
+	errPartitionGone  reply.Error = "OVERTAKEN the partition has gone to another server"
 )
 
 // endSnapshot ends the session's snapshot, if it has one.
@@ -93,7 +94,7 @@ func cmdPolderSnapshot(s *session, a [][]byte) error {
 	have := map[uint64]uint64{}
 	for _, b := range args {
 		if len(b)%haveEntry != 0 {
-			return errSyntax
+			return reply.ErrSyntax
 		}
 		for ; len(b) > 0; b = b[haveEntry:] {
 			have[binary.LittleEndian.Uint64(b)] = binary.LittleEndian.Uint64(b[8:])
@@ -119,9 +120,9 @@ func cmdPolderSnapshot(s *session, a [][]byte) error {
 		return snapshotError(err)
 	}
 	s.snap = &copied{snap, at}
-	s.array(2)
-	s.str(fmt.Sprintf("%016x", snap.Heap()))
-	s.int(snap.Left())
+	s.Array(2)
+	s.Str(fmt.Sprintf("%016x", snap.Heap()))
+	s.Int(snap.Left())
 	return nil
 }
 
@@ -145,13 +146,13 @@ func cmdPolderPart(s *session, a [][]byte) error {
 	switch {
 	case errors.Is(err, io.EOF):
 		s.endSnapshot()
-		s.null()
+		s.Null()
 		return nil
 	case err != nil:
 		s.endSnapshot()
 		return snapshotError(err)
 	}
-	s.room(len(b) + 32)
-	s.bulk(b)
+	s.Room(len(b) + 32)
+	s.Bulk(b)
 	return nil
 }

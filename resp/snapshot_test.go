@@ -12,6 +12,7 @@ import (
 
 	"polder/far/disk"
 	"polder/far/saved"
+	"polder/resp/reply"
 )
 
 // TestASnapshotIsReadPartByPart by a few clients at a time, and a server opens the heap that was made of it: with large hashes and times to
@@ -28,7 +29,7 @@ func TestASnapshotIsReadPartByPart(t *testing.T) {
 		k.do("HSET", "large", fmt.Sprint("field", i), strings.Repeat("f", 100))
 	}
 	k.do("PEXPIREAT", "key7", "9999999999999")
-	if got := k.do("POLDER", "SNAPSHOT", "odd"); got != "-"+string(errSyntax)+"\r\n" {
+	if got := k.do("POLDER", "SNAPSHOT", "odd"); got != "-"+string(reply.ErrSyntax)+"\r\n" {
 		t.Errorf("with a list of nothing: %q", got)
 	}
 	if got := k.do("POLDER", "SNAPSHOT"); !strings.HasPrefix(got, "*2\r\n$16\r\n") {
@@ -113,7 +114,7 @@ func TestASnapshotIsReadPartByPart(t *testing.T) {
 func TestAPartitionIsCopiedThoughItMoves(t *testing.T) {
 	c := startCluster(t, 2, 2, roomy/8)
 	cls := []*client{dial(t, c.addrs[0]), dial(t, c.addrs[1])}
-	do := func(server int, args ...string) reply {
+	do := func(server int, args ...string) answer {
 		cls[server].send(encode(args...))
 		return cls[server].recv()
 	}

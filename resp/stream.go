@@ -205,8 +205,8 @@ func (st *stream) account() bool {
 func (st *stream) push() bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	large := st.s.takeLarge()
-	out := st.s.out
+	large := st.s.TakeLarge()
+	out := st.s.Out
 	if large != nil {
 		out = large
 	}
@@ -216,8 +216,8 @@ func (st *stream) push() bool {
 		} else {
 			st.pending = clientmem.Append(st.pending, out)
 		}
-		if st.s.out = st.s.out[:0]; cap(st.s.out) > 2*flushAt {
-			st.s.out = nil
+		if st.s.Out = st.s.Out[:0]; cap(st.s.Out) > 2*flushAt {
+			st.s.Out = nil
 		}
 		st.changed.Broadcast()
 	}

@@ -5,6 +5,7 @@ import (
 
 	"polder/far"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 func cmdGet(s *session, a [][]byte) error {
@@ -37,7 +38,7 @@ func cmdGetEx(s *session, a [][]byte) error {
 	e, found, err := s.getString(a[1], s.scratch[:0])
 	if err != nil || !found {
 		if err == nil {
-			s.null()
+			s.Null()
 		}
 		return err
 	}
@@ -46,7 +47,7 @@ func cmdGetEx(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	s.bulk(e.Value)
+	s.Bulk(e.Value)
 	switch {
 	case o.flags&optAt != 0 && at <= nowMilli():
 		_, err = s.del(a[1])
@@ -66,7 +67,7 @@ func cmdSet(s *session, a [][]byte) error {
 		if err := s.put(a[1], far.Entry{Value: a[2]}); err != nil {
 			return err
 		}
-		s.ok()
+		s.OK()
 		return nil
 	}
 	o, err := parseSetOptions(a[3:], optNX|optXX|optGet|optKeepTTL|optEx)
@@ -98,9 +99,9 @@ func (s *session) setWith(key, value []byte, o setOptions, at int64, okReply str
 		switch {
 		case o.flags&optGet != 0:
 		case intReply:
-			s.int(0)
+			s.Int(0)
 		default:
-			s.null()
+			s.Null()
 		}
 		return nil
 	}
@@ -117,7 +118,7 @@ func (s *session) setWith(key, value []byte, o setOptions, at int64, okReply str
 		err = s.put(key, e)
 	}
 	if err == nil && o.flags&optGet == 0 {
-		s.out = append(s.out, okReply...)
+		s.Out = append(s.Out, okReply...)
 	}
 	return err
 }
@@ -140,14 +141,14 @@ func setExpiring(s *session, a [][]byte, f optFlags, name string) error {
 }
 
 func cmdMGet(s *session, a [][]byte) error {
-	s.array(len(a) - 1)
+	s.Array(len(a) - 1)
 	for _, key := range a[1:] {
-		if _, _, err := s.replyString(key); err == errWrongType {
-			s.null()
+		if _, _, err := s.replyString(key); err == reply.ErrWrongType {
+			s.Null()
 		} else if err != nil {
 			return err
 		}
-		if err := s.over(); err != nil {
+		if err := s.Over(); err != nil {
 			return err
 		}
 	}
@@ -158,13 +159,13 @@ func cmdMSet(s *session, a [][]byte) error {
 	if err := s.setPairs(a, "mset"); err != nil {
 		return err
 	}
-	s.ok()
+	s.OK()
 	return nil
 }
 
 func cmdMSetNX(s *session, a [][]byte) error {
 	if len(a)%2 == 0 {
-		return replyError("ERR wrong number of arguments for 'msetnx' command")
+		return reply.Error("ERR wrong number of arguments for 'msetnx' command")
 	}
 	for i := 1; i < len(a); i += 2 {
 		_, _, found, err := s.stat(a[i])
@@ -172,24 +173,24 @@ func cmdMSetNX(s *session, a [][]byte) error {
 			return err
 		}
 		if found {
-			s.int(0)
+			s.Int(0)
 			return nil
 		}
 	}
 	if err := s.setPairs(a, "msetnx"); err != nil {
 		return err
 	}
-	s.int(1)
+	s.Int(1)
 	return nil
 }
 
 func (s *session) setPairs(a [][]byte, name string) error {
 	if len(a)%2 == 0 {
-		return replyError("ERR wrong number of arguments for '" + name + "' command")
+		return reply.Error("ERR wrong number of arguments for '" + name + "' command")
 	}
 	for i := 1; i < len(a); i += 2 {
 		if len(a[i]) > far.MaxKeySize {
-			return errKeyTooLong
+			return reply.ErrKeyTooLong
 		}
 	}
 	if len(a) > 3 {
@@ -209,9 +210,9 @@ func cmdStrLen(s *session, a [][]byte) error {
 	case err != nil:
 		return err
 	case found && !isString(e.Tag):
-		return errWrongType
+		return reply.ErrWrongType
 	}
-	s.int(int64(size))
+	s.Int(int64(size))
 	return nil
 }
 
@@ -224,7 +225,7 @@ func cmdAppend(s *session, a [][]byte) error {
 		e = far.Entry{Value: a[2]}
 	} else {
 		if len(e.Value)+len(a[2]) > s.srv.cfg.MaxBulk {
-			return errTooLong
+			return reply.ErrTooLong
 		}
 		e.Value = append(e.Value, a[2]...)
 		e.Tag = tagRaw
@@ -233,7 +234,7 @@ func cmdAppend(s *session, a [][]byte) error {
 	if err := s.put(a[1], e); err != nil {
 		return err
 	}
-	s.int(int64(len(e.Value)))
+	s.Int(int64(len(e.Value)))
 	return nil
 }
 
@@ -241,7 +242,7 @@ func cmdGetRange(s *session, a [][]byte) error {
 	start, ok1 := proto.ParseInt(a[2])
 	end, ok2 := proto.ParseInt(a[3])
 	if !ok1 || !ok2 {
-		return errNotInt
+		return reply.ErrNotInt
 	}
 	e, found, err := s.getString(a[1], s.scratch[:0])
 	if err != nil {
@@ -249,7 +250,7 @@ func cmdGetRange(s *session, a [][]byte) error {
 	}
 	n := int64(len(e.Value))
 	if !found || start < 0 && end < 0 && start > end {
-		s.str("")
+		s.Str("")
 		return nil
 	}
 	reuse(&s.scratch, e.Value)
@@ -261,31 +262,31 @@ func cmdGetRange(s *session, a [][]byte) error {
 	}
 	end = min(end, n-1)
 	if start > end || n == 0 {
-		s.str("")
+		s.Str("")
 		return nil
 	}
-	s.bulk(e.Value[start : end+1])
+	s.Bulk(e.Value[start : end+1])
 	return nil
 }
 
 func cmdSetRange(s *session, a [][]byte) error {
 	off, ok := proto.ParseInt(a[2])
 	if !ok {
-		return errNotInt
+		return reply.ErrNotInt
 	}
 	if off < 0 {
-		return errOffset
+		return reply.ErrOffset
 	}
 	e, found, err := s.getString(a[1], s.scratch[:0])
 	if err != nil {
 		return err
 	}
 	if len(a[3]) == 0 {
-		s.int(int64(len(e.Value)))
+		s.Int(int64(len(e.Value)))
 		return nil
 	}
 	if off > int64(s.srv.cfg.MaxBulk) || off+int64(len(a[3])) > int64(s.srv.cfg.MaxBulk) {
-		return errTooLong
+		return reply.ErrTooLong
 	}
 	if !found {
 		e.Value = s.scratch[:0]
@@ -300,6 +301,6 @@ func cmdSetRange(s *session, a [][]byte) error {
 	if err := s.put(a[1], e); err != nil {
 		return err
 	}
-	s.int(int64(len(e.Value)))
+	s.Int(int64(len(e.Value)))
 	return nil
 }

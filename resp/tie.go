@@ -5,6 +5,7 @@ import (
 
 	"polder/resp/forward"
 	"polder/resp/proto"
+	"polder/resp/reply"
 )
 
 // tie is what a session watches at another server: keys of one slot, with a connection of its own, until EXEC, DISCARD, UNWATCH, RESET or
@@ -35,7 +36,7 @@ func (s *session) watchAway(addr string, slot int, cmd *command, args [][]byte) 
 	if len(s.watching) > 0 { // what was watched here has gone there
 		s.unwatch()
 		s.tie = &tie{slot: slot}
-		s.ok()
+		s.OK()
 		return nil
 	}
 	link, err := s.hold(addr)
@@ -43,7 +44,7 @@ func (s *session) watchAway(addr string, slot int, cmd *command, args [][]byte) 
 		return err
 	}
 	err = s.forward(link, addr, cmd, args)
-	if err != nil || s.out[s.mark] == '-' {
+	if err != nil || s.Out[s.Mark] == '-' {
 		link.Close()
 		return err
 	}
@@ -55,7 +56,7 @@ func (s *session) watchAway(addr string, slot int, cmd *command, args [][]byte) 
 func (s *session) hold(addr string) (*forward.Held, error) {
 	link, err := s.front.cfg.Cluster.Links.Hold(addr)
 	if err != nil {
-		return nil, replyError("TRYAGAIN it takes a connection to another server: " + err.Error() + "; connect to " + addr + ", which has the keys")
+		return nil, reply.Error("TRYAGAIN it takes a connection to another server: " + err.Error() + "; connect to " + addr + ", which has the keys")
 	}
 	return link, nil
 }
@@ -80,9 +81,9 @@ func (s *session) performTied(cmd *command, args [][]byte) {
 		t.cut()
 	}
 	if cmd.name == "exec" {
-		s.out = proto.AppendNullArray(s.out, s.ver)
+		s.Out = proto.AppendNullArray(s.Out, s.Ver)
 	} else {
-		s.ok()
+		s.OK()
 	}
 	s.leave(cmd, nil)
 }

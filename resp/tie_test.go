@@ -8,6 +8,7 @@ import (
 
 	"polder/partition"
 	"polder/resp/forward"
+	"polder/resp/reply"
 )
 
 // script is commands, each with its reply. K is a key at another server, X one of the same slot, O one of another slot there, H one that
@@ -36,7 +37,7 @@ func TestAPlainClientWatchesAtAnotherServer(t *testing.T) {
 		"without MULTI":          {{"WATCH K", ok}, {"EXEC", "-" + string(errExecNoMulti)}, {"!SET K 2", ok}, {"MULTI", ok}, {"INCR K", queued}, {"EXEC", null}},
 		"UNWATCH in it":          {{"WATCH K", ok}, {"!SET K 2", ok}, {"MULTI", ok}, {"UNWATCH", queued}, {"EXEC", null}},
 		"refused":                {{"WATCH K", ok}, {"MULTI", ok}, {"NOSUCH", "-*"}, {"EXEC", aborted}, {"!SET K 2", ok}, {"MULTI", ok}, {"INCR K", queued}, {"EXEC", "[:3]"}},
-		"an error in it":         {{"WATCH K", ok}, {"MULTI", ok}, {"HGET K f", queued}, {"INCR K", queued}, {"EXEC", "[-" + string(errWrongType) + " :1]"}},
+		"an error in it":         {{"WATCH K", ok}, {"MULTI", ok}, {"HGET K f", queued}, {"INCR K", queued}, {"EXEC", "[-" + string(reply.ErrWrongType) + " :1]"}},
 		"another version":        {{"WATCH K", ok}, {"HELLO 3", "*"}, {"MULTI", ok}, {"GET X", queued}, {"HGETALL X", queued}, {"EXEC", "[_ %[]]"}},
 		"another version, null":  {{"WATCH K", ok}, {"HELLO 3", "*"}, {"!SET K 2", ok}, {"MULTI", ok}, {"INCR K", queued}, {"EXEC", "_"}},
 		"in a MULTI":             {{"MULTI", ok}, {"WATCH K", "-" + string(errWatchInMulti)}, {"INCR K", queued}, {"EXEC", "[:1]"}},
