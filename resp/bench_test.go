@@ -2,6 +2,7 @@ package resp
 
 import (
 	"fmt"
+	"polder/resp/keyspace"
 	"strings"
 	"testing"
 )
@@ -56,10 +57,10 @@ func BenchmarkWide(b *testing.B) {
 			defer s.close()
 			for range b.N {
 				b.StopTimer()
-				s.tries = maxTries + 1 // it may wait for room
+				s.Tries = keyspace.MaxTries + 1 // it may wait for room
 				s.feed([]byte(commands[c.before]))
 				in := []byte(commands[c.name])
-				s.tries = maxTries + 1
+				s.Tries = keyspace.MaxTries + 1
 				b.StartTimer()
 				if reply := s.feed(in); string(reply) != c.reply {
 					b.Fatalf("got %.100q, want %q", reply, c.reply)

@@ -37,7 +37,7 @@ var greedy = []struct {
 	}},
 	{"watched keys", func(c *client, size int) {
 		const batch = 200
-		for ok, i := true, 0; ok && i < size; i += batch * watchCost {
+		for ok, i := true, 0; ok && i < size; i += batch * 400 {
 			cmd := []string{"WATCH"}
 			for k := range batch {
 				cmd = append(cmd, fmt.Sprint("key", i, "/", k))

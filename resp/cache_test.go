@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"polder/resp/keyspace"
 	"polder/resp/reply"
 	"polder/soft"
 	"polder/soft/coordinator"
@@ -67,16 +68,16 @@ func TestACacheRefusesWhatItCannotKeepTogether(t *testing.T) {
 	_, _, addr := startCache(t, Config{}, soft.Config{Budget: roomy})
 	c := dial(t, addr)
 	args := []string{"hset", "h"}
-	for i := range smallFields {
+	for i := range keyspace.SmallFields {
 		args = append(args, "f"+strconv.Itoa(i), "v")
 	}
-	if got := c.do(args...).String(); got != fmt.Sprint(":", smallFields) {
-		t.Fatalf("%d fields: got %s", smallFields, got)
+	if got := c.do(args...).String(); got != fmt.Sprint(":", keyspace.SmallFields) {
+		t.Fatalf("%d fields: got %s", keyspace.SmallFields, got)
 	}
 	if got := c.words("hset h one more"); got != "-"+string(reply.ErrHashTooLarge) {
 		t.Errorf("one more: got %s", got)
 	}
-	if got := c.words("hlen h"); got != fmt.Sprint(":", smallFields) {
+	if got := c.words("hlen h"); got != fmt.Sprint(":", keyspace.SmallFields) {
 		t.Errorf("after the refusal: got %s", got)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"polder/internal/ratelog"
 	"polder/resp/clientmem"
+	"polder/resp/keyspace"
 )
 
 // Config configures a Server. The zero value is ready for use.
@@ -46,12 +47,12 @@ type Config struct {
 	// to 4. Negative: none, two goroutines a connection instead.
 	Loops int
 	// Journal is that of a heap that is kept (far.Open). Without, the heap comes back as its last checkpoint has it.
-	Journal Journal
+	Journal keyspace.Journal
 	// Heap is the name of a heap that one of several servers has at a time, "" if there is no other one. They all answer
 	// SENTINEL, by which clients find the one that has it: see SetMaster.
 	Heap string
 	// Evidence, if set, is that nobody else can have changed what the heap has.
-	Evidence Evidence
+	Evidence keyspace.Evidence
 	// Cluster, if set, has the server serve partitions of a heap that it shares with others: see AddPartition.
 	Cluster *Cluster
 	// Ready, if set, is called by Open when all that the heap has is there, and returns when clients may be answered out of it.
@@ -61,15 +62,6 @@ type Config struct {
 	// ExtraStats, if set, adds lines to POLDER STATS and a section to INFO.
 	// It may be called at any time, by any goroutine.
 	ExtraStats func() []Stat
-}
-
-// Evidence is that nobody else can have changed what the heap has. A reply that shows what the heap has is sent when Shown has reported
-// true; otherwise the connection is closed. Any number of goroutines use it.
-type Evidence interface {
-	// Ask is called after a command has come, and does not wait.
-	Ask() (ticket uint64)
-	// Shown reports whether there is evidence for some moment after its ticket was asked for, or after Shown was called, and waits until that is known.
-	Shown(ticket uint64) bool
 }
 
 // Stat is a line of POLDER STATS.

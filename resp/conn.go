@@ -68,7 +68,7 @@ func (c *conn) moveOut() *workspace {
 	s, w := c.s, c.work
 	next := &workspace{
 		events: w.events, in: w.in, replies: w.replies[:0],
-		scratch: s.scratch[:0], scratch2: s.scratch2[:0],
+		scratch: s.Scratch[:0], scratch2: s.Scratch2[:0],
 	}
 	w.events, w.in, w.replies = nil, nil, nil
 	out, base := s.Out[s.Base:], s.Base
@@ -79,7 +79,7 @@ func (c *conn) moveOut() *workspace {
 	next.out = s.Out[:0]
 	s.Out, s.Mark, s.Base = append([]byte(nil), out...), s.Mark-base, 0
 	clientmem.Free(large)
-	s.scratch, s.scratch2 = nil, nil
+	s.Scratch, s.Scratch2 = nil, nil
 	if c.buf == nil {
 		c.ownInput(s.in)
 		s.parser.Moved(s.in)
@@ -172,7 +172,7 @@ func (c *conn) process(w *workspace) {
 	c.work = w
 	s := c.s
 	s.Out, s.Base = w.out, len(w.out)
-	s.scratch, s.scratch2 = w.scratch, w.scratch2
+	s.Scratch, s.Scratch2 = w.scratch, w.scratch2
 	for {
 		st := s.run()
 		large := s.TakeLarge()
@@ -205,8 +205,8 @@ func (c *conn) process(w *workspace) {
 		break
 	}
 	s.letGo() // the loop sends it when it has sent the replies of the round
-	w.out, w.scratch, w.scratch2 = s.Out, s.scratch, s.scratch2
-	s.Out, s.scratch, s.scratch2 = nil, nil, nil
+	w.out, w.scratch, w.scratch2 = s.Out, s.Scratch, s.Scratch2
+	s.Out, s.Scratch, s.Scratch2 = nil, nil, nil
 	c.work = nil
 }
 

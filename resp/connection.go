@@ -33,7 +33,7 @@ func cmdEcho(s *session, a [][]byte) error {
 
 func cmdSelect(s *session, a [][]byte) error {
 	err := checkDB(a[1])
-	if err == errDBIndex && s.front.parts != nil {
+	if err == errDBIndex && s.srv.parts != nil {
 		return errSelect
 	}
 	if err == nil {

@@ -22,15 +22,11 @@
 //
 // # Atomicity and lock order
 //
-// As in Redis, every command and every transaction is atomic. Keys are hashed
-// to stripes, each with a read-write lock; a command locks the stripes of its
-// keys in ascending order, shared if it only reads, and EXEC locks those of
-// all its commands and of the keys it watches. FLUSHALL locks all stripes.
-// KEYS, SCAN, DBSIZE and RANDOMKEY lock none. The lock order is
+// As in Redis, every command and every transaction is atomic: it has the locks of its keys, shared if it only reads, and EXEC those of
+// all its commands and of the keys it watches (see package keyspace). FLUSHALL has the locks of all keys.
+// KEYS, SCAN, DBSIZE and RANDOMKEY have none. The lock order is
 //
-//	stripe locks (ascending)
-//	  watch table
-//	  the heap's own locks
+//	locks of keys, and what package keyspace has below them
 //	server.mu, then a stream's
 //
 // # Errors of far memory
@@ -44,7 +40,7 @@
 //	           transactions of them
 //
 // A command that is answered with one of them has changed nothing, however many
-// keys, fields and blocks it is about: see txn.go. EXEC fails as a whole if one of
+// keys, fields and blocks it is about. EXEC fails as a whole if one of
 // its commands does; what else is wrong with a command of a transaction is the
 // reply of that command alone, as in Redis.
 //
@@ -75,7 +71,7 @@
 // # Partitions
 //
 // With Config.Cluster a server has some of the partitions of a keyspace, and other servers have the others. It has the
-// clients; each partition is a Server without any, of a heap of its own (AddPartition, RemovePartition). A session runs a command
+// clients; each partition is a keyspace.Space, of a heap of its own (AddPartition, RemovePartition). A session runs a command
 // at the partition that has the slot of its keys. If that is not here, the command is forwarded to the server that has it, or the client is
 // told where it is, if it has shown that it understands: by CLUSTER SLOTS, SHARDS or NODES, or by READONLY. While nobody has it, the
 // command waits, for Config.OpTimeout at most.
@@ -94,32 +90,11 @@
 // hash is one entry; one that would have to be cut into blocks is refused.
 // Times of expiry end in the year 2242.
 //
-// # Hashes
-//
-// A hash of up to 16 KiB and 512 fields is one entry. A larger one is cut into
-// blocks of about 4 KiB by linear hashing; the blocks lie in a map of their
-// own, and what leads to them in local memory, about a hundred bytes a hash.
-//
-// A heap that is kept (far.Open) has what leads to the blocks with each of its checkpoints, see keep.go.
-//
-// # Journal
-//
-// With Config.Journal, what a command has changed is a batch of a write-ahead log, which is
-// appended before the command's locks are dropped; so a checkpoint, which takes the locks of all stripes, knows
-// up to which batch it has everything. A driver sends no reply before the log is committed up to
-// where it was when the command had run. See journal.go.
-//
-// HDEL stores what is left of a block beside it, and frees the block when the command's
-// changes count. In full far memory what is kept for that may be too little for all blocks of a
-// command or a transaction. Then the fields are struck out: where they are in the stored
-// blocks is remembered in local memory, eight bytes a field, and whoever reads a block skips
-// them. After the command the blocks are stored without them, one after the other, each in
-// the place of the one before; see struck.go.
-//
 // # Files
 //
-// In packages of their own, which know nothing of this one: glob (patterns of KEYS, SCAN and PSUBSCRIBE), hashes
-// (fields as they are stored, and which block of a large hash has them), reply (where replies are written, and errors).
+// In packages of their own, which know nothing of this one: keyspace (keys and values, with their locks, transactions and journal), hashes
+// (fields as they are stored, and which block of a large hash has them), reply (where replies are written, and errors), glob
+// (patterns of KEYS, SCAN and PSUBSCRIBE).
 //
 // A server and its clients: server, config, settings (CONFIG SET), stats, info, errors;
 // session is what every client is, client what CLIENT shows of it, login the door,
@@ -128,17 +103,10 @@
 // Drivers: loop, conn and sys_unsafe (event loops), stream (two goroutines a client);
 // fetch brings what event loops need from far memory.
 //
-// Where data lie: store is the seam, access what handlers use of it, cache the store in
-// soft memory; lock (stripes) and txn (changes that count together or not at all).
-//
 // Partitions: partitions (what is here, and what becomes of what is not), tie (keys that are watched elsewhere), spent (how much time a partition takes), cluster (CLUSTER, READONLY and the like); sight
 // (what replies show, and when they may).
 //
 // Commands: command and table (what there is), keys, strings, setoptions, numbers,
-// expire, scan, connection, multi and watch, introspect; pubsub, and herald (what other servers are told of it); sentinel; monitor, slowlog and
+// expire, hash, hashscan, scan, connection, multi, introspect; save, dump (SYNC), snapshot (for polder heap save); pubsub, and herald (what other servers are told of it); sentinel; monitor, slowlog and
 // latency for those who operate it.
-//
-// Hashes: hash (commands), hashwrite, hashscan, large (their blocks),
-// struck (deletions without room), sweep (what is done later). What outlives the server: keep
-// (in the heap's checkpoints), journal (since the last one) and replay, save (commands), dump (SYNC), snapshot (for polder heap save).
 package resp

@@ -1,7 +1,6 @@
 package resp
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +8,7 @@ import (
 
 	"polder/far"
 	"polder/resp/hashes"
+	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/rdb"
 	"polder/resp/reply"
@@ -52,16 +52,16 @@ func cmdReplConf(s *session, a [][]byte) error {
 
 func cmdSync(s *session, a [][]byte) error {
 	switch {
-	case s.srv.cache != nil:
+	case s.Space.IsCache():
 		return errNoDump
 	case s.replica.replicas || !s.replica.streams || s.mute != muteNone:
 		return errNoReplicas
 	}
 	d := &dump{s: s, batch: dumpKeys}
 	err := s.each(0, func(int) (bool, error) {
-		d.rest = append(d.rest, s.srv)
-		d.entries += s.srv.keys.Len()
-		return false, s.srv.lacks()
+		d.rest = append(d.rest, s.part)
+		d.entries += s.Space.Len()
+		return false, s.Space.Lacks()
 	})
 	if err != nil {
 		return err
@@ -71,14 +71,6 @@ func cmdSync(s *session, a [][]byte) error {
 	}
 	s.Out = append(s.Out, "$EOF:"+s.srv.runID+"\r\n"...)
 	s.dump = d
-	return nil
-}
-
-// lacks is why a dump would lack something.
-func (srv *Server) lacks() error {
-	if err := srv.heap.Lacking(); err != nil {
-		return reply.Error("LOST " + err.Error())
-	}
 	return nil
 }
 
@@ -96,8 +88,8 @@ type dump struct {
 	s   *session
 	crc uint64 // of what is written
 
-	rest    []*Server // whose data is to be dumped, of which the first is being dumped
-	entries int       // about how many keys all have
+	rest    []*part // whose data is to be dumped, of which the first is being dumped
+	entries int     // about how many keys all have
 	begun   bool
 	cursor  uint64
 	scanned bool     // the scan has come to its end
@@ -114,8 +106,8 @@ type dump struct {
 
 // dumpOn goes on with the dump: it appends a part of it to out. The input is still that of the command.
 func (s *session) dumpOn() status {
-	if s.onWait != nil {
-		s.onWait(nil)
+	if s.OnWait != nil {
+		s.OnWait(nil)
 	}
 	s.Mark = len(s.Out)
 	d := s.dump
@@ -123,8 +115,8 @@ func (s *session) dumpOn() status {
 	for more && err == nil && len(s.Out)-s.Mark < flushAt {
 		more, err = d.step()
 	}
-	s.settle()
-	if err == nil && s.front.parts != nil && !s.shown() { // else a partition could not go before a slow client has read this
+	s.Settle()
+	if err == nil && s.srv.parts != nil && !s.shown() { // else a partition could not go before a slow client has read this
 		err = errors.New("what it shows may not be shown")
 	}
 	switch {
@@ -143,13 +135,13 @@ func (s *session) dumpOn() status {
 // step appends a part of the file, and reports whether there is more.
 func (d *dump) step() (more bool, err error) {
 	s, at := d.s, d.rest[0]
-	if !at.stay() {
+	if !at.Stay() {
 		return false, errors.New("a partition has gone to another server")
 	}
-	s.srv = at
+	s.moveTo(at)
 	defer func() {
-		s.srv = s.front
-		at.endUse()
+		s.moveTo(s.srv.data)
+		at.EndUse()
 	}()
 	from := len(s.Out) - s.Mark
 	d.wrote = false
@@ -169,11 +161,11 @@ func (d *dump) step() (more bool, err error) {
 	case !d.scanned:
 		err = d.scan()
 	case len(d.rest) > 1:
-		err = at.lacks()
+		err = at.Lacks()
 		d.rest, d.cursor, d.scanned = d.rest[1:], 0, false
 	default:
 		s.Out = rdb.AppendEnd(s.Out, d.crc)
-		return false, at.lacks()
+		return false, at.Lacks()
 	}
 	d.crc = rdb.Sum(d.crc, s.Out[s.Mark+from:])
 	return true, err
@@ -182,15 +174,9 @@ func (d *dump) step() (more bool, err error) {
 // close forgets a dump that may not be done.
 func (d *dump) close() {
 	if d.copied != nil {
-		d.rest[0].sweeper.unpin(d.copied)
+		d.rest[0].FreeCopy(d.copied)
 		d.copied = nil
 	}
-}
-
-// again gives what follows the time that a command has.
-func (s *session) again() {
-	s.settle()
-	s.ctx, s.cancel = context.WithTimeout(s.srv.ctx, s.srv.cfg.OpTimeout)
 }
 
 // fits reports whether there is room for n bytes in this step, of which the first value is given what it needs.
@@ -208,8 +194,8 @@ func (d *dump) fits(n int) bool {
 // scan gathers keys.
 func (d *dump) scan() (err error) {
 	for len(d.keys.ends) < dumpKeys && !d.scanned && err == nil {
-		d.s.again()
-		d.cursor, err = d.s.srv.keys.Scan(d.s.ctx, d.cursor, func(key []byte, _ far.Entry) { d.keys.add(key) })
+		d.s.Again()
+		d.cursor, err = d.s.Scan(d.cursor, func(key []byte, _ far.Entry) { d.keys.add(key) })
 		d.scanned = d.cursor == 0
 	}
 	return err
@@ -222,28 +208,24 @@ func (d *dump) writeKeys() (err error) {
 	keys := make([][]byte, n)
 	for i := range keys {
 		keys[i] = d.keys.at(i)
-		s.wanted.add(s.srv.stripeOf(keys[i]))
+		s.Want(keys[i])
 	}
 	var later keyList
 	for i := n; i < len(d.keys.ends); i++ {
 		later.add(d.keys.at(i))
 	}
-	s.again()
-	s.heldWrite = false
-	s.held = s.wanted.take(s.held[:0])
-	for _, i := range s.held {
-		s.lockStripe(&s.srv.stripes[i], false, nil)
-	}
-	defer s.unlock()
+	s.Again()
+	s.LockWanted(false, nil)
+	defer s.Unlock()
 	var hashes []int // in blocks
 	var expire []time.Time
 	fit := 0
-	s.srv.entries.GetMany(s.ctx, keys, func(i int, e far.Entry, failed error) {
+	s.GetMany(keys, func(i int, e far.Entry, failed error) {
 		switch {
 		case err != nil, errors.Is(failed, far.ErrNotFound):
 		case failed != nil:
 			err = fmt.Errorf("key %.64q: %w", keys[i], failed)
-		case e.Tag == tagLarge:
+		case e.Tag == keyspace.TagLarge:
 			hashes, expire = append(hashes, i), append(expire, e.Expire)
 		case d.write(keys[i], e):
 			fit++
@@ -268,7 +250,7 @@ func (d *dump) writeKeys() (err error) {
 // write writes a key whose value is one entry, if it fits.
 func (d *dump) write(key []byte, e far.Entry) bool {
 	s := d.s
-	if isString(e.Tag) {
+	if keyspace.IsString(e.Tag) {
 		if !d.fits(len(key) + len(e.Value) + rdb.Overhead) {
 			return false
 		}
@@ -276,7 +258,7 @@ func (d *dump) write(key []byte, e far.Entry) bool {
 		return true
 	}
 	list := hashes.List(e.Value)
-	if gone := s.struckOut(key); gone != nil {
+	if gone := s.StruckOut(key); gone != nil {
 		list = gone.Rest(0, slices.Clone(list))
 	}
 	if !d.fits(len(key) + len(list) + rdb.Overhead + 2*rdb.OverheadEach*list.Len()) {
@@ -297,7 +279,7 @@ func (d *dump) fields(l hashes.List) {
 // writeHash writes a hash in blocks, or says when to.
 func (d *dump) writeHash(key []byte, expire time.Time, later *keyList) error {
 	s := d.s
-	h := s.largeOf(key)
+	h := s.LargeOf(key)
 	switch {
 	case h == nil:
 		return nil // it has just expired and been swept
@@ -310,7 +292,7 @@ func (d *dump) writeHash(key []byte, expire time.Time, later *keyList) error {
 	}
 	s.Out = rdb.AppendHashKey(s.Out, key, expire)
 	at, n := len(s.Out)-rdb.HashLen-s.Mark, 0
-	err := d.blocks(h, 0, func(_ uint32, l hashes.List) (bool, error) {
+	err := s.BlocksFrom(h, 0, func(_ uint32, l hashes.List) (bool, error) {
 		n += l.Len()
 		d.fields(l)
 		return true, nil
@@ -319,63 +301,23 @@ func (d *dump) writeHash(key []byte, expire time.Time, later *keyList) error {
 	return err
 }
 
-// blocks calls yield with the blocks of h from one on, until it returns false.
-func (d *dump) blocks(h *hashes.Large, from uint32, yield func(b uint32, l hashes.List) (bool, error)) error {
-	s := d.s
-	for b := from; b < h.Buckets; b++ {
-		if (b-from)%fetchBlocks == 0 {
-			s.again()
-			var keys [][]byte
-			for next := b; next < min(h.Buckets, b+fetchBlocks); next++ {
-				keys = append(keys, h.Key(next))
-			}
-			_ = s.srv.blocks.Prefetch(s.ctx, keys...) // what is not there then is read one by one
-		}
-		l, err := s.block(h, b, s.scratch2[:0])
-		if err != nil {
-			return fmt.Errorf("a block of a hash: %w", err)
-		}
-		reuse(&s.scratch2, l)
-		if more, err := yield(b, l); err != nil || !more {
-			return err
-		}
-	}
-	return nil
-}
-
-// copyHash copies the hash under key, if it is large still, and begins to write the copy. Its key is locked for writing:
-// a checkpoint has a copy with all that is known of it, or nothing.
+// copyHash copies the hash under key, if it is large still, and begins to write the copy.
 func (d *dump) copyHash(key []byte) error {
 	s := d.s
-	s.again()
-	st := &s.srv.stripes[s.srv.stripeOf(key)]
-	s.lockStripe(st, true, nil)
-	defer st.mu.Unlock()
-	h := st.large[string(key)]
-	e, _, err := s.srv.keys.Stat(s.ctx, key)
+	c, e, err := s.CopyAside(key)
+	if c != nil {
+		d.copied, d.bucket, d.left = c, 0, c.Count
+	}
 	switch {
 	case errors.Is(err, far.ErrNotFound):
 		return nil
 	case err != nil:
-		return fmt.Errorf("key %.64q: %w", key, err)
-	case e.Tag != tagLarge || h == nil || h.IsSmall():
+		return fmt.Errorf("key %.64q, of which a copy is made: %w", key, err)
+	case c == nil:
 		d.keys.add(key) // it is another value by now
 		return nil
 	}
-	c := &hashes.Large{ID: s.srv.nextHash.Add(1), Buckets: h.Buckets, Leads: -1}
-	s.srv.sweeper.pin(c)
-	d.copied, d.bucket, d.left = c, 0, 0
-	err = d.blocks(h, 0, func(b uint32, l hashes.List) (bool, error) {
-		d.left += l.Len()
-		if l.Len() == 0 {
-			return true, nil
-		}
-		return true, s.srv.blocks.Set(s.ctx, c.Key(b), far.Entry{Value: l})
-	})
-	if err != nil {
-		return fmt.Errorf("key %.64q, of which a copy is made: %w", key, err)
-	}
-	d.s.looked()
+	s.looked()
 	d.fits(len(key) + rdb.Overhead)
 	s.Out = rdb.AppendHashKey(s.Out, key, e.Expire)
 	rdb.PutHashLen(s.Out[len(s.Out)-rdb.HashLen:], d.left)
@@ -384,7 +326,7 @@ func (d *dump) copyHash(key []byte) error {
 
 // writeCopied writes some blocks of the copy, and frees it after the last one.
 func (d *dump) writeCopied() error {
-	err := d.blocks(d.copied, d.bucket, func(b uint32, l hashes.List) (bool, error) {
+	err := d.s.BlocksFrom(d.copied, d.bucket, func(b uint32, l hashes.List) (bool, error) {
 		if !d.fits(len(l) + 2*rdb.OverheadEach*l.Len()) {
 			return false, nil
 		}

@@ -19,6 +19,7 @@ import (
 
 	"polder/far"
 	"polder/resp/clientmem"
+	"polder/resp/keyspace"
 	"polder/resp/rdb"
 	"polder/resp/reply"
 	"polder/soft"
@@ -189,11 +190,11 @@ func TestADumpThatIsNotRead(t *testing.T) {
 		}
 		before := strings.Repeat("v", 10_000)
 		set(before, 1)
-		blocks := srv.blocks.Len()
+		blocks := srv.Stats().HashBlocks
 		for _, reads := range []bool{true, false} {
 			slow := dial(t, addr)
 			slow.send(encode("REPLCONF", "capa", "eof") + "SYNC\r\n")
-			eventually(t, "a copy of the hash", func() bool { return srv.blocks.Len() >= 2*blocks })
+			eventually(t, "a copy of the hash", func() bool { return srv.Stats().HashBlocks >= 2*blocks })
 			// Few fields, since who has not read for clientmem.Window is disconnected.
 			if got := set("w"+before[1:], 100); got != ":0" {
 				t.Errorf("HSET meanwhile: %s, want :0", got)
@@ -206,7 +207,7 @@ func TestADumpThatIsNotRead(t *testing.T) {
 				set(before, 100)
 			}
 			slow.c.Close()
-			eventually(t, "that the copy is freed", func() bool { return srv.blocks.Len() == blocks })
+			eventually(t, "that the copy is freed", func() bool { return srv.Stats().HashBlocks == blocks })
 		}
 	})
 }
@@ -310,12 +311,12 @@ func TestAPartitionGoesThoughItIsDumped(t *testing.T) {
 
 // A checkpoint that is taken while a hash is being dumped keeps no copy of it.
 func TestACheckpointDuringADump(t *testing.T) {
-	k := newKept(t, Journal{})
+	k := newKept(t, keyspace.Journal{})
 	value := strings.Repeat("v", 10_000)
 	for i := range 300 {
 		k.do("HSET", "h", strconv.Itoa(i), value)
 	}
-	blocks := k.srv.blocks.Len()
+	blocks := k.srv.Stats().HashBlocks
 	k.s.replica.streams = true
 	k.s.in = []byte("SYNC\r\n")
 	for k.s.dump == nil || k.s.dump.copied == nil {
@@ -327,7 +328,7 @@ func TestACheckpointDuringADump(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.crash()
-	eventually(t, "that the copy is freed", func() bool { return k.srv.blocks.Len() == blocks })
+	eventually(t, "that the copy is freed", func() bool { return k.srv.Stats().HashBlocks == blocks })
 	if got := k.do("HLEN", "h"); got != ":300\r\n" {
 		t.Errorf("HLEN: %q, want 300", got)
 	}
@@ -365,7 +366,7 @@ func TestADumpOfWhatIsLost(t *testing.T) {
 	fill(t, c)
 	s := srv.newSession()
 	defer s.close()
-	d := &dump{s: s, batch: dumpKeys, rest: []*Server{srv}}
+	d := &dump{s: s, batch: dumpKeys, rest: []*part{srv.data}}
 	more, err := d.step()
 	if !more || err != nil {
 		t.Fatalf("the first step: %v, %v", more, err)
@@ -375,7 +376,7 @@ func TestADumpOfWhatIsLost(t *testing.T) {
 		s.Out, s.Mark = s.Out[:0], 0
 		more, err = d.step()
 	}
-	s.settle()
+	s.Settle()
 	clientmem.Free(s.TakeLarge())
 	if err == nil || !strings.HasPrefix(reply.Text(err), "LOST ") {
 		t.Errorf("the dump ends with the error %v, want LOST", err)
@@ -392,11 +393,7 @@ func TestADumpThatCannotGoOn(t *testing.T) {
 	drivers(t, func(t *testing.T, cfg Config) {
 		cfg.OpTimeout = 500 * time.Millisecond
 		store, srv, addr := startFaulty(t, 1<<10, cfg)
-		for i := range farKeys {
-			if err := srv.keys.Set(t.Context(), []byte(farKey(i)), far.Entry{Value: []byte(farValue(i))}); err != nil {
-				t.Fatal(err)
-			}
-		}
+		fill(t, dial(t, addr))
 		defer store.hold()()
 		c := dial(t, addr)
 		c.send(encode("REPLCONF", "capa", "eof") + "SYNC\r\n")
@@ -409,15 +406,16 @@ func TestADumpThatCannotGoOn(t *testing.T) {
 
 // With a journal, what a dump shows is on the disk before it is sent.
 func TestADumpShowsWhatIsCertain(t *testing.T) {
-	k := newKept(t, Journal{Durable: true})
+	k := newKept(t, keyspace.Journal{Durable: true})
 	k.do("SET", "k", "v")
 	s := k.srv.newSession()
 	defer s.close()
 	s.in = []byte("REPLCONF capa eof\r\nSYNC\r\n")
 	for s.run() == needFlush {
 	}
-	if want := k.srv.journal.last.Load(); s.seen != want || want == 0 {
-		t.Errorf("a dump waits for record %d of the journal, want %d", s.seen, want)
+	var want keyspace.Sight
+	if k.srv.data.Look(&want); s.Sight != want || want == (keyspace.Sight{}) {
+		t.Errorf("a dump waits for %v of the journal, want %v", s.Sight, want)
 	}
 	if !s.shown() {
 		t.Error("it may not be shown")

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
@@ -84,10 +85,10 @@ func (s *session) expire(a [][]byte, unit int64, relative bool, name string) err
 	var found bool
 	past := at <= nowMilli()
 	if past {
-		e, _, found, err = s.stat(a[1]) // its value need not be read
+		e, _, found, err = s.Stat(a[1]) // its value need not be read
 	} else {
-		e, found, err = s.get(a[1], s.scratch[:0])
-		reuse(&s.scratch, e.Value)
+		e, found, err = s.Get(a[1], s.Scratch[:0])
+		keyspace.Reuse(&s.Scratch, e.Value)
 	}
 	if err != nil {
 		return err
@@ -97,10 +98,10 @@ func (s *session) expire(a [][]byte, unit int64, relative bool, name string) err
 		return nil
 	}
 	if past {
-		_, err = s.del(a[1])
+		_, err = s.Del(a[1])
 	} else {
 		e.Expire = expireAt(at)
-		err = s.put(a[1], e)
+		err = s.Put(a[1], e)
 	}
 	if err == nil {
 		s.Int(1)
@@ -109,17 +110,17 @@ func (s *session) expire(a [][]byte, unit int64, relative bool, name string) err
 }
 
 func cmdPersist(s *session, a [][]byte) error {
-	e, found, err := s.get(a[1], s.scratch[:0])
+	e, found, err := s.Get(a[1], s.Scratch[:0])
 	if err != nil {
 		return err
 	}
-	reuse(&s.scratch, e.Value)
+	keyspace.Reuse(&s.Scratch, e.Value)
 	if !found || e.Expire.IsZero() {
 		s.Int(0)
 		return nil
 	}
 	e.Expire = time.Time{}
-	if err := s.put(a[1], e); err != nil {
+	if err := s.Put(a[1], e); err != nil {
 		return err
 	}
 	s.Int(1)
@@ -143,7 +144,7 @@ func cmdPExpireTime(s *session, a [][]byte) error {
 }
 
 func (s *session) ttl(key []byte, show func(ms int64) int64) error {
-	e, _, found, err := s.stat(key)
+	e, _, found, err := s.Stat(key)
 	switch {
 	case err != nil:
 		return err

@@ -25,6 +25,8 @@ const (
 // one batch.
 type fetcher struct {
 	srv *Server
+	of  *part          // what it fetches
+	wg  sync.WaitGroup // its goroutines
 
 	mu      sync.Mutex
 	ready   sync.Cond
@@ -42,13 +44,6 @@ type waiter interface {
 	resume()
 }
 
-func (f *fetcher) init(srv *Server) {
-	f.srv = srv
-	f.ready.L = &f.mu
-	f.gather = time.AfterFunc(time.Hour, f.gathered)
-	f.gather.Stop()
-}
-
 // gathered ends the waiting for others.
 func (f *fetcher) gathered() {
 	f.mu.Lock()
@@ -57,13 +52,16 @@ func (f *fetcher) gathered() {
 	f.mu.Unlock()
 }
 
-func (f *fetcher) start() {
-	if len(f.srv.front.loops) == 0 {
+func (f *fetcher) start(srv *Server, of *part) {
+	f.srv, f.of = srv, of
+	f.ready.L = &f.mu
+	f.gather = time.AfterFunc(time.Hour, f.gathered)
+	f.gather.Stop()
+	if len(srv.loops) == 0 {
 		return
 	}
 	for range fetchers {
-		f.srv.wg.Add(1)
-		go f.run()
+		f.wg.Go(f.run)
 	}
 }
 
@@ -73,6 +71,7 @@ func (f *fetcher) stop() {
 	f.gather.Stop()
 	f.mu.Unlock()
 	f.ready.Broadcast()
+	f.wg.Wait()
 }
 
 // submit has what w's session wants fetched; w is resumed then.
@@ -128,7 +127,6 @@ func (f *fetcher) take(batch []waiter) []waiter {
 }
 
 func (f *fetcher) run() {
-	defer f.srv.wg.Done()
 	var batch []waiter
 	var w wants
 	for {
@@ -139,7 +137,7 @@ func (f *fetcher) run() {
 		for _, b := range batch {
 			b.session().wants(&w)
 		}
-		err := f.srv.fetch(&w)
+		err := f.srv.fetch(f.of, &w)
 		w.clear() // before the input that it points into may be gone
 		for _, b := range batch {
 			b.session().fetched(err)
@@ -151,26 +149,16 @@ func (f *fetcher) run() {
 // fetch brings what is wanted into local memory. It gives up early, after a
 // quarter of the time that a command has: those whose keys are elsewhere then
 // wait on their own, and not for a node that does not answer.
-func (srv *Server) fetch(w *wants) error {
+func (srv *Server) fetch(of *part, w *wants) error {
 	srv.stats.fetches.Add(1)
 	srv.stats.fetchedKeys.Add(int64(w.len() + len(w.blocks)))
-	ctx, cancel := context.WithTimeout(srv.ctx, srv.cfg.OpTimeout/4)
+	ctx, cancel := context.WithTimeout(of.Context(), srv.cfg.OpTimeout/4)
 	defer cancel()
 	began := time.Now()
 	defer func() {
 		took := time.Since(began)
 		srv.stats.fetchTimes.Observe(took.Seconds())
-		srv.front.latency.note(eventFetch, took)
+		srv.latency.note(eventFetch, took)
 	}()
-	var err error
-	if len(w.keys) > 0 {
-		err = srv.keys.Prefetch(ctx, w.keys...)
-	}
-	if len(w.heads) > 0 && err == nil {
-		err = srv.keys.FetchHeads(ctx, w.heads)
-	}
-	if len(w.blocks) > 0 && err == nil {
-		err = srv.blocks.Prefetch(ctx, w.blocks...)
-	}
-	return err
+	return of.Fetch(ctx, w.keys, w.heads, w.blocks)
 }

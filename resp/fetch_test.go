@@ -6,7 +6,7 @@ import "testing"
 // nobody waits at the end.
 func TestSessionsGatherForAFetch(t *testing.T) {
 	var f fetcher
-	f.init(nil)
+	f.start(&Server{}, nil)
 	submit := func(n int) {
 		for range n {
 			f.submit(&conn{})

@@ -4,106 +4,23 @@ import (
 	"slices"
 	"strconv"
 
-	"polder/far"
-	"polder/resp/hashes"
+	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
 
-// Redis keeps a hash in a listpack up to these limits.
-const (
-	listpackFields = 128
-	listpackValue  = 64
-)
-
-// A hash is one entry up to these limits.
-const (
-	smallBytes  = 16 << 10
-	smallFields = 512
-)
-
-// hash is a hash that a command works on.
-type hash struct {
-	key   []byte
-	found bool
-	e     far.Entry     // without its value
-	list  hashes.List   // if it is small
-	large *hashes.Large // if it is large
-}
-
-// hash loads the hash under key; errWrongType if that is no hash.
-func (s *session) hash(key []byte) (h hash, err error) {
-	e, found, err := s.get(key, s.scratch[:0])
-	if err != nil {
-		return h, err
-	}
-	h = hash{key: key, found: found, e: e}
-	if !found {
-		h.e.Tag = tagHash
-		h.list = s.scratch[:0]
-		return h, nil
-	}
-	if !isHash(e.Tag) {
-		return h, reply.ErrWrongType
-	}
-	reuse(&s.scratch, e.Value)
-	if e.Tag == tagLarge {
-		if h.large = s.largeOf(key); h.large == nil {
-			h = hash{key: key, e: far.Entry{Tag: tagHash}} // it has just expired and been swept
-		}
-		return h, nil
-	}
-	h.list = e.Value
-	return h, nil
-}
-
-func (h *hash) len() int {
-	if h.large != nil {
-		return h.large.Count
-	}
-	return h.list.Len()
-}
-
-// field returns the value of a field, which is valid until the next call.
-func (s *session) field(h *hash, field []byte) (v []byte, ok bool, err error) {
-	l := h.list
-	if h.large != nil {
-		l, err = s.block(h.large, h.large.Bucket(s.srv.fieldHash(field)), s.scratch2[:0])
-		if err != nil {
-			return nil, false, err
-		}
-		reuse(&s.scratch2, l)
-	}
-	v, ok = l.Get(field)
-	return v, ok, nil
-}
-
-// fields calls yield with all fields and values.
-func (s *session) fields(h *hash, yield func(field, value []byte)) error {
-	each := func(l hashes.List) error {
-		for f, v := range l.All() {
-			yield(f, v)
-		}
-		return s.Over()
-	}
-	if h.large != nil {
-		return s.walk(h.large, each)
-	}
-	return each(h.list)
-}
-
 // replyFields replies with an aggregate: what one appends for each field. Its
 // length is how many there were, not how many are counted in h: a length that is
 // wrong would shift all replies that follow.
-func (s *session) replyFields(h *hash, head func(n int), one func(field, value []byte)) error {
+func (s *session) replyFields(h *keyspace.Hash, head func(n int), one func(field, value []byte)) error {
 	start := len(s.Out)
-	head(h.len())
+	head(h.Len())
 	body := len(s.Out)
 	n := 0
-	if err := s.fields(h, func(f, v []byte) { n++; one(f, v) }); err != nil {
+	if err := s.Fields(h, func(f, v []byte) error { n++; one(f, v); return s.Over() }); err != nil {
 		return err
 	}
-	if n != h.len() {
+	if n != h.Len() {
 		rest := slices.Clone(s.Out[body:])
 		s.Out = s.Out[:start]
 		head(n)
@@ -132,20 +49,20 @@ func (s *session) hset(a [][]byte, name string) (int64, error) {
 	if len(a)%2 == 1 {
 		return 0, reply.Error("ERR wrong number of arguments for '" + name + "' command")
 	}
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return 0, err
 	}
-	n, err := s.setFields(&h, a[2:])
+	n, err := s.SetFields(&h, a[2:])
 	return int64(n), err
 }
 
 func cmdHSetNX(s *session, a [][]byte) error {
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
-	_, ok, err := s.field(&h, a[2])
+	_, ok, err := s.Field(&h, a[2])
 	if err != nil {
 		return err
 	}
@@ -153,7 +70,7 @@ func cmdHSetNX(s *session, a [][]byte) error {
 		s.Int(0)
 		return nil
 	}
-	if _, err := s.setFields(&h, a[2:]); err != nil {
+	if _, err := s.SetFields(&h, a[2:]); err != nil {
 		return err
 	}
 	s.Int(1)
@@ -161,15 +78,15 @@ func cmdHSetNX(s *session, a [][]byte) error {
 }
 
 func cmdHGet(s *session, a [][]byte) error {
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
 	return s.replyField(&h, a[2])
 }
 
-func (s *session) replyField(h *hash, field []byte) error {
-	v, ok, err := s.field(h, field)
+func (s *session) replyField(h *keyspace.Hash, field []byte) error {
+	v, ok, err := s.Field(h, field)
 	if err != nil {
 		return err
 	}
@@ -182,7 +99,7 @@ func (s *session) replyField(h *hash, field []byte) error {
 }
 
 func cmdHMGet(s *session, a [][]byte) error {
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
@@ -196,7 +113,7 @@ func cmdHMGet(s *session, a [][]byte) error {
 }
 
 func cmdHGetAll(s *session, a [][]byte) error {
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
@@ -204,7 +121,7 @@ func cmdHGetAll(s *session, a [][]byte) error {
 }
 
 func cmdHKeys(s *session, a [][]byte) error {
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
@@ -212,7 +129,7 @@ func cmdHKeys(s *session, a [][]byte) error {
 }
 
 func cmdHVals(s *session, a [][]byte) error {
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
@@ -220,11 +137,11 @@ func cmdHVals(s *session, a [][]byte) error {
 }
 
 func cmdHDel(s *session, a [][]byte) error {
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
-	n, err := s.removeFields(&h, a[2:])
+	n, err := s.RemoveFields(&h, a[2:])
 	if err == nil {
 		s.Int(int64(n))
 	}
@@ -232,11 +149,11 @@ func cmdHDel(s *session, a [][]byte) error {
 }
 
 func cmdHExists(s *session, a [][]byte) error {
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
-	_, ok, err := s.field(&h, a[2])
+	_, ok, err := s.Field(&h, a[2])
 	if err == nil {
 		s.Bool(ok)
 	}
@@ -244,19 +161,19 @@ func cmdHExists(s *session, a [][]byte) error {
 }
 
 func cmdHLen(s *session, a [][]byte) error {
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err == nil {
-		s.Int(int64(h.len()))
+		s.Int(int64(h.Len()))
 	}
 	return err
 }
 
 func cmdHStrLen(s *session, a [][]byte) error {
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
-	v, _, err := s.field(&h, a[2])
+	v, _, err := s.Field(&h, a[2])
 	if err == nil {
 		s.Int(int64(len(v)))
 	}
@@ -268,11 +185,11 @@ func cmdHIncrBy(s *session, a [][]byte) error {
 	if !ok {
 		return reply.ErrNotInt
 	}
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
-	old, ok, err := s.field(&h, a[2])
+	old, ok, err := s.Field(&h, a[2])
 	if err != nil {
 		return err
 	}
@@ -286,7 +203,7 @@ func cmdHIncrBy(s *session, a [][]byte) error {
 	if !ok {
 		return reply.ErrOverflow
 	}
-	if _, err := s.setFields(&h, pairs{a[2], strconv.AppendInt(nil, sum, 10)}); err != nil {
+	if _, err := s.SetFields(&h, keyspace.Pairs{a[2], strconv.AppendInt(nil, sum, 10)}); err != nil {
 		return err
 	}
 	s.Int(sum)
@@ -301,11 +218,11 @@ func cmdHIncrByFloat(s *session, a [][]byte) error {
 	if by.IsInf() {
 		return reply.Error("ERR value is NaN or Infinity")
 	}
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
-	old, ok, err := s.field(&h, a[2])
+	old, ok, err := s.Field(&h, a[2])
 	if err != nil {
 		return err
 	}
@@ -320,7 +237,7 @@ func cmdHIncrByFloat(s *session, a [][]byte) error {
 		return reply.ErrNaN
 	}
 	text := proto.AppendLongDouble(nil, sum)
-	if _, err := s.setFields(&h, pairs{a[2], text}); err != nil {
+	if _, err := s.SetFields(&h, keyspace.Pairs{a[2], text}); err != nil {
 		return err
 	}
 	s.Bulk(text)

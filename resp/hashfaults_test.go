@@ -15,6 +15,7 @@ import (
 
 	"polder/far"
 	"polder/resp/hashes"
+	"polder/resp/keyspace"
 )
 
 // A large hash whose blocks are split while far memory fails, in a store that
@@ -58,7 +59,7 @@ func newSplitting(t *testing.T, segments int, timeout time.Duration) *splitting 
 // do runs a command, which may wait, once.
 func (p *splitting) do(args ...string) answer {
 	p.t.Helper()
-	p.session.tries = maxTries + 1
+	p.session.Tries = keyspace.MaxTries + 1
 	r, err := readReply(bufio.NewReader(bytes.NewReader(p.session.feed([]byte(encode(args...))))))
 	if err != nil {
 		p.t.Fatalf("%.60q: %v", args, err)
@@ -69,10 +70,9 @@ func (p *splitting) do(args ...string) answer {
 // large is what leads to the blocks of the hash.
 func (p *splitting) large() hashes.Large {
 	p.t.Helper()
-	st := &p.srv.stripes[p.srv.stripeOf([]byte("h"))]
-	st.mu.RLock()
-	defer st.mu.RUnlock()
-	h := st.large["h"]
+	p.session.LockKey([]byte("h"), false, nil)
+	defer p.session.Unlock()
+	h := p.session.LargeOf([]byte("h"))
 	if h == nil {
 		p.t.Fatal("the hash is not large: the test does not test what it should")
 	}
@@ -87,12 +87,18 @@ func (p *splitting) writes() (n uint64) {
 	return n
 }
 
+// entries is the map in which the server has its keys.
+func (p *splitting) entries() *far.ByteMap {
+	m, _ := p.srv.data.Maps()
+	return m
+}
+
 // field makes a name that no field has had, of a block other than not.
 func (p *splitting) field(not uint32) string {
 	for {
 		p.fields++
 		f := "field:" + strconv.Itoa(p.fields)
-		if h := p.large(); h.Bucket(p.srv.fieldHash([]byte(f))) != not {
+		if h := p.large(); h.Bucket(p.srv.data.FieldHash([]byte(f))) != not {
 			return f
 		}
 	}
@@ -201,9 +207,10 @@ func checkFields(t *testing.T, c *client, key, when string, want map[string]stri
 func (p *splitting) conflict(block uint32) {
 	p.t.Helper()
 	h := p.large()
-	e, err := p.srv.blocks.Get(p.t.Context(), h.Key(block), nil)
+	_, blocks := p.srv.data.Maps()
+	e, err := blocks.Get(p.t.Context(), h.Key(block), nil)
 	if err == nil {
-		err = p.other.Set(p.t.Context(), p.srv.blocks, h.Key(block), e)
+		err = p.other.Set(p.t.Context(), blocks, h.Key(block), e)
 	}
 	if err != nil {
 		p.t.Fatal(err)
@@ -269,7 +276,7 @@ func TestASplitThatFailsHalfwayChangesNothing(t *testing.T) {
 					continue // it failed at another write, or not at all
 				}
 				for f := range maps.Clone(p.want) {
-					if before.Bucket(p.srv.fieldHash([]byte(f))) == from {
+					if before.Bucket(p.srv.data.FieldHash([]byte(f))) == from {
 						if r := p.do("HDEL", "h", f); r.line != ":1" {
 							t.Fatalf("HDEL: got %s", r)
 						}
@@ -296,20 +303,19 @@ func TestAReplyIsAsLongAsItsContents(t *testing.T) {
 	p := newSplitting(t, 64, testTimeout)
 	p.begin()
 	for _, wrong := range []int{1, -2} {
-		st := &p.srv.stripes[p.srv.stripeOf([]byte("h"))]
-		st.mu.Lock()
-		h := st.large["h"]
+		p.session.LockKey([]byte("h"), true, nil)
+		h := p.session.LargeOf([]byte("h"))
 		right := h.Count
 		h.Count += wrong
-		st.mu.Unlock()
+		p.session.Unlock()
 		for _, ver := range []string{"2", "3"} {
 			c := dial(t, p.addr)
 			c.do("HELLO", ver)
 			checkFields(t, c, "h", fmt.Sprintf("the count is off by %d, RESP%s", wrong, ver), p.want)
 		}
-		st.mu.Lock()
+		p.session.LockKey([]byte("h"), true, nil)
 		h.Count = right
-		st.mu.Unlock()
+		p.session.Unlock()
 	}
 }
 
@@ -328,7 +334,7 @@ func TestAFailedCommandTakesBackNothingOfOthers(t *testing.T) {
 			t.Fatalf("HSET: got %s", r)
 		}
 	}
-	if err := p.other.Set(t.Context(), p.srv.entries, []byte("h"), far.Entry{Tag: tagLarge}); err != nil {
+	if err := p.other.Set(t.Context(), p.entries(), []byte("h"), far.Entry{Tag: keyspace.TagLarge}); err != nil {
 		t.Fatal(err)
 	}
 	if r := first.do("RENAME", "h", "new"); !strings.HasPrefix(r.line, "-TRYAGAIN") {
@@ -355,7 +361,7 @@ func TestARenameThatFailsLeavesBothNames(t *testing.T) {
 	c := dial(t, p.addr)
 	blocks := p.srv.Stats().HashBlocks
 	for _, fails := range []string{"h", "taken", "new"} {
-		if err := p.other.Set(t.Context(), p.srv.entries, []byte(fails), far.Entry{Tag: tagLarge}); err != nil {
+		if err := p.other.Set(t.Context(), p.entries(), []byte(fails), far.Entry{Tag: keyspace.TagLarge}); err != nil {
 			t.Fatal(err)
 		}
 		names := []string{fails}
@@ -428,7 +434,7 @@ func (p *splitting) oneOfEach() (fields []string) {
 	h := p.large()
 	seen := map[uint32]bool{}
 	for _, f := range slices.Sorted(maps.Keys(p.want)) {
-		if b := h.Bucket(p.srv.fieldHash([]byte(f))); !seen[b] {
+		if b := h.Bucket(p.srv.data.FieldHash([]byte(f))); !seen[b] {
 			seen[b] = true
 			fields = append(fields, f)
 		}
@@ -436,7 +442,7 @@ func (p *splitting) oneOfEach() (fields []string) {
 	return fields
 }
 
-func (p *splitting) struck() int { return struckIn(p.srv) }
+func (p *splitting) struck() int { return struckIn(p.session, "h") }
 
 // allStored waits until everything is stored without what is struck out of it. There are hundreds
 // of blocks, and a busy machine may take its time for each.
@@ -447,15 +453,15 @@ func (p *splitting) allStored() {
 	}
 }
 
-// struckIn is how many fields are struck out of all hashes.
-func struckIn(srv *Server) (n int) {
-	for i := range srv.stripes {
-		st := &srv.stripes[i]
-		st.mu.RLock()
-		for _, h := range st.large {
+// struckIn is how many fields are struck out of the hashes under keys.
+func struckIn(s *session, keys ...string) (n int) {
+	for _, key := range keys {
+		s.LockKey([]byte(key), false, nil)
+		n += s.StruckOut([]byte(key)).Len()
+		if h := s.LargeOf([]byte(key)); h != nil {
 			n += h.Struck.Len()
 		}
-		st.mu.RUnlock()
+		s.Unlock()
 	}
 	return n
 }
@@ -588,7 +594,7 @@ func TestWhatIsStruckOutStaysOut(t *testing.T) {
 				p.begin()
 				h, blocks := p.large(), map[uint32][]string{}
 				for f := range p.want {
-					b := h.Bucket(p.srv.fieldHash([]byte(f)))
+					b := h.Bucket(p.srv.data.FieldHash([]byte(f)))
 					blocks[b] = append(blocks[b], f)
 				}
 				fullest := uint32(0)
@@ -601,9 +607,9 @@ func TestWhatIsStruckOutStaysOut(t *testing.T) {
 				fields = blocks[fullest]
 			} else {
 				p.hset(0, 60, 20)
-				e, err := p.srv.keys.Get(t.Context(), []byte("h"), nil)
+				e, err := p.entries().Get(t.Context(), []byte("h"), nil)
 				if err == nil {
-					err = p.other.Set(t.Context(), p.srv.entries, []byte("h"), e)
+					err = p.other.Set(t.Context(), p.entries(), []byte("h"), e)
 				}
 				if err != nil {
 					t.Fatal(err)

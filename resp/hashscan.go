@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 
 	"polder/resp/hashes"
+	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
@@ -16,11 +17,11 @@ func cmdHScan(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
-	if !h.found {
+	if !h.Found {
 		s.Array(2)
 		s.Str("0")
 		s.Array(0)
@@ -41,10 +42,10 @@ func cmdHScan(s *session, a [][]byte) error {
 		return s.fits(&l)
 	}
 	next := uint64(0)
-	if h.large == nil {
-		err = add(h.list)
+	if h.Large == nil {
+		err = add(h.List)
 	} else if cursor <= math.MaxUint32 {
-		next, err = s.scanLarge(h.large, cursor, o.count, add)
+		next, err = s.scanLarge(h.Large, cursor, o.count, add)
 	}
 	if err != nil {
 		return err
@@ -58,11 +59,11 @@ func cmdHScan(s *session, a [][]byte) error {
 func (s *session) scanLarge(h *hashes.Large, cursor uint64, count int, yield func(hashes.List) error) (uint64, error) {
 	for seen := 0; seen < count; {
 		b, end := h.Interval(uint32(cursor))
-		l, err := s.block(h, b, s.scratch2[:0])
+		l, err := s.Block(h, b, s.Scratch2[:0])
 		if err != nil {
 			return 0, err
 		}
-		reuse(&s.scratch2, l)
+		keyspace.Reuse(&s.Scratch2, l)
 		if err := yield(l); err != nil {
 			return 0, err
 		}
@@ -93,19 +94,19 @@ func cmdHRandField(s *session, a [][]byte) error {
 	if count == math.MinInt64 || withValues && (count < math.MinInt64/2 || count > math.MaxInt64/2) {
 		return reply.Error("ERR value is out of range")
 	}
-	h, err := s.hash(a[1])
+	h, err := s.Hash(a[1])
 	if err != nil {
 		return err
 	}
-	if h.len() == 0 || count == 0 {
+	if h.Len() == 0 || count == 0 {
 		s.Array(0)
 		return nil
 	}
-	if h.large != nil && h.large.Bytes > s.srv.cfg.maxReply() {
+	if h.Large != nil && h.Large.Bytes > s.Limit {
 		return reply.ErrOutput // all fields are brought together to pick from
 	}
 	var l keyList
-	if err := s.fields(&h, func(f, v []byte) { l.add(f); l.add(v) }); err != nil {
+	if err := s.Fields(&h, func(f, v []byte) error { l.add(f); l.add(v); return nil }); err != nil {
 		return err
 	}
 	return s.replyPicks(&l, count, withValues)
@@ -155,26 +156,26 @@ func (s *session) replyPicks(l *keyList, count int64, withValues bool) error {
 
 // randomField replies with one field. In a large hash it looks at one block.
 func (s *session) randomField(key []byte) error {
-	h, err := s.hash(key)
+	h, err := s.Hash(key)
 	if err != nil {
 		return err
 	}
-	if h.len() == 0 {
+	if h.Len() == 0 {
 		s.Null()
 		return nil
 	}
-	l := h.list
-	if h.large != nil {
-		b := uint32(rand.IntN(int(h.large.Buckets)))
-		for range h.large.Buckets {
-			if l, err = s.block(h.large, b, s.scratch2[:0]); err != nil {
+	l := h.List
+	if h.Large != nil {
+		b := uint32(rand.IntN(int(h.Large.Buckets)))
+		for range h.Large.Buckets {
+			if l, err = s.Block(h.Large, b, s.Scratch2[:0]); err != nil {
 				return err
 			}
-			reuse(&s.scratch2, l)
+			keyspace.Reuse(&s.Scratch2, l)
 			if l.Len() > 0 {
 				break
 			}
-			b = (b + 1) % h.large.Buckets
+			b = (b + 1) % h.Large.Buckets
 		}
 	}
 	if l.Len() == 0 {

@@ -65,7 +65,7 @@ func (srv *Server) tell(m *partition.Map, channel, message []byte) {
 //
 // Preconditions: herald.mu is held.
 func (srv *Server) startTelling(addr string) *tidings {
-	if srv.ctx.Err() != nil {
+	if srv.data.Context().Err() != nil {
 		return nil
 	}
 	h, q := &srv.herald, &tidings{}
@@ -75,7 +75,7 @@ func (srv *Server) startTelling(addr string) *tidings {
 	h.queues[addr] = q
 	srv.wg.Go(func() {
 		for cmds := h.next(addr, q, 0); cmds != nil; cmds = h.next(addr, q, len(cmds)) {
-			ctx, cancel := context.WithTimeout(srv.ctx, srv.cfg.OpTimeout)
+			ctx, cancel := context.WithTimeout(srv.data.Context(), srv.cfg.OpTimeout)
 			if _, err := srv.cfg.Cluster.Links.Do(ctx, addr, 2, nil, cmds...); err != nil {
 				srv.stats.untold.Add(int64(len(cmds))) // some may have been told
 			}

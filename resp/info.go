@@ -34,21 +34,25 @@ var infoSections = []infoSection{
 	{"memory", func(srv *Server, b *strings.Builder) {
 		m := srv.memory()
 		fmt.Fprintf(b, "used_memory:%d\r\nused_memory_human:%.2fM\r\nmaxmemory:%d\r\nmaxmemory_human:%.2fM\r\nmaxmemory_policy:%s\r\nmem_allocator:polder\r\nmem_clients_normal:%d\r\nmaxmemory_clients:%d\r\n",
-			m.used, float64(m.used)/(1<<20), m.max, float64(m.max)/(1<<20), m.policy, srv.cfg.ClientMemory.Held(), srv.cfg.ClientMemory.Max())
+			m.Used, float64(m.Used)/(1<<20), m.Max, float64(m.Max)/(1<<20), m.Policy, srv.cfg.ClientMemory.Held(), srv.cfg.ClientMemory.Max())
 	}},
 	{"persistence", func(srv *Server, b *strings.Builder) {
-		loading := 0
-		if srv.loading.Load() && srv.parts == nil {
-			loading = 1
+		loading := srv.data.IsLoading() && srv.parts == nil
+		p := srv.data.Persistence()
+		last, status := p.Last, "ok"
+		if last.IsZero() {
+			last = srv.since
 		}
-		saving, durable, last, status := srv.persistence()
+		if p.Failed {
+			status = "err"
+		}
 		fmt.Fprintf(b, "loading:%d\r\nrdb_changes_since_last_save:0\r\nrdb_bgsave_in_progress:%d\r\nrdb_last_save_time:%d\r\nrdb_last_bgsave_status:%s\r\naof_enabled:%d\r\naof_rewrite_in_progress:0\r\n",
-			loading, saving, last.Unix(), status, durable)
+			count(loading), count(p.Saving), last.Unix(), status, count(p.Durable))
 	}},
 	{"stats", func(srv *Server, b *strings.Builder) {
 		st, m := srv.Stats(), srv.memory()
 		fmt.Fprintf(b, "total_connections_received:%d\r\ntotal_commands_processed:%d\r\nrejected_connections:%d\r\ntotal_error_replies:%d\r\nclient_output_buffer_limit_disconnections:%d\r\nevicted_clients:%d\r\nevicted_keys:%d\r\nkeyspace_hits:%d\r\nkeyspace_misses:%d\r\n",
-			st.Connections, st.Commands, st.Rejected, st.Errors, st.OutputDrops, st.EvictedClients, m.removals, st.Hits, st.Misses)
+			st.Connections, st.Commands, st.Rejected, st.Errors, st.OutputDrops, st.EvictedClients, m.Removals, st.Hits, st.Misses)
 	}},
 	{"replication", infoReplication},
 	{"cpu", func(_ *Server, b *strings.Builder) {
@@ -68,6 +72,14 @@ var infoSections = []infoSection{
 			fmt.Fprintf(b, "%s:%s\r\n", st.Name, st.Value)
 		}
 	}},
+}
+
+// count is 1 for what is so.
+func count(so bool) int {
+	if so {
+		return 1
+	}
+	return 0
 }
 
 func cmdInfo(s *session, a [][]byte) error {

@@ -19,13 +19,14 @@ import (
 
 	"polder/far"
 	"polder/far/disk"
+	"polder/resp/keyspace"
 )
 
 // keptServer is a server over a heap that is kept, which crashes and is opened again.
 type keptServer struct {
 	t       testing.TB
 	dir     string
-	journal Journal
+	journal keyspace.Journal
 	local   int64
 	ready   func(context.Context) error // Config.Ready
 
@@ -35,7 +36,7 @@ type keptServer struct {
 	s     *session
 }
 
-func newKept(t testing.TB, j Journal) *keptServer {
+func newKept(t testing.TB, j keyspace.Journal) *keptServer {
 	k := &keptServer{t: t, dir: t.TempDir(), journal: j, local: 8 << 20}
 	k.open()
 	t.Cleanup(func() { k.abandon() })
@@ -86,7 +87,7 @@ func (k *keptServer) do(args ...string) string {
 		case needFetch:
 			var w wants
 			k.s.wants(&w)
-			k.s.fetched(k.srv.fetch(&w))
+			k.s.fetched(k.srv.fetch(k.srv.data, &w))
 		default:
 			k.t.Fatalf("%.50q: %d", args, st)
 		}
@@ -105,9 +106,10 @@ func (k *keptServer) crash() {
 // image is a copy of the disk as it is now. No checkpoint counts while it is made.
 func (k *keptServer) image() string {
 	k.t.Helper()
-	made := make(chan struct{})
-	defer close(made)
-	k.heap.KeepState(func() far.State { <-made; return k.srv.keepState() })
+	locks := k.srv.newSession()
+	defer locks.close()
+	locks.LockKey(nil, true, nil) // which a checkpoint waits for
+	defer locks.Unlock()
 	dir := k.t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS(k.dir)); err != nil {
 		k.t.Fatal(err)
@@ -176,7 +178,7 @@ func modelKey(i int) string { return fmt.Sprint("key", i) }
 // ends, and what is there then is what was there before.
 func TestWhatWasAnsweredSurvivesACrash(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		k := newKept(t, Journal{Durable: true})
+		k := newKept(t, keyspace.Journal{Durable: true})
 		defer k.abandon()
 		key := func() string { return modelKey(rapid.IntRange(0, modelKeys-1).Draw(rt, "key")) }
 		fields := func(most int) (args []string) {
@@ -256,7 +258,7 @@ func TestWhatWasAnsweredSurvivesACrash(t *testing.T) {
 
 // TestEachKindOfChangeSurvivesACrash crashes after each command of a list in which there is every kind of change.
 func TestEachKindOfChangeSurvivesACrash(t *testing.T) {
-	k := newKept(t, Journal{Durable: true})
+	k := newKept(t, keyspace.Journal{Durable: true})
 	defer k.abandon()
 	many := func(args ...string) []string {
 		for i := range 700 {
@@ -289,7 +291,7 @@ func TestEachKindOfChangeSurvivesACrash(t *testing.T) {
 
 // TestWhatExpiresAfterACrash: a hash that has expired when the journal is replayed does not come back in part.
 func TestWhatExpiresAfterACrash(t *testing.T) {
-	k := newKept(t, Journal{Durable: true})
+	k := newKept(t, keyspace.Journal{Durable: true})
 	defer k.abandon()
 	args := []string{"HSET", "key0"}
 	for i := range 600 {
@@ -322,7 +324,7 @@ func TestWhatExpiresAfterACrash(t *testing.T) {
 
 // TestAJournalIsReplayedWithoutBeingAskedFor: the heap of a durable server is whole in the hands of one that is not, and later.
 func TestAJournalIsReplayedWithoutBeingAskedFor(t *testing.T) {
-	k := newKept(t, Journal{Durable: true})
+	k := newKept(t, keyspace.Journal{Durable: true})
 	defer k.abandon()
 	k.do("SET", "key0", "a")
 	k.journal.Durable = false
@@ -346,7 +348,7 @@ func TestAJournalIsReplayedWithoutBeingAskedFor(t *testing.T) {
 
 // TestAJournalThatDoesNotFit has journals that are missing, another heap's, damaged, or have a gap: the server does not start.
 func TestAJournalThatDoesNotFit(t *testing.T) {
-	other := newKept(t, Journal{Durable: true})
+	other := newKept(t, keyspace.Journal{Durable: true})
 	other.do("SET", "key0", "other")
 	for _, c := range []struct{ name, want string }{
 		{"missing", "not what clients were promised"},
@@ -355,7 +357,7 @@ func TestAJournalThatDoesNotFit(t *testing.T) {
 		{"damaged", "cannot replay the journal"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			k := newKept(t, Journal{Durable: true})
+			k := newKept(t, keyspace.Journal{Durable: true})
 			early := k.image()
 			for i := range 3 {
 				k.do("SET", "key0", fmt.Sprint(i))
@@ -406,7 +408,7 @@ func TestAJournalThatDoesNotFit(t *testing.T) {
 
 // TestAJournalOfAHeapThatIsGone begins with what a heap has left behind that was removed.
 func TestAJournalOfAHeapThatIsGone(t *testing.T) {
-	k := newKept(t, Journal{Durable: true})
+	k := newKept(t, keyspace.Journal{Durable: true})
 	k.do("SET", "key0", "a")
 	dir := k.image()
 	k.abandon()
@@ -432,9 +434,17 @@ func segments(t *testing.T, dir string) (paths []string) {
 
 // TestNothingIsAnsweredThatCannotBeJournaled breaks the journal under a server.
 func TestNothingIsAnsweredThatCannotBeJournaled(t *testing.T) {
-	k := newKept(t, Journal{Durable: true})
+	log := new(memLog)
+	k := newKept(t, keyspace.Journal{Durable: true, Log: func(_ context.Context, replay func(rec []byte) error) (keyspace.RecordLog, error) {
+		return log, log.replay(replay)
+	}})
 	k.do("SET", "key0", "a")
-	k.srv.journal.fail(errors.New("it is broken"))
+	log.broken = true
+	k.s.feed([]byte(encode("SET", "key0", "lost")))
+	if k.s.shown() {
+		t.Error("what is not in the journal may be shown")
+	}
+	log = &memLog{recs: log.recs}
 	for _, args := range [][]string{{"SET", "key0", "b"}, {"GET", "key0"}} {
 		if got := k.do(args...); !strings.HasPrefix(got, "-MISCONF") {
 			t.Errorf("%q: got %q, want MISCONF", args, got)
@@ -449,57 +459,18 @@ func TestNothingIsAnsweredThatCannotBeJournaled(t *testing.T) {
 	}
 }
 
-// TestTheJournalStaysShort writes many times what is to be replayed at the most.
-func TestTheJournalStaysShort(t *testing.T) {
-	k := newKept(t, Journal{Durable: true, Tail: 256 << 10})
-	value := strings.Repeat("v", 10000)
-	for i := range 400 {
-		if got := k.do("SET", modelKey(i%modelKeys), value); got != "+OK\r\n" {
-			t.Fatalf("SET %d: %q", i, got)
-		}
-		if i%40 == 0 { // checkpoints are taken beside
-			eventually(t, "the journal to be short", func() bool {
-				return k.srv.journal.log.(files).Since() < 2*k.srv.journal.cfg.Tail && !k.srv.journal.tooLong.Load()
-			})
-		}
-	}
-}
-
-// FuzzBatch decodes what may be in a journal.
-func FuzzBatch(f *testing.F) {
-	s := &session{srv: &Server{journal: new(journal)}}
-	s.note(opPut, far.Entry{Tag: tagText}, []byte("key"), []byte("value"))
-	s.note(opFields, far.Entry{}, []byte("key"), []byte("f"), []byte("v"))
-	s.note(opRemove, far.Entry{}, []byte("key"), []byte("f"))
-	s.note(opFlush, far.Entry{}, nil)
-	f.Add(s.notes)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		changes, err := decodeBatch(b)
-		if err != nil {
-			return
-		}
-		s := &session{srv: &Server{journal: new(journal)}}
-		for _, c := range changes {
-			s.note(c.op, c.e, c.args[0], c.args[1:]...)
-		}
-		if !bytes.Equal(s.notes, b) {
-			t.Errorf("decoded and encoded: got %x, want %x", s.notes, b)
-		}
-	})
-}
-
 // TestSaveTakesACheckpoint: SAVE, BGSAVE and BGREWRITEAOF keep what there is, also without a journal, and WAITAOF tells the truth.
 func TestSaveTakesACheckpoint(t *testing.T) {
 	for _, durable := range []bool{false, true} {
-		k := newKept(t, Journal{Durable: durable, Every: time.Minute})
+		k := newKept(t, keyspace.Journal{Durable: durable, Every: time.Minute})
 		for i, save := range []string{"SAVE", "BGSAVE", "BGREWRITEAOF"} {
 			k.do("SET", "key0", save)
-			before := k.srv.heap.LastCheckpoint()
+			before := k.heap.LastCheckpoint()
 			if got := k.do(save); got[0] != '+' {
 				t.Fatalf("%s: %q", save, got)
 			}
-			eventually(t, "a checkpoint by "+save, func() bool { return k.srv.heap.LastCheckpoint().After(before) && !k.srv.saving.Load() })
-			if got, want := k.do("LASTSAVE"), fmt.Sprintf(":%d\r\n", k.srv.heap.LastCheckpoint().Unix()); got != want {
+			eventually(t, "a checkpoint by "+save, func() bool { return k.heap.LastCheckpoint().After(before) && !k.srv.data.Persistence().Saving })
+			if got, want := k.do("LASTSAVE"), fmt.Sprintf(":%d\r\n", k.heap.LastCheckpoint().Unix()); got != want {
 				t.Errorf("LASTSAVE: got %q, want %q", got, want)
 			}
 			if k.crash(); !strings.Contains(k.do("GET", "key0"), save) {
@@ -511,12 +482,10 @@ func TestSaveTakesACheckpoint(t *testing.T) {
 		if got := k.do("WAITAOF", "1", "0", "0"); !strings.HasPrefix(got, want) {
 			t.Errorf("durable %v: WAITAOF: got %q, want %q", durable, got, want)
 		}
-		if durable && k.srv.journal.log.(files).Synced() < k.srv.journal.last.Load() {
-			t.Error("after WAITAOF something is not on the disk")
-		}
 		k.abandon()
 	}
-	srv, err := NewServer(newHeap(t, roomy), Config{Loops: -1})
+	heap := newHeap(t, roomy)
+	srv, err := NewServer(heap, Config{Loops: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -526,20 +495,19 @@ func TestSaveTakesACheckpoint(t *testing.T) {
 			t.Errorf("without a heap that is kept: %s: %q", save, got)
 		}
 	}
-	heap := srv.heap
 	k.abandon()
 	heap.Close()
 }
 
 // TestNothingIsAnsweredBeforeItMayBe: when all is there Config.Ready is called, and until it returns clients are told that the server loads.
 func TestNothingIsAnsweredBeforeItMayBe(t *testing.T) {
-	k := newKept(t, Journal{Durable: true})
+	k := newKept(t, keyspace.Journal{Durable: true})
 	k.do("set", "a", "1")
 	k.abandon()
 	called := false
 	k.ready = func(context.Context) error {
 		called = true
-		if !k.srv.loading.Load() || k.srv.journal == nil || k.srv.journal.log == nil {
+		if !k.srv.data.IsLoading() || k.srv.data.Len() != 1 {
 			t.Error("Ready is called when clients are answered, or before the journal was replayed")
 		}
 		return nil
@@ -550,7 +518,7 @@ func TestNothingIsAnsweredBeforeItMayBe(t *testing.T) {
 	}
 	k.abandon()
 	k.ready = func(context.Context) error { return errors.New("it is another's") }
-	if err := k.tryOpen(); err == nil || err.Error() != "it is another's" || !k.srv.loading.Load() {
+	if err := k.tryOpen(); err == nil || err.Error() != "it is another's" || !k.srv.data.IsLoading() {
 		t.Errorf("Open when Ready fails: %v", err)
 	}
 	k.s = k.srv.newSession()

@@ -16,6 +16,7 @@ import (
 
 	"polder/far"
 	"polder/far/disk"
+	"polder/resp/keyspace"
 )
 
 // memLog is a RecordLog as nodes keep it: what the next owner replays is dropped when it begins.
@@ -24,9 +25,21 @@ type memLog struct {
 	recs [][]byte
 	n    uint64
 
+	broken bool // nothing more can be appended
+
 	stuck   chan struct{} // if it is set there is no room, and those who wait fail when it is closed
 	waiting atomic.Int32  // those who have waited for that
 	once    sync.Once
+}
+
+// replay gives fn what there is.
+func (l *memLog) replay(fn func(rec []byte) error) error {
+	for _, rec := range l.recs {
+		if err := fn(rec); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (l *memLog) Begin(context.Context) error {
@@ -39,6 +52,9 @@ func (l *memLog) Begin(context.Context) error {
 func (l *memLog) Append(rec []byte) (uint64, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.broken {
+		return 0, errors.New("it is broken")
+	}
 	l.n++
 	l.recs = append(l.recs, slices.Clone(rec))
 	return l.n, nil
@@ -86,13 +102,8 @@ func (l *memLog) Close() error        { return nil }
 // nothing to be kept, so that no checkpoint is taken.
 func TestALogIsDroppedWhenACheckpointHasIt(t *testing.T) {
 	log := new(memLog)
-	k := newKept(t, Journal{Durable: true, Log: func(_ context.Context, replay func(rec []byte) error) (RecordLog, error) {
-		for _, rec := range log.recs {
-			if err := replay(rec); err != nil {
-				return nil, err
-			}
-		}
-		return log, nil
+	k := newKept(t, keyspace.Journal{Durable: true, Log: func(_ context.Context, replay func(rec []byte) error) (keyspace.RecordLog, error) {
+		return log, log.replay(replay)
 	}})
 	crash := func() {
 		t.Helper()
@@ -124,9 +135,9 @@ func TestALogIsDroppedWhenACheckpointHasIt(t *testing.T) {
 // TestAServerEndsThoughItsLogHasNoRoom: replies that wait for room in the log, which never comes, hold up nobody who ends the server, or
 // takes a partition from it.
 func TestAServerEndsThoughItsLogHasNoRoom(t *testing.T) {
-	full := func() (*memLog, Journal) {
+	full := func() (*memLog, keyspace.Journal) {
 		log := &memLog{stuck: make(chan struct{})}
-		return log, Journal{Durable: true, Log: func(context.Context, func([]byte) error) (RecordLog, error) { return log, nil }}
+		return log, keyspace.Journal{Durable: true, Log: func(context.Context, func([]byte) error) (keyspace.RecordLog, error) { return log, nil }}
 	}
 	// ends has a client wait for the log of the server at addr, and then end run without patience.
 	ends := func(t *testing.T, log *memLog, addr, key string, run func(ctx context.Context) error) {

@@ -7,12 +7,13 @@ import (
 
 	"polder/far"
 	"polder/resp/hashes"
+	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
 
 func cmdDel(s *session, a [][]byte) error {
-	n, err := s.delMany(a[1:])
+	n, err := s.DelMany(a[1:])
 	if err == nil {
 		s.Int(n)
 	}
@@ -22,7 +23,7 @@ func cmdDel(s *session, a [][]byte) error {
 func cmdExists(s *session, a [][]byte) error {
 	n := int64(0)
 	for _, key := range a[1:] {
-		_, _, found, err := s.stat(key)
+		_, _, found, err := s.Stat(key)
 		if err != nil {
 			return err
 		}
@@ -35,14 +36,14 @@ func cmdExists(s *session, a [][]byte) error {
 }
 
 func typeName(tag uint8) string {
-	if isHash(tag) {
+	if keyspace.IsHash(tag) {
 		return "hash"
 	}
 	return "string"
 }
 
 func cmdType(s *session, a [][]byte) error {
-	e, _, found, err := s.stat(a[1])
+	e, _, found, err := s.Stat(a[1])
 	switch {
 	case err != nil:
 		return err
@@ -71,34 +72,34 @@ func cmdRenameNX(s *session, a [][]byte) error {
 }
 
 func (s *session) rename(src, dst []byte, nx bool) (bool, error) {
-	e, found, err := s.get(src, s.scratch[:0])
+	e, found, err := s.Get(src, s.Scratch[:0])
 	if err != nil {
 		return false, err
 	}
 	if !found {
 		return false, reply.ErrNoKey
 	}
-	reuse(&s.scratch, e.Value)
+	keyspace.Reuse(&s.Scratch, e.Value)
 	if string(src) == string(dst) {
 		return !nx, nil
 	}
 	if nx {
-		if _, _, found, err = s.stat(dst); err != nil || found {
+		if _, _, found, err = s.Stat(dst); err != nil || found {
 			return false, err
 		}
 	}
-	s.begin()
-	h := s.largeOf(src)
+	s.Begin()
+	h := s.LargeOf(src)
 	if len(dst) > far.MaxKeySize {
 		return false, reply.ErrKeyTooLong
 	}
 	if h == nil {
-		if _, err := s.del(src); err != nil {
+		if _, err := s.Del(src); err != nil {
 			return false, err
 		}
-		return true, s.put(dst, e)
+		return true, s.Put(dst, e)
 	}
-	return true, s.move(src, dst, h, e)
+	return true, s.MoveLarge(src, dst, h, e)
 }
 
 func cmdCopy(s *session, a [][]byte) error {
@@ -119,7 +120,7 @@ func cmdCopy(s *session, a [][]byte) error {
 	if string(a[1]) == string(a[2]) {
 		return reply.ErrSameObject
 	}
-	e, found, err := s.get(a[1], s.scratch[:0])
+	e, found, err := s.Get(a[1], s.Scratch[:0])
 	if err != nil {
 		return err
 	}
@@ -127,9 +128,9 @@ func cmdCopy(s *session, a [][]byte) error {
 		s.Int(0)
 		return nil
 	}
-	reuse(&s.scratch, e.Value)
+	keyspace.Reuse(&s.Scratch, e.Value)
 	if !replace {
-		if _, _, found, err = s.stat(a[2]); err != nil {
+		if _, _, found, err = s.Stat(a[2]); err != nil {
 			return err
 		}
 		if found {
@@ -137,10 +138,10 @@ func cmdCopy(s *session, a [][]byte) error {
 			return nil
 		}
 	}
-	if h := s.largeOf(a[1]); h != nil {
-		err = s.copyLarge(h, a[1], a[2], e)
+	if h := s.LargeOf(a[1]); h != nil {
+		err = s.CopyLarge(h, a[1], a[2], e)
 	} else {
-		err = s.put(a[2], e)
+		err = s.Put(a[2], e)
 	}
 	if err == nil {
 		s.Int(1)
@@ -157,8 +158,8 @@ func cmdRandomKey(s *session, a [][]byte) error {
 		found, err = s.randomKey()
 		return found, err
 	}
-	err := s.each(rand.IntN(max(1, len(s.front.parts))), pick)
-	if err == nil && !found && s.front.parts != nil {
+	err := s.each(rand.IntN(max(1, len(s.srv.parts))), pick)
+	if err == nil && !found && s.srv.parts != nil {
 		err = s.each(0, pick)
 	}
 	if err == nil && !found {
@@ -170,16 +171,15 @@ func cmdRandomKey(s *session, a [][]byte) error {
 // randomKey replies with any key, if it has found one.
 func (s *session) randomKey() (bool, error) {
 	for range randomTries {
-		key, err := s.random(s.scratch[:0])
+		key, err := s.Random(s.Scratch[:0])
 		if errors.Is(err, far.ErrNotFound) {
 			break
 		}
 		if err != nil {
-			s.tries = maxTries // fetching does not help
 			return false, err
 		}
-		reuse(&s.scratch, key)
-		if _, _, found, err := s.stat(key); err == nil && found {
+		keyspace.Reuse(&s.Scratch, key)
+		if _, _, found, err := s.Stat(key); err == nil && found {
 			s.Bulk(key)
 			return true, nil
 		} else if errors.Is(err, far.ErrWouldBlock) {
@@ -189,17 +189,10 @@ func (s *session) randomKey() (bool, error) {
 	return false, nil
 }
 
-func (s *session) random(dst []byte) ([]byte, error) {
-	if s.together {
-		return s.txn.Random(s.ctx, s.srv.entries, dst)
-	}
-	return s.srv.keys.Random(s.ctx, dst)
-}
-
 func cmdDBSize(s *session, a [][]byte) error {
 	n := 0
 	err := s.each(0, func(int) (bool, error) {
-		n += s.srv.keys.Len()
+		n += s.Space.Len()
 		return false, nil
 	})
 	s.Int(int64(n))
@@ -210,27 +203,9 @@ func cmdFlush(s *session, a [][]byte) error {
 	if len(a) > 2 || len(a) == 2 && !proto.Is(a[1], "sync") && !proto.Is(a[1], "async") {
 		return reply.ErrSyntax
 	}
-	for _, key := range s.srv.watches.all() {
-		if _, _, found, err := s.stat(key); found || err != nil {
-			s.touched = append(s.touched, key)
-		}
+	if err := s.Flush(); err != nil {
+		return err
 	}
-	s.changing()
-	if s.together {
-		s.txn.Clear(s.srv.entries)
-		s.txn.Clear(s.srv.blocks)
-	} else {
-		s.srv.clear()
-	}
-	s.note(opFlush, far.Entry{}, nil)
-	for i := range s.srv.stripes {
-		st := &s.srv.stripes[i]
-		for key, h := range st.large {
-			s.undo = append(s.undo, undo{st: st, key: key, h: h})
-			s.srv.lead(st, key, nil)
-		}
-	}
-	s.made = true
 	s.OK()
 	return nil
 }
@@ -245,17 +220,17 @@ const embedMax = 44
 
 func encoding(e far.Entry) string {
 	switch e.Tag {
-	case tagHash:
+	case keyspace.TagHash:
 		return "listpack"
-	case tagTable, tagLarge:
+	case keyspace.TagTable, keyspace.TagLarge:
 		return "hashtable"
 	}
-	if e.Tag == tagString && len(e.Value) <= objectMaxInt {
+	if e.Tag == keyspace.TagString && len(e.Value) <= objectMaxInt {
 		if _, ok := proto.ParseInt(e.Value); ok {
 			return "int"
 		}
 	}
-	if e.Tag != tagRaw && len(e.Value) <= embedMax {
+	if e.Tag != keyspace.TagRaw && len(e.Value) <= embedMax {
 		return "embstr"
 	}
 	return "raw"
@@ -264,11 +239,11 @@ func encoding(e far.Entry) string {
 // object looks up the key of an OBJECT command; a missing one gets the null
 // reply.
 func (s *session) object(key []byte) (far.Entry, bool, error) {
-	e, found, err := s.get(key, s.scratch[:0])
+	e, found, err := s.Get(key, s.Scratch[:0])
 	if err == nil && !found {
 		s.Null()
 	}
-	reuse(&s.scratch, e.Value)
+	keyspace.Reuse(&s.Scratch, e.Value)
 	return e, found, err
 }
 
@@ -320,7 +295,7 @@ func cmdMemoryUsage(s *session, a [][]byte) error {
 			return reply.ErrSyntax
 		}
 	}
-	e, size, found, err := s.stat(a[2])
+	e, size, found, err := s.Stat(a[2])
 	if err != nil {
 		return err
 	}
@@ -328,8 +303,8 @@ func cmdMemoryUsage(s *session, a [][]byte) error {
 		s.Null()
 		return nil
 	}
-	if e.Tag == tagLarge {
-		if h := s.largeOf(a[2]); h != nil {
+	if e.Tag == keyspace.TagLarge {
+		if h := s.LargeOf(a[2]); h != nil {
 			size += h.Bytes + int(h.Buckets)*(entryOverhead+hashes.BlockKeyLen)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"polder/far"
 	"polder/resp/clientmem"
+	"polder/resp/keyspace"
 	"polder/resp/reply"
 )
 
@@ -87,12 +88,12 @@ func TestATransactionsErrorLeavesOthersRepliesAlone(t *testing.T) {
 	srv, _ := startServer(t, far.MinLocal+4<<20, Config{Loops: -1})
 	s := srv.newSession()
 	defer s.close()
-	s.tries = maxTries + 1 // it may wait
+	s.Tries = keyspace.MaxTries + 1 // it may wait
 	s.feed([]byte(encode("HSET", "hash", "f", strings.Repeat("v", 300<<10))))
 	const others = "+what others are told\r\n"
 	s.Out, s.Base = []byte(others), len(others)
 	s.in = []byte(encode("MULTI") + encode("PING") + encode("GET", "hash") + encode("ECHO", "x") + encode("EXEC"))
-	s.tries = maxTries + 1
+	s.Tries = keyspace.MaxTries + 1
 	if st := s.run(); st != needInput {
 		t.Fatalf("got status %v, want that it needs input", st)
 	}

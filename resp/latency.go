@@ -80,15 +80,15 @@ func (l *latency) note(e int, took time.Duration) {
 
 // observe counts a command that has run: began is when it was first tried.
 func (s *session) observe(cmd *command, args [][]byte) {
-	s.clock = time.Since(s.front.since)
+	s.clock = time.Since(s.srv.since)
 	took := s.clock - s.began
-	s.front.latency.calls[cmd.id].observe(took)
-	s.front.slow.note(s, cmd, args, took)
+	s.srv.latency.calls[cmd.id].observe(took)
+	s.srv.slow.note(s, cmd, args, took)
 	e := eventCommand
 	if cmd.flags&flagFast != 0 {
 		e = eventFast
 	}
-	s.front.latency.note(e, took)
+	s.srv.latency.note(e, took)
 }
 
 func cmdLatencyLatest(s *session, a [][]byte) error {

@@ -351,17 +351,14 @@ func TestWaitingClientsHoldLittleMemory(t *testing.T) {
 		conns[i].do("PING")
 	}
 	before := held()
-	const locked = 7
-	unlock := sync.OnceFunc(srv.stripes[locked].mu.Unlock)
-	srv.stripes[locked].mu.Lock()
+	locks := srv.newSession()
+	defer locks.close()
+	locks.WantAll()
+	locks.LockWanted(true, nil)
+	unlock := sync.OnceFunc(locks.Unlock)
 	defer unlock()
-	n := 0
 	for i, c := range conns {
-		n++
-		for srv.stripeOf(fmt.Append(nil, "key", n)) != locked {
-			n++
-		}
-		key := fmt.Sprint("key", n)
+		key := fmt.Sprint("key", i)
 		set := encode("SET", key, fmt.Sprint("value", i))
 		if i%2 == 0 {
 			set = fmt.Sprintf("SET '%s' \"value%d\"\r\n", key, i)

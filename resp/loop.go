@@ -200,7 +200,7 @@ func (l *loop) adopt(nc net.Conn, s *session, in []byte) bool {
 	if len(in) > 0 {
 		c.buf = clientmem.Copy(in)
 	}
-	s.onWait, s.fed = c.beforeWait, c.fed
+	s.OnWait, s.fed = c.beforeWait, c.fed
 	s.onKill(c.hangUp)
 	l.give(c)
 	return true

@@ -153,7 +153,7 @@ func (srv *Server) setMonitors(change func([]*feed) []*feed) {
 // tell sends monitors the line of a command. As in Redis, they are not shown what
 // is for operators, and no secrets.
 func (s *session) tell(cmd *command, args [][]byte) {
-	list := s.front.monitors.Load()
+	list := s.srv.monitors.Load()
 	if list == nil || cmd.flags&flagAdmin != 0 {
 		return
 	}

@@ -61,12 +61,10 @@ func lockExec(s *session) (write bool) {
 		return false
 	}
 	for _, q := range s.queue {
-		s.addStripes(q.cmd, q.args)
+		s.wantKeys(q.cmd, q.args)
 		write = write || q.cmd.flags&flagWrite != 0
 	}
-	for _, w := range s.watching {
-		s.wanted.add(s.srv.stripeOf([]byte(w.key)))
-	}
+	s.WantWatched()
 	return write
 }
 
@@ -87,18 +85,18 @@ func cmdExec(s *session, a [][]byte) error {
 	case s.abort:
 		s.endMulti()
 		return errExecAbort
-	case s.watchedChanged():
+	case s.WatchedChanged():
 		s.endMulti()
 		s.Out = proto.AppendNullArray(s.Out, s.Ver)
 		return nil
 	}
 	err := s.runQueue()
-	if err == nil && s.front.monitors.Load() != nil {
+	if err == nil && s.srv.monitors.Load() != nil {
 		for _, q := range s.queue { // in Redis, too, before EXEC
 			s.tell(q.cmd, q.args)
 		}
 	}
-	if !s.blocked(err) {
+	if !s.Blocked(err) {
 		s.endMulti()
 	}
 	return err
@@ -108,18 +106,18 @@ func cmdExec(s *session, a [][]byte) error {
 // its reply, as in Redis. What is wrong with far memory, and replies that are too
 // long, fail all of them: then nothing has changed.
 func (s *session) runQueue() error {
-	if j := s.srv.journal; j != nil && s.heldWrite {
-		if err := j.refuses(true); err != nil {
+	if s.Writes() {
+		if err := s.Space.Refuses(true); err != nil {
 			return err
 		}
 	}
 	if len(s.queue) > 1 {
-		s.begin()
+		s.Begin()
 	}
 	s.Array(len(s.queue))
 	for _, q := range s.queue {
 		start := len(s.Out) - s.Mark // out and mark may move together: see room
-		s.reads = q.cmd.reads()
+		s.Reads = q.cmd.reads()
 		err := q.cmd.run(s, q.args)
 		wrong := errors.As(err, new(reply.Error))
 		if err == nil {
@@ -127,7 +125,7 @@ func (s *session) runQueue() error {
 		}
 		switch {
 		case err == nil:
-		case wrong, s.srv.cache != nil:
+		case wrong, s.Space.IsCache():
 			s.Out = s.Out[:s.Mark+start]
 			s.fail(err)
 		default:
@@ -141,19 +139,11 @@ func cmdWatch(s *session, a [][]byte) error {
 	if s.multi {
 		return errWatchInMulti
 	}
-	list := make([]watched, 0, len(a)-1)
-	for _, key := range a[1:] {
-		e, _, found, err := s.stat(key)
-		if err != nil {
-			return err
-		}
-		list = append(list, watched{string(key), found, e.Expire})
+	err := s.Watch(a[1:])
+	if err == nil {
+		s.OK()
 	}
-	for _, w := range list { // all, or none
-		s.srv.watches.watch(s, w)
-	}
-	s.OK()
-	return nil
+	return err
 }
 
 func cmdUnwatch(s *session, a [][]byte) error {

@@ -4,6 +4,7 @@ import (
 	"math"
 	"strconv"
 
+	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
@@ -32,13 +33,13 @@ func cmdDecrBy(s *session, a [][]byte) error {
 }
 
 func (s *session) incr(key []byte, by int64) error {
-	e, found, err := s.getString(key, s.scratch[:0])
+	e, found, err := s.GetString(key, s.Scratch[:0])
 	if err != nil {
 		return err
 	}
 	var v int64
 	if found {
-		reuse(&s.scratch, e.Value)
+		keyspace.Reuse(&s.Scratch, e.Value)
 		var ok bool
 		if v, ok = proto.ParseInt(e.Value); !ok {
 			return reply.ErrNotInt
@@ -48,10 +49,10 @@ func (s *session) incr(key []byte, by int64) error {
 	if !ok {
 		return reply.ErrOverflow
 	}
-	e.Value = strconv.AppendInt(s.scratch[:0], sum, 10)
-	s.scratch = e.Value
-	e.Tag = tagString
-	if err := s.put(key, e); err != nil {
+	e.Value = strconv.AppendInt(s.Scratch[:0], sum, 10)
+	s.Scratch = e.Value
+	e.Tag = keyspace.TagString
+	if err := s.Put(key, e); err != nil {
 		return err
 	}
 	s.Int(sum)
@@ -65,13 +66,13 @@ func addInt(a, b int64) (int64, bool) {
 }
 
 func cmdIncrByFloat(s *session, a [][]byte) error {
-	e, found, err := s.getString(a[1], s.scratch[:0])
+	e, found, err := s.GetString(a[1], s.Scratch[:0])
 	if err != nil {
 		return err
 	}
 	v := new(proto.LongDouble)
 	if found {
-		reuse(&s.scratch, e.Value)
+		keyspace.Reuse(&s.Scratch, e.Value)
 		var ok bool
 		if v, ok = proto.ParseLongDouble(e.Value); !ok {
 			return reply.ErrNotFloat
@@ -86,8 +87,8 @@ func cmdIncrByFloat(s *session, a [][]byte) error {
 		return reply.ErrNaN
 	}
 	e.Value = proto.AppendLongDouble(nil, sum)
-	e.Tag = tagText
-	if err := s.put(a[1], e); err != nil {
+	e.Tag = keyspace.TagText
+	if err := s.Put(a[1], e); err != nil {
 		return err
 	}
 	s.Bulk(e.Value)

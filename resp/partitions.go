@@ -14,6 +14,7 @@ import (
 	"polder/far"
 	"polder/partition"
 	"polder/resp/forward"
+	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
@@ -31,36 +32,45 @@ type Cluster struct {
 
 // Partition is one partition of a heap, which is a heap by itself: what a Config is without it. See Config.
 type Partition struct {
-	Journal  Journal
-	Evidence Evidence
+	Journal  keyspace.Journal
+	Evidence keyspace.Evidence
 	Ready    func(ctx context.Context) error
 }
 
-// part is what a server has that is a partition.
+// part is data that a server has for its clients: all that there is, or one partition.
 type part struct {
+	*keyspace.Space
 	number  int
-	uses    atomic.Int64 // commands that run, and replies that are to be sent
-	leaving atomic.Bool  // no more of them begin
+	fetches fetcher
 	spent   atomic.Int64 // nanoseconds on commands: see Server.Spent
+}
+
+func newPart(srv *Server, number int, sp *keyspace.Space) *part {
+	p := &part{Space: sp, number: number}
+	p.fetches.start(srv, p)
+	return p
+}
+
+// close ends what is done with the data. Nobody uses it any more.
+func (p *part) close() {
+	p.StopWaiting()
+	p.fetches.stop()
+	p.Space.Close()
 }
 
 // AddPartition gives a server with a Cluster the heap of a partition. Clients are told what is there from then on. The caller
 // closes the heap, after RemovePartition. Ctx is for the call itself.
 func (srv *Server) AddPartition(ctx context.Context, number int, heap *far.Heap, p Partition) error {
-	cfg := srv.cfg
-	cfg.Journal, cfg.Evidence, cfg.Ready = p.Journal, p.Evidence, p.Ready
-	cfg.Cluster, cfg.ExtraStats, cfg.Loops = nil, nil, -1
-	at := &Server{front: srv, stats: srv.stats, part: part{number: number}}
-	at.loading.Store(true)
-	if _, err := newServer(at, cfg); err != nil {
+	sp := keyspace.New(keyspace.Config{OpTimeout: srv.cfg.OpTimeout, Journal: p.Journal, Evidence: p.Evidence, Ready: p.Ready, Logger: srv.cfg.Logger})
+	if err := sp.Open(ctx, heap); err != nil {
+		sp.GiveUp()
+		sp.Close()
 		return err
 	}
-	if err := at.Open(ctx, heap); err != nil {
-		at.Close()
-		return err
-	}
+	at := newPart(srv, number, sp)
 	if !srv.parts[number].CompareAndSwap(nil, at) {
-		at.Close()
+		at.GiveUp()
+		at.close()
 		return fmt.Errorf("partition %d is served already", number)
 	}
 	srv.news.tell()
@@ -74,96 +84,93 @@ func (srv *Server) RemovePartition(ctx context.Context, number int) error {
 	if at == nil {
 		return nil
 	}
-	at.part.leaving.Store(true)
-	for at.part.uses.Load() > 0 {
-		select {
-		case <-time.After(100 * time.Microsecond):
-			continue
-		case <-ctx.Done():
-			at.giveUp()
-			<-time.After(time.Millisecond)
-		}
+	at.Leave(ctx)
+	closed := make(chan struct{})
+	go func() {
+		at.close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+		return nil
+	case <-ctx.Done():
+		at.GiveUp()
+		<-closed
+		return ctx.Err()
 	}
-	return at.Shutdown(ctx)
 }
 
-// stores are the servers whose data this one's clients see: itself, or its partitions.
-func (srv *Server) stores() (list []*Server) {
+// stores are the data that this server's clients see: its own, or its partitions.
+func (srv *Server) stores() (list []*part) {
 	for p := range srv.parts {
 		if at := srv.parts[p].Load(); at != nil {
 			list = append(list, at)
 		}
 	}
-	if srv.parts == nil && !srv.loading.Load() {
-		list = append(list, srv)
+	if srv.parts == nil && !srv.data.IsLoading() {
+		list = append(list, srv.data)
 	}
 	return list
 }
 
-// use returns a partition that does not go before endUse; nil if it is not here.
-func (srv *Server) use(number int) *Server {
-	if at := srv.parts[number].Load(); at != nil && at.stay() {
+// use returns a partition that does not go before EndUse; nil if it is not here.
+func (srv *Server) use(number int) *part {
+	if at := srv.parts[number].Load(); at != nil && at.Stay() {
 		return at
 	}
 	return nil
 }
 
-// stay keeps a partition from going before endUse, unless it has begun to go; then it reports false. What is no partition stays.
-func (srv *Server) stay() bool {
-	srv.part.uses.Add(1)
-	if srv.part.leaving.Load() {
-		srv.endUse()
-		return false
-	}
-	return true
+// moveTo has the commands of the session that follow be about other data.
+func (s *session) moveTo(at *part) {
+	s.part = at
+	s.Use(at.Space)
 }
-
-func (srv *Server) endUse() { srv.part.uses.Add(-1) }
 
 // away is what a session does at partitions.
 type away struct {
-	at       *Server       // that the command which blocked was for
+	at       *part         // that the command which blocked was for
 	sights   []partedSight // of partitions; each is a use of one
-	watchAt  *Server       // whose keys it watches
+	watchAt  *part         // whose keys it watches
 	tie      *tie          // to another server, whose keys it watches; nil if there is none, and then only watchAt may be set
 	redirect bool          // the client wants to be told where a partition is, and not have its commands forwarded
 	strict   bool          // also when the partition is on its way here
 }
 
-// fetchAt is the server that has what the session wants to be fetched.
-func (s *session) fetchAt() *Server {
+// fetchAt has what the session wants to be fetched.
+func (s *session) fetchAt() *part {
 	if s.at != nil {
 		return s.at
 	}
-	return s.srv
+	return s.part
 }
 
 // wantsHere reports whether what a command needs is fetched where the command that blocked is, which may be about all partitions.
 func (s *session) wantsHere(cmd *command, args [][]byte) bool {
 	switch {
-	case s.front.parts == nil:
+	case s.srv.parts == nil:
 		return true
 	case s.at == nil:
 		return false
 	}
 	for key := range cmd.keys(args) {
-		return s.partOf(key) == s.at.part.number
+		return s.partOf(key) == s.at.number
 	}
 	return true
 }
 
 func (s *session) partOf(key []byte) int {
-	return partition.Of(partition.Slot(key), len(s.front.parts))
+	return partition.Of(partition.Slot(key), len(s.srv.parts))
 }
 
 // unwatch makes the session watch nothing.
 func (s *session) unwatch() {
 	s.untie()
-	at := s.srv
+	at := s.part
 	if s.watchAt != nil {
 		at, s.watchAt = s.watchAt, nil
 	}
-	at.watches.unwatch(s)
+	at.Unwatch(&s.Access)
 }
 
 const (
@@ -214,8 +221,8 @@ func (s *session) watchedSlot() int {
 	switch {
 	case s.tie != nil:
 		return s.tie.slot
-	case len(s.watching) > 0:
-		return partition.Slot([]byte(s.watching[0].key))
+	case s.Watches():
+		return partition.Slot(s.WatchedKey())
 	}
 	return -1
 }
@@ -232,9 +239,9 @@ func (s *session) mayQueue(cmd *command, args [][]byte) error {
 	if err != nil || slot < 0 {
 		return err
 	}
-	m, number := s.front.cfg.Cluster.Map(), partition.Of(slot, len(s.front.parts))
+	m, number := s.srv.cfg.Cluster.Map(), partition.Of(slot, len(s.srv.parts))
 	owner, known := m.Server(m.Owner[number])
-	if known && owner.ID != s.front.cfg.Cluster.ID && s.told(m, number) {
+	if known && owner.ID != s.srv.cfg.Cluster.ID && s.told(m, number) {
 		return moved(slot, owner.Addr)
 	}
 	return nil
@@ -243,7 +250,7 @@ func (s *session) mayQueue(cmd *command, args [][]byte) error {
 // performAway is perform of a client whose server has some of the partitions.
 func (s *session) performAway(cmd *command, args [][]byte) bool {
 	s.at = nil
-	if s.tries == 0 {
+	if s.Tries == 0 {
 		s.began = s.clock
 	}
 	slot, err := s.slotOf(cmd, args)
@@ -269,11 +276,11 @@ func (s *session) performAway(cmd *command, args [][]byte) bool {
 		s.performTied(cmd, args)
 		return true
 	}
-	number := partition.Of(slot, len(s.front.parts))
+	number := partition.Of(slot, len(s.srv.parts))
 	for pause := firstLook; ; pause = min(2*pause, lastLook) {
-		news := s.front.news.next()
-		if at := s.front.use(number); at != nil {
-			defer at.endUse()
+		news := s.srv.news.next()
+		if at := s.srv.use(number); at != nil {
+			defer at.EndUse()
 			return s.performAt(at, cmd, args)
 		}
 		if !s.elsewhere(slot, number, cmd, args, news, pause) {
@@ -316,9 +323,9 @@ func (b *bulletin) tell() {
 func (srv *Server) MapChanged() { srv.news.tell() }
 
 // performAt is perform at a partition that the session uses.
-func (s *session) performAt(at *Server, cmd *command, args [][]byte) bool {
-	if j := at.journal; j != nil && cmd.flags&(flagRead|flagWrite) != 0 {
-		if err := j.refuses(cmd.flags&flagWrite != 0); err != nil {
+func (s *session) performAt(at *part, cmd *command, args [][]byte) bool {
+	if cmd.flags&(flagRead|flagWrite) != 0 {
+		if err := at.Refuses(cmd.flags&flagWrite != 0); err != nil {
 			s.leave(cmd, err)
 			return true
 		}
@@ -327,18 +334,18 @@ func (s *session) performAt(at *Server, cmd *command, args [][]byte) bool {
 		if cmd.name == "watch" {
 			s.unwatch()
 		}
-		s.dirty.Store(true)
+		s.Dirty.Store(true)
 	}
-	s.srv = at
-	defer func() { s.srv, s.txn = s.front, nil }()
-	began, waits := s.clock, s.tries > maxTries || s.cancel != nil
+	s.moveTo(at)
+	defer s.moveTo(s.srv.data)
+	began, waits := s.clock, s.Tries > keyspace.MaxTries || s.MayWait()
 	done := s.perform(cmd, args)
-	at.part.spend(s.clock-began, waits)
+	at.spend(s.clock-began, waits)
 	switch {
 	case !done:
 		s.at = at
-	case len(s.watching) == 0:
-		s.dirty.Store(false) // nobody else sets it then
+	case !s.Watches():
+		s.Dirty.Store(false) // nobody else sets it then
 	case cmd.name == "watch":
 		s.watchAt = at
 	}
@@ -352,14 +359,14 @@ func (s *session) performEach(cmd *command, args [][]byte) bool {
 	}
 	done := true
 	s.OK() // without any partition there is nothing to be done
-	for number := range s.front.parts {
-		at := s.front.use(number)
+	for number := range s.srv.parts {
+		at := s.srv.use(number)
 		if at == nil {
 			continue
 		}
 		s.Out = s.Out[:s.Mark]
 		done = s.performAt(at, cmd, args)
-		at.endUse()
+		at.EndUse()
 		if !done || s.Out[s.Mark] == '-' {
 			break
 		}
@@ -370,20 +377,20 @@ func (s *session) performEach(cmd *command, args [][]byte) bool {
 
 // each calls f for the server's data, or for every partition that is here, from a number on, until f returns true.
 func (s *session) each(from int, f func(number int) (done bool, err error)) error {
-	if s.front.parts == nil {
+	if s.srv.parts == nil {
 		_, err := f(0)
 		return err
 	}
-	defer func() { s.srv = s.front }()
-	for number := from; number < len(s.front.parts); number++ {
-		at := s.front.use(number)
+	defer s.moveTo(s.srv.data)
+	for number := from; number < len(s.srv.parts); number++ {
+		at := s.srv.use(number)
 		if at == nil {
 			continue
 		}
-		s.srv = at
+		s.moveTo(at)
 		done, err := f(number)
 		s.looked()
-		at.endUse()
+		at.EndUse()
 		if done || err != nil {
 			return err
 		}
@@ -394,7 +401,7 @@ func (s *session) each(from int, f func(number int) (done bool, err error)) erro
 // elsewhere is what becomes of a command about a partition that is not here: it is forwarded, or the client is told where the
 // partition is; or, as far as that is not known, it waits for news, but for no longer than a pause. It reports true when the command is to be tried again.
 func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte, news <-chan struct{}, pause time.Duration) (again bool) {
-	c := s.front.cfg.Cluster
+	c := s.srv.cfg.Cluster
 	m := c.Map()
 	owner, known := m.Server(m.Owner[number])
 	err := error(errNotServed)
@@ -402,7 +409,7 @@ func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte, news 
 	case !known:
 	case owner.ID == c.ID:
 		err = errLoading
-	case cmd.name == "exec" && len(s.watching) > 0: // what was watched has gone to another server
+	case cmd.name == "exec" && s.Watches(): // what was watched has gone to another server
 		s.Out = proto.AppendNullArray(s.Out, s.Ver)
 		return s.leave(cmd, nil)
 	case s.told(m, number) || c.leaves(m):
@@ -412,7 +419,7 @@ func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte, news 
 		return false
 	}
 	if known && owner.ID != c.ID {
-		s.wait(args)
+		s.waitFor(args)
 		if cmd.name == "watch" {
 			err = s.watchAway(owner.Addr, slot, cmd, args)
 		} else {
@@ -423,10 +430,10 @@ func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte, news 
 		}
 		err = errNotServed
 	}
-	s.wait(args)
+	s.waitFor(args)
 	c.Doubt()
 	select {
-	case <-s.ctx.Done():
+	case <-s.Context().Done():
 		return s.leave(cmd, err)
 	case <-news:
 	case <-time.After(pause):
@@ -447,7 +454,7 @@ func (s *session) showsFirst(cmd *command) bool {
 // told reports whether the client is to be told where a partition is that is not here. If it is on its way here, the client has
 // perhaps just been told so by the server that had it, and would be sent to and fro until this one sees it in the map, too.
 func (s *session) told(m *partition.Map, number int) bool {
-	return s.strict || s.redirect && m.Next[number] != s.front.cfg.Cluster.ID
+	return s.strict || s.redirect && m.Next[number] != s.srv.cfg.Cluster.ID
 }
 
 // leaves reports whether the server leaves the map, or is not in it any more. It will soon not be there to forward anything, and
@@ -467,7 +474,7 @@ func (s *session) leave(cmd *command, err error) (again bool) {
 	}
 	s.observe(cmd, nil)
 	s.info.last.Store(cmd)
-	s.settle()
+	s.Settle()
 	return false
 }
 
@@ -506,11 +513,11 @@ func (s *session) forward(h *forward.Held, addr string, cmd *command, args [][]b
 			defer h.Close()
 		}
 	}
-	s.front.stats.forwarded.Add(1)
+	s.srv.stats.forwarded.Add(1)
 	if h != nil {
-		out, err = h.Do(s.ctx, s.Ver, s.Out, cmds...)
+		out, err = h.Do(s.Context(), s.Ver, s.Out, cmds...)
 	} else {
-		out, err = s.front.cfg.Cluster.Links.Do(s.ctx, addr, s.Ver, s.Out, cmds...)
+		out, err = s.srv.cfg.Cluster.Links.Do(s.Context(), addr, s.Ver, s.Out, cmds...)
 	}
 	var refused *forward.ReplyError
 	switch {

@@ -17,6 +17,7 @@ import (
 	"polder/far/disk"
 	"polder/partition"
 	"polder/resp/forward"
+	"polder/resp/keyspace"
 )
 
 // cluster is a few servers that share partitions, each of which is a heap of its own.
@@ -92,7 +93,7 @@ func (c *cluster) openAs(server, p int, how Partition) {
 		c.t.Fatal(err)
 	}
 	if how.Journal.Log == nil {
-		how.Journal = Journal{Dir: filepath.Join(c.dirs[p], "journal"), Durable: true}
+		how.Journal = keyspace.Journal{Dir: filepath.Join(c.dirs[p], "journal"), Durable: true}
 	}
 	if err = c.servers[server].AddPartition(context.Background(), p, c.heaps[p], how); err != nil {
 		c.t.Fatal(err)
@@ -371,7 +372,7 @@ func TestAMoveBreaksWatches(t *testing.T) {
 			t.Errorf("%s: got %s, want %s", row[0], got, row[1])
 		}
 	}
-	if n := c.servers[0].parts[0].Load().watches.keys.Load(); n != 0 {
+	if n := c.servers[0].parts[0].Load().WatchedKeys(); n != 0 {
 		t.Errorf("%d keys are watched by nobody", n)
 	}
 }
@@ -382,7 +383,7 @@ func TestFlushWaitsForOthers(t *testing.T) {
 	c := startCluster(t, 1, 4, roomy/8)
 	var wg, holding sync.WaitGroup
 	var end atomic.Bool
-	held := &c.servers[0].parts[2].Load().stripes[7].mu
+	held := &c.servers[0].parts[2].Load().Stripes[7].Mu
 	holding.Go(func() {
 		for !end.Load() {
 			held.Lock()
@@ -465,9 +466,19 @@ func TestAPartitionStaysUntilItsRepliesAreSent(t *testing.T) {
 func TestAPartitionThatLeavesIsNotUsed(t *testing.T) {
 	c := startCluster(t, 1, 1, roomy/8)
 	at := c.servers[0].parts[0].Load()
-	at.part.leaving.Store(true)
-	if c.servers[0].use(0) != nil || at.part.uses.Load() != 0 {
-		t.Errorf("it is used %d times", at.part.uses.Load())
+	at.Leave(t.Context())
+	if c.servers[0].use(0) != nil {
+		t.Error("it is used")
+	}
+	left := make(chan struct{})
+	go func() {
+		at.Leave(t.Context())
+		close(left)
+	}()
+	select {
+	case <-left:
+	case <-time.After(testTimeout):
+		t.Error("who was told that it is not there uses it")
 	}
 }
 

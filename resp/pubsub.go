@@ -208,16 +208,16 @@ func (s *session) unsubscribe(kind string, names [][]byte, all map[string]struct
 
 // cmdPublish replies with how many of this server have got the message. Those of other servers get it a little later.
 func cmdPublish(s *session, a [][]byte) error {
-	if c := s.front.cfg.Cluster; c != nil {
-		s.front.tell(c.Map(), a[1], a[2])
+	if c := s.srv.cfg.Cluster; c != nil {
+		s.srv.tell(c.Map(), a[1], a[2])
 	}
-	s.Int(s.front.pubsub.publish(a[1], a[2]))
+	s.Int(s.srv.pubsub.publish(a[1], a[2]))
 	return nil
 }
 
 // cmdPolderPublish is what a server says to another one of a message that was published there.
 func cmdPolderPublish(s *session, a [][]byte) error {
-	s.Int(s.front.pubsub.publish(a[2], a[3]))
+	s.Int(s.srv.pubsub.publish(a[2], a[3]))
 	return nil
 }
 

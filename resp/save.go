@@ -1,31 +1,22 @@
 package resp
 
 import (
-	"time"
-
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
 
-const (
-	errNotKept   reply.Error = "ERR nothing is kept: the server was started without --heap"
-	errSaving    reply.Error = "ERR Background save already in progress"
-	errNoJournal reply.Error = "ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled."
-)
+const errNoJournal reply.Error = "ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled."
 
 // cmdSave takes a checkpoint, which is what a kept heap has of a dump.
 func cmdSave(s *session, a [][]byte) error {
-	if !s.srv.kept() {
-		return errNotKept
+	if s.OnWait != nil && s.Space.Kept() {
+		s.OnWait(nil)
 	}
-	if s.onWait != nil {
-		s.onWait(nil)
+	err := s.Space.Save()
+	if err == nil {
+		s.OK()
 	}
-	if err := s.srv.heap.Checkpoint(s.srv.ctx); err != nil {
-		return reply.Error("ERR " + err.Error())
-	}
-	s.OK()
-	return nil
+	return err
 }
 
 // cmdBGSave is SAVE that waits for nothing.
@@ -42,28 +33,18 @@ func cmdBGRewriteAOF(s *session, a [][]byte) error {
 }
 
 func (s *session) saveLater(said string) error {
-	srv := s.srv
-	if !srv.kept() {
-		return errNotKept
+	err := s.Space.SaveLater()
+	if err == nil {
+		s.Status(said)
 	}
-	if !srv.saving.CompareAndSwap(false, true) {
-		return errSaving
-	}
-	srv.wg.Go(func() {
-		defer srv.saving.Store(false)
-		if err := srv.heap.Checkpoint(srv.ctx); err != nil && srv.ctx.Err() == nil {
-			srv.cfg.Logger.Error("cannot take the checkpoint that a client has asked for", "err", err)
-		}
-	})
-	s.Status(said)
-	return nil
+	return err
 }
 
 func cmdLastSave(s *session, a [][]byte) error {
-	at := s.front.since
+	at := s.srv.since
 	err := s.each(0, func(number int) (bool, error) {
-		if s.srv.kept() && (number == 0 || at.After(s.srv.heap.LastCheckpoint())) {
-			at = s.srv.heap.LastCheckpoint()
+		if last := s.Space.Persistence().Last; !last.IsZero() && (number == 0 || at.After(last)) {
+			at = last
 		}
 		return false, nil
 	})
@@ -94,15 +75,12 @@ func cmdWait(s *session, a [][]byte) error {
 func (s *session) commitAll() (copies int, disk bool, err error) {
 	first := true
 	err = s.each(0, func(int) (bool, error) {
-		n, on := 0, false
-		if j := s.srv.journal; j != nil {
-			if s.onWait != nil {
-				s.onWait(nil)
-			}
-			var err error
-			if n, on, err = j.commitAll(); err != nil {
-				return true, err
-			}
+		if s.OnWait != nil && s.Space.Journaled() {
+			s.OnWait(nil)
+		}
+		n, on, err := s.Space.Commit()
+		if err != nil {
+			return true, err
 		}
 		if first || n < copies {
 			copies = n
@@ -112,16 +90,6 @@ func (s *session) commitAll() (copies int, disk bool, err error) {
 		return false, nil
 	})
 	return copies, disk, err
-}
-
-// commitAll returns when all that there is is kept as well as it can be, with how many copies of it there are, and whether it survives a loss of power.
-func (j *journal) commitAll() (copies int, disk bool, err error) {
-	if err := j.log.Commit(j.last.Load(), true); err != nil {
-		j.fail(err)
-		return 0, false, reply.Error("MISCONF " + err.Error())
-	}
-	copies, disk = j.log.Copies()
-	return copies, disk, nil
 }
 
 // cmdWaitAOF replies with how many disks have what was there when the command came, and how many copies of other
@@ -140,7 +108,7 @@ func cmdWaitAOF(s *session, a [][]byte) error {
 	case local < 0 || local > 1:
 		return reply.Error("ERR value is out of range, must be between 0 and 1")
 	}
-	if s.srv.journal == nil && s.srv.parts == nil && local > 0 {
+	if !s.Space.Journaled() && s.srv.parts == nil && local > 0 {
 		return errNoJournal
 	}
 	_, disk, err := s.commitAll()
@@ -155,25 +123,4 @@ func cmdWaitAOF(s *session, a [][]byte) error {
 	}
 	s.Int(0)
 	return nil
-}
-
-// persistence is what INFO says of what outlives the server.
-func (srv *Server) persistence() (saving, durable int, last time.Time, status string) {
-	last, status = srv.since, "ok"
-	if srv.loading.Load() {
-		return saving, durable, last, status
-	}
-	if srv.saving.Load() {
-		saving = 1
-	}
-	if srv.journal != nil {
-		durable = 1
-	}
-	if srv.kept() {
-		last = srv.heap.LastCheckpoint()
-		if srv.heap.CheckpointError() != nil {
-			status = "err"
-		}
-	}
-	return saving, durable, last, status
 }

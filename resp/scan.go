@@ -2,7 +2,6 @@ package resp
 
 import (
 	"bytes"
-	"context"
 	"strconv"
 
 	"polder/far"
@@ -90,32 +89,16 @@ func (l *keyList) at(i int) []byte {
 	return l.buf[start:l.ends[i]]
 }
 
-// scanStep is one step of Map.Scan with a deadline of its own: a scan of a
-// large map may take long, a step may not. Keys that a step yields before it
-// fails are taken back.
+// scanStep adds the keys that want reports true for to l. Those that a step yields before it fails are taken back.
 func (s *session) scanStep(cursor uint64, l *keyList, want func(key []byte, e far.Entry) bool) (uint64, error) {
-	ctx := s.ctx
-	if s.cancel != nil {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(s.srv.ctx, s.srv.cfg.OpTimeout)
-		defer cancel()
-	}
 	buf, ends := len(l.buf), len(l.ends)
-	yield := func(key []byte, e far.Entry) {
+	next, err := s.Scan(cursor, func(key []byte, e far.Entry) {
 		if want(key, e) {
 			l.add(key)
 		}
-	}
-	var next uint64
-	var err error
-	if s.together {
-		next, err = s.txn.Scan(ctx, s.srv.entries, cursor, yield)
-	} else {
-		next, err = s.srv.keys.Scan(ctx, cursor, yield)
-	}
+	})
 	if err != nil {
 		l.buf, l.ends = l.buf[:buf], l.ends[:ends]
-		s.tries = maxTries // fetching keys does not help a scan: wait
 	}
 	return next, err
 }
@@ -170,7 +153,7 @@ const cursorPartBits = 10
 
 // cursorIn is the step, and the partition, of a cursor.
 func (s *session) cursorIn(cursor uint64) (at uint64, number int) {
-	if s.front.parts == nil {
+	if s.srv.parts == nil {
 		return cursor, 0
 	}
 	return cursor >> cursorPartBits, int(cursor & (1<<cursorPartBits - 1))
@@ -179,9 +162,9 @@ func (s *session) cursorIn(cursor uint64) (at uint64, number int) {
 // cursorOf is the cursor of a step in a partition: 0 behind the last one.
 func (s *session) cursorOf(at uint64, number int) uint64 {
 	switch {
-	case s.front.parts == nil:
+	case s.srv.parts == nil:
 		return at
-	case number >= len(s.front.parts):
+	case number >= len(s.srv.parts):
 		return 0
 	}
 	return at<<cursorPartBits | uint64(number)

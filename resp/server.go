@@ -4,10 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"hash/maphash"
-	mathrand "math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -16,6 +13,8 @@ import (
 
 	"polder/far"
 	"polder/internal/accept"
+	"polder/resp/keyspace"
+	"polder/soft"
 )
 
 // Server serves Redis clients. Make one with NewServer.
@@ -23,64 +22,35 @@ type Server struct {
 	cfg    Config
 	secret atomic.Pointer[string] // the password; cfg has the first one
 	table  *table
-	keys   store  // by key
-	cache  *cache // keys, in a cache; nil over far memory
 
-	// loading is set until there is memory to keep data in: keys, and the
-	// three below, are nil till then, and set before it is cleared.
-	loading atomic.Bool
-
-	front *Server                  // whose clients it serves: itself, or the server of which it is a partition
-	parts []atomic.Pointer[Server] // by number, those partitions of a heap that are served here; see partitions.go
-	part  part                     // what a partition is beside
-	news  bulletin                 // of partitions that have come, and maps
+	data  *part                  // what its clients see, if it has no partitions; never opened otherwise
+	parts []atomic.Pointer[part] // by number, those partitions of a heap that are served here; see partitions.go
+	news  bulletin               // of partitions that have come, and maps
 
 	master atomic.Pointer[Master] // that has the heap Config.Heap; nil if it was not said yet
 
-	// These are nil in a cache.
-	journal *journal // of a heap that is kept, if its clients are promised more than its checkpoints
-	heap    *far.Heap
-	entries *far.ByteMap // keys
-	blocks  *far.ByteMap // of large hashes, by id and bucket
+	since time.Time
+	runID string
 
-	seed maphash.Seed
+	pubsub     pubsub
+	herald     herald
+	monitors   atomic.Pointer[[]*feed] // changed under mu; nil if nobody monitors
+	slow       slowLog
+	latency    latency
+	pause      pause
+	loops      []*loop
+	nextLoop   atomic.Uint32
+	nextID     atomic.Int64
+	snapshots  atomic.Int32 // that clients are reading, of all partitions
+	clients    atomic.Int64
+	maxClients atomic.Int64 // CONFIG SET changes it, and the next
+	timeout    atomic.Int64 // a time.Duration
+	port       atomic.Int32
+	stats      *counters
 
-	fieldSeed   uint64 // of the hash of fields, which is kept with the heap, as are the next two
-	keptJournal uint64 // name of the journal that its last checkpoint has known; 0 if there was none
-	keptBatch   uint64 // number of the last batch that it has
-	since       time.Time
-	runID       string
-
-	stripes     [numStripes]stripe
-	watches     watchTable
-	pubsub      pubsub
-	herald      herald
-	sweeper     sweeper
-	monitors    atomic.Pointer[[]*feed] // changed under mu; nil if nobody monitors
-	slow        slowLog
-	latency     latency
-	pause       pause
-	fetches     fetcher
-	loops       []*loop
-	nextLoop    atomic.Uint32
-	nextID      atomic.Int64
-	nextHash    atomic.Uint64
-	largeHashes atomic.Int64
-	saving      atomic.Bool  // a checkpoint is taken that a client has asked for
-	snapshots   atomic.Int32 // that clients are reading, of all partitions
-	unsettled   atomic.Int64 // about how many fields are struck out and left to the sweeper
-	clients     atomic.Int64
-	maxClients  atomic.Int64 // CONFIG SET changes it, and the next
-	timeout     atomic.Int64 // a time.Duration
-	resizing    sync.Mutex   // held while a client changes the budget
-	port        atomic.Int32
-	stats       *counters
-
-	door   *accept.Gate    // connections that are no clients yet, or are not to be
-	ctx    context.Context // ends when commands may wait no longer
-	cancel context.CancelFunc
-	wg     sync.WaitGroup // every goroutine of the server
-	live   sync.WaitGroup // connections
+	door *accept.Gate   // connections that are no clients yet, or are not to be
+	wg   sync.WaitGroup // every goroutine of the server, but for those of its data
+	live sync.WaitGroup // connections
 
 	mu        sync.Mutex
 	stopping  bool                  // guarded by mu
@@ -109,63 +79,37 @@ func NewServer(heap *far.Heap, cfg Config) (*Server, error) {
 // then it serves clients, but answers commands that concern data with LOADING,
 // as Redis does while it reads its files. It fails as NewServer does.
 func NewLoading(cfg Config) (*Server, error) {
-	srv := new(Server)
-	srv.loading.Store(true)
-	return newServer(srv, cfg)
+	return newServer(cfg, func(c keyspace.Config) (*keyspace.Space, error) { return keyspace.New(c), nil })
+}
+
+// NewCache makes a server that is a cache: it keeps its data in a map of its
+// own on heap, and what memory is taken from the heap takes keys with it. The
+// caller closes the heap, after the server. It fails as NewServer does.
+func NewCache(heap *soft.Heap, cfg Config) (*Server, error) {
+	return newServer(cfg, func(c keyspace.Config) (*keyspace.Space, error) { return keyspace.NewCache(heap, c) })
 }
 
 // Open gives a server that NewLoading made its heap, once. It keeps its data in
 // maps of its own there, which are those of the server that had the heap before, if it was kept; then it replays
 // the journal, if there is one. The caller closes the heap, after the server. Ctx is for Open itself.
-func (srv *Server) Open(ctx context.Context, heap *far.Heap) error {
-	if srv.cfg.Journal.Durable && !heap.Kept() {
-		return errors.New("cannot journal what happens to a heap that is not kept: see far.Open")
-	}
-	if err := srv.loadState(heap.State()); err != nil {
-		return err
-	}
-	srv.heap, srv.entries, srv.blocks = heap, heap.NewByteMap("keys"), heap.NewByteMap("hash blocks")
-	srv.keys = srv.entries
-	if heap.Kept() {
-		if err := srv.openJournal(ctx); err != nil {
-			return err
-		}
-	}
-	if srv.cfg.Ready != nil {
-		if err := srv.cfg.Ready(ctx); err != nil {
-			return err
-		}
-	}
-	srv.loading.Store(false)
-	return nil
-}
+func (srv *Server) Open(ctx context.Context, heap *far.Heap) error { return srv.data.Open(ctx, heap) }
 
-// kept reports whether what the server stores outlives it.
-func (srv *Server) kept() bool { return srv.heap != nil && srv.heap.Kept() }
-
-// newServer makes a server of srv, which has its map if it is a cache.
-func newServer(srv *Server, cfg Config) (*Server, error) {
+// newServer makes a server with what makeSpace makes.
+func newServer(cfg Config, makeSpace func(keyspace.Config) (*keyspace.Space, error)) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a server: %w", err)
 	}
-	if srv.cache != nil {
-		srv.keys = srv.cache
-	}
-	srv.cfg, srv.table = cfg, commandTable()
+	srv := &Server{cfg: cfg, table: commandTable(), stats: newCounters()}
 	if cfg.Cluster != nil {
-		srv.parts = make([]atomic.Pointer[Server], cfg.Cluster.Map().Partitions)
-	}
-	if srv.front == nil {
-		srv.front, srv.stats = srv, newCounters()
+		srv.parts = make([]atomic.Pointer[part], cfg.Cluster.Map().Partitions)
 	}
 	srv.slow.init()
 	srv.maxClients.Store(int64(cfg.MaxClients))
 	srv.timeout.Store(int64(cfg.IdleTimeout))
 	srv.latency.calls = make([]histogram, srv.table.n)
 	srv.pause.srv = srv
-	srv.seed, srv.since = maphash.MakeSeed(), time.Now()
-	srv.fieldSeed = mathrand.Uint64()
+	srv.since = time.Now()
 	srv.listeners = make(map[net.Listener]bool)
 	srv.streams = make(map[*stream]struct{})
 	srv.sessions = make(map[*session]struct{})
@@ -175,27 +119,30 @@ func newServer(srv *Server, cfg Config) (*Server, error) {
 	id := make([]byte, 20)
 	rand.Read(id)
 	srv.runID = hex.EncodeToString(id)
-	srv.ctx, srv.cancel = context.WithCancel(context.Background())
-	srv.sweeper.srv, srv.sweeper.wake = srv, make(chan struct{}, 1)
-	srv.fetches.init(srv)
 	for range cfg.Loops {
 		l, err := newLoop(srv)
 		if err != nil {
-			srv.cancel()
-			for _, l := range srv.loops {
-				l.free()
-			}
+			srv.freeLoops()
 			return nil, fmt.Errorf("cannot make an event loop: %w", err)
 		}
 		srv.loops = append(srv.loops, l)
 	}
-	srv.wg.Add(1)
-	go srv.sweeper.run()
-	srv.fetches.start()
+	sp, err := makeSpace(keyspace.Config{OpTimeout: cfg.OpTimeout, Journal: cfg.Journal, Evidence: cfg.Evidence, Ready: cfg.Ready, Logger: cfg.Logger})
+	if err != nil {
+		srv.freeLoops()
+		return nil, fmt.Errorf("cannot make a server: %w", err)
+	}
+	srv.data = newPart(srv, 0, sp)
 	for _, l := range srv.loops {
 		l.start(newWorkspace())
 	}
 	return srv, nil
+}
+
+func (srv *Server) freeLoops() {
+	for _, l := range srv.loops {
+		l.free()
+	}
 }
 
 // Serve accepts clients from ln until the server is closed, and then returns
@@ -232,14 +179,6 @@ func (srv *Server) Serve(ln net.Listener) error {
 		default:
 			return fmt.Errorf("cannot accept clients: %w", err)
 		}
-	}
-}
-
-// clear forgets every entry.
-func (srv *Server) clear() {
-	srv.keys.Clear()
-	if srv.blocks != nil {
-		srv.blocks.Clear()
 	}
 }
 
@@ -294,16 +233,9 @@ func (srv *Server) Shutdown(ctx context.Context) error {
 		go func() {
 			srv.door.Close()
 			srv.live.Wait()
-			srv.cancel()
-			srv.fetches.stop()
+			srv.data.close()
 			srv.wg.Wait()
-			if !srv.loading.Load() && !srv.kept() {
-				srv.clear()
-			}
-			srv.closeJournal()
-			for _, l := range srv.loops {
-				l.free()
-			}
+			srv.freeLoops()
 			close(srv.stopped)
 		}()
 	}
@@ -311,7 +243,7 @@ func (srv *Server) Shutdown(ctx context.Context) error {
 	case <-srv.stopped:
 		return nil
 	case <-ctx.Done():
-		srv.giveUp()
+		srv.data.GiveUp()
 		<-srv.stopped
 		return ctx.Err()
 	}

@@ -1,32 +1,26 @@
 package resp
 
 import (
-	"context"
-	"errors"
 	"sync/atomic"
 	"time"
 
-	"polder/far"
 	"polder/resp/clientmem"
+	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
-	"polder/soft"
 )
 
 // session is one client: a state machine that turns bytes into bytes. The
 // driver that owns it gives it input in `in`, calls run, and takes replies from
 // `out`. Other goroutines touch nothing but the atomic fields.
 type session struct {
-	srv          *Server // that has the data: front, or while a command runs the partition that it is about
-	front        *Server // whose client it is
-	parser       proto.Parser
-	in           []byte // input not yet consumed; the driver's memory
-	reply.Writer        // replies
+	srv    *Server // whose client it is
+	parser proto.Parser
+	in     []byte // input not yet consumed; the driver's memory
 
-	// onWait, if set, is called before the session may block; the driver's
-	// goroutine then need not come back soon. It is given the arguments of the
-	// command if that does not yet run: they, in and out may move then.
-	onWait func(args [][]byte)
+	reply.Writer
+	keyspace.Access
+	part *part // what commands are about, and access: the server's data, or while a command runs the partition that has its keys
 
 	authed bool
 	// entering is set while the client waits at the door for its password.
@@ -37,41 +31,21 @@ type session struct {
 	abort    bool // a command was refused since MULTI
 	queue    []queued
 	queueLen int // bytes in queue
-	watching []watched
-	watchLen int         // bytes in watching and in the server's table for it
-	dirty    atomic.Bool // a watched key has changed
-
-	// of the command that runs
-	ctx        context.Context // far.NoWait, or with the deadline once waiting
-	cancel     context.CancelFunc
-	tries      int       // how often the command has blocked
-	wanted     stripeSet // stripes that it is about to lock
-	held       []uint32  // stripes it has locked, ascending
-	heldWrite  bool
-	wantBlocks [][]byte // keys of hash blocks it needs
-	lookups
-	changes
 
 	replica replica
 	dump    *dump   // what SYNC has begun and not ended; nil if there is none
 	snap    *copied // that POLDER SNAPSHOT has taken, whose parts are yet to be read; nil if there is none
 
-	replays bool // it is the one that replays the journal
-	sight        // what the replies to be sent show
-	away         // what it is at partitions
+	keyspace.Sight // what the replies to be sent show
+	away           // what it is at partitions
 
-	scratch  []byte // a value being worked on
-	scratch2 []byte
-	hdr      int // length of the last bulk header: the guess for the next
+	hdr int // length of the last bulk header: the guess for the next
 
 	mute  uint8 // what CLIENT REPLY has asked for
 	news  *feed // what it is told without asking; nil if there never was any
 	subs  subscriptions
 	clock time.Duration // since srv.since: when the last command ended, or run was called
 	began time.Duration // when the command that runs was first tried
-
-	arrived  time.Duration // like clock: when run was called, so the same for commands that came together
-	unstored soft.Misses   // what it has missed, in a cache
 
 	mem    *clientmem.Account // what the client makes the server hold
 	hangUp atomic.Pointer[func()]
@@ -102,12 +76,9 @@ const (
 // flushAt is the size of out at which run asks for it to be written.
 const flushAt = 64 << 10
 
-// maxTries is how often a command is run with far.NoWait before it waits with
-// its locks held.
-const maxTries = 3
-
 func (srv *Server) newSession() *session {
-	s := &session{srv: srv, front: srv, ctx: far.NoWait, hdr: 5, authed: srv.password() == ""}
+	s := &session{srv: srv, hdr: 5, authed: srv.password() == ""}
+	s.moveTo(srv.data)
 	s.Ver, s.Limit = 2, srv.cfg.maxReply()
 	s.parser.Limits = proto.Limits{MaxBulk: srv.cfg.MaxBulk, MaxArgs: srv.cfg.MaxArgs, MaxInline: srv.cfg.MaxInlineLen}
 	s.parser.Unauth = !s.authed
@@ -126,14 +97,14 @@ func (s *session) close() {
 	s.endSnapshot()
 	s.unwatch()
 	s.forgetSights()
-	s.settle()
+	s.Settle()
 	s.queue, s.queueLen = nil, 0
 	s.mem.Leave()
 }
 
 // footprint is what the session holds beside its driver's buffers, in bytes.
 func (s *session) footprint() int {
-	n := s.parser.Held() + s.queueLen + s.watchLen + s.subs.bytes
+	n := s.parser.Held() + s.queueLen + s.WatchHeld() + s.subs.bytes
 	if s.snap != nil {
 		n += s.snap.Held()
 	}
@@ -162,8 +133,8 @@ func (s *session) grow(buf []byte) []byte {
 
 // run executes the complete commands in s.in and consumes them.
 func (s *session) run() status {
-	s.clock = time.Since(s.front.since)
-	s.arrived = s.clock
+	s.clock = time.Since(s.srv.since)
+	s.Arrived = s.clock // the same for commands that came together
 	for !s.ending {
 		args, n, err := s.parser.Next(s.in)
 		if err != nil {
@@ -245,7 +216,7 @@ func (s *session) admit(cmd *command) error {
 	if !s.authed && cmd.flags&flagNoAuth == 0 {
 		return errAuth
 	}
-	if cmd.flags&flagLoading == 0 && s.srv.loading.Load() && s.srv.parts == nil && (cmd.flags&flagStandby == 0 || s.srv.masterNow().Self) {
+	if cmd.flags&flagLoading == 0 && s.srv.data.IsLoading() && s.srv.parts == nil && (cmd.flags&flagStandby == 0 || s.srv.masterNow().Self) {
 		return errLoading
 	}
 	if cmd.flags&flagRefused != 0 {
@@ -254,8 +225,8 @@ func (s *session) admit(cmd *command) error {
 	if s.multi && cmd.flags&flagNoMulti != 0 {
 		return errNotInMulti
 	}
-	if j := s.srv.journal; j != nil && cmd.flags&(flagRead|flagWrite) != 0 {
-		if err := j.refuses(cmd.flags&flagWrite != 0); err != nil {
+	if cmd.flags&(flagRead|flagWrite) != 0 {
+		if err := s.Space.Refuses(cmd.flags&flagWrite != 0); err != nil {
 			return err
 		}
 	}
@@ -271,39 +242,39 @@ func (s *session) admit(cmd *command) error {
 // perform runs a command under its locks. It reports false, and has done
 // nothing, if the command would have to wait.
 func (s *session) perform(cmd *command, args [][]byte) bool {
-	if s.tries == 0 {
+	if s.Tries == 0 {
 		s.began = s.clock
 	}
-	if s.tries > maxTries {
-		s.wait(args)
+	if s.Tries > keyspace.MaxTries {
+		s.waitFor(args)
 	}
 	ver := s.Ver
-	s.lookups = lookups{reads: cmd.reads()}
-	s.lock(cmd, args)
+	s.CountAnew(cmd.reads())
+	s.lockFor(cmd, args)
 	err := cmd.run(s, args)
-	s.end(err)
-	blocked := err != nil && s.blocked(err)
-	if !blocked && s.front.monitors.Load() != nil {
+	s.End(err)
+	blocked := err != nil && s.Blocked(err)
+	if !blocked && s.srv.monitors.Load() != nil {
 		s.tell(cmd, args) // under the locks: monitors see changes in the order in which they are made
 	}
-	if !blocked && (len(s.held) > 0 || cmd.flags&(flagRead|flagWrite) != 0) {
+	if !blocked && (s.Locked() || cmd.flags&(flagRead|flagWrite) != 0) {
 		s.looked()
 	}
-	s.unlock()
+	s.Unlock()
 	if err != nil {
 		s.Out = s.Out[:s.Mark]
 		s.Ver = ver // which a HELLO in a transaction may have changed
 		if blocked {
-			s.tries++
+			s.Tries++
 			return false
 		}
 		s.fail(err)
 	}
-	s.srv.stats.hits.Add(s.hits)
-	s.srv.stats.misses.Add(s.misses)
+	s.srv.stats.hits.Add(s.Hits)
+	s.srv.stats.misses.Add(s.Misses)
 	s.observe(cmd, args)
-	if s.tries != 0 || s.cancel != nil {
-		s.settle()
+	if s.Tries != 0 || s.MayWait() {
+		s.Settle()
 	}
 	s.info.last.Store(cmd)
 	return true
@@ -322,32 +293,42 @@ func (s *session) fail(err error) {
 	s.Out = proto.AppendError(s.Out, text)
 }
 
-// settle ends a command: the next one starts with far.NoWait.
-func (s *session) settle() {
-	s.tries = 0
-	s.wantBlocks = nil
-	if s.cancel != nil {
-		s.cancel()
-		s.ctx, s.cancel = far.NoWait, nil
+// lockFor takes the locks that a command needs for its keys.
+func (s *session) lockFor(cmd *command, args [][]byte) {
+	write := cmd.flags&flagWrite != 0
+	switch {
+	case cmd.lockAll != nil && cmd.lockAll(s):
+		s.WantAll()
+		write = true
+	case cmd.first == 0:
+		write = cmd.lockKeys != nil && cmd.lockKeys(s)
+	case cmd.last == cmd.first || len(args) == cmd.first+1:
+		// Fast path: one key.
+		s.LockKey(args[cmd.first], write, args)
+		return
+	default:
+		s.wantKeys(cmd, args)
+	}
+	s.LockWanted(write, args)
+}
+
+// wantKeys adds a command's keys to those to be locked.
+func (s *session) wantKeys(cmd *command, args [][]byte) {
+	for key := range cmd.keys(args) {
+		s.Want(key)
 	}
 }
 
-// wait lets the command wait from now on, until its deadline.
-func (s *session) wait(args [][]byte) {
-	if s.cancel != nil {
+// waitFor lets the command wait from now on, until its deadline.
+func (s *session) waitFor(args [][]byte) {
+	if s.MayWait() {
 		return
 	}
-	if s.onWait != nil {
-		s.onWait(args)
+	if s.OnWait != nil {
+		s.OnWait(args)
 	}
 	s.srv.stats.waits.Add(1)
-	s.ctx, s.cancel = context.WithTimeout(s.srv.ctx, s.srv.cfg.OpTimeout)
-}
-
-// blocked reports whether err says that the command would have to wait, and was
-// not allowed to.
-func (s *session) blocked(err error) bool {
-	return s.cancel == nil && errors.Is(err, far.ErrWouldBlock)
+	s.Wait()
 }
 
 // maxFetch bounds the keys of one fetch for one client.
@@ -382,10 +363,7 @@ func (w *wants) len() int { return len(w.keys) + len(w.heads) }
 // wants adds what to fetch after needFetch: the keys of the command that
 // blocked and of what the client has pipelined behind it.
 func (s *session) wants(w *wants) {
-	if len(s.wantBlocks) > 0 {
-		w.blocks = append(w.blocks, s.wantBlocks...)
-		s.wantBlocks = nil
-	}
+	w.blocks = append(w.blocks, s.TakeMissedBlocks()...)
 	p := proto.Parser{Limits: s.parser.Limits}
 	defer p.Release()
 	queue := s.queue
@@ -417,6 +395,6 @@ func (s *session) wants(w *wants) {
 // failed: then the command waits on its own.
 func (s *session) fetched(err error) {
 	if err != nil {
-		s.tries = maxTries + 1
+		s.Tries = keyspace.MaxTries + 1
 	}
 }

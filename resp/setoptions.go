@@ -103,3 +103,6 @@ func (o *setOptions) expireTime(name string) (int64, error) {
 }
 
 func nowMilli() int64 { return time.Now().UnixMilli() }
+
+// expireAt turns milliseconds since 1970 into a time.
+func expireAt(ms int64) time.Time { return time.UnixMilli(ms) }

@@ -2,13 +2,13 @@ package resp
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"math"
 	"slices"
 	"time"
 
 	"polder/resp/glob"
+	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
@@ -26,7 +26,7 @@ const maxMemory = "maxmemory"
 
 // settings come in the order in which they are set: only the first can fail.
 var settings = []setting{
-	{maxMemory, func(srv *Server) int64 { return srv.memory().max }, (*session).setMaxMemory, 0, math.MaxInt64, true},
+	{maxMemory, func(srv *Server) int64 { return srv.memory().Max }, (*session).setMaxMemory, 0, math.MaxInt64, true},
 	{"latency-monitor-threshold", func(srv *Server) int64 { return srv.latency.threshold.Load() },
 		func(s *session, n int64) error { s.srv.latency.threshold.Store(n); return nil }, 0, math.MaxInt64, false},
 	{"maxclients", func(srv *Server) int64 { return srv.maxClients.Load() },
@@ -66,12 +66,12 @@ func (srv *Server) configValues() []Stat {
 		{"bind", "127.0.0.1"},
 		{"client-query-buffer-limit", itoa(int64(srv.cfg.maxCommand()))},
 		{"databases", "1"},
-		{"hash-max-listpack-entries", itoa(listpackFields)},
-		{"hash-max-listpack-value", itoa(listpackValue)},
-		{"hash-max-ziplist-entries", itoa(listpackFields)},
-		{"hash-max-ziplist-value", itoa(listpackValue)},
+		{"hash-max-listpack-entries", itoa(keyspace.ListpackFields)},
+		{"hash-max-listpack-value", itoa(keyspace.ListpackValue)},
+		{"hash-max-ziplist-entries", itoa(keyspace.ListpackFields)},
+		{"hash-max-ziplist-value", itoa(keyspace.ListpackValue)},
 		{"maxmemory-clients", itoa(srv.cfg.ClientMemory.Max())},
-		{"maxmemory-policy", srv.memory().policy},
+		{"maxmemory-policy", srv.memory().Policy},
 		{"notify-keyspace-events", ""},
 		{"port", itoa(int64(srv.port.Load()))},
 		{"proto-max-bulk-len", itoa(int64(srv.cfg.MaxBulk))},
@@ -187,42 +187,22 @@ func (c *setting) parse(b []byte) (n int64, err error) {
 }
 
 // setMaxMemory changes the budget of local memory, or that of a cache without a
-// coordinator. When it returns, no more than that is in use; if the rest cannot be
-// evacuated in time, the budget stays as it was.
+// coordinator.
 func (s *session) setMaxMemory(n int64) error {
 	srv := s.srv
-	failed := func(err error) error { return notSet(maxMemory, err.Error()) }
 	switch {
 	case srv.parts != nil:
 		return notSet(maxMemory, "it is divided among the partitions that the server has")
-	case srv.loading.Load():
+	case srv.data.IsLoading():
 		return errLoading
 	}
-	if s.onWait != nil {
-		s.onWait(nil) // eviction takes a while
+	if s.OnWait != nil {
+		s.OnWait(nil) // eviction takes a while
 	}
-	srv.resizing.Lock()
-	defer srv.resizing.Unlock()
-	if srv.cache != nil {
-		if err := srv.cache.heap.SetBudget(n); err != nil {
-			return failed(err)
-		}
-		return nil
+	if err := srv.data.Resize(n); err != nil {
+		return notSet(maxMemory, err.Error())
 	}
-	ctx, cancel := context.WithTimeout(srv.ctx, srv.cfg.OpTimeout)
-	defer cancel()
-	before := srv.heap.Local()
-	err := srv.heap.SetLocal(ctx, n)
-	if err == nil {
-		return nil
-	}
-	if ctx.Err() != nil {
-		// It goes on shrinking by itself: to grow again needs no waiting.
-		if e := srv.heap.SetLocal(srv.ctx, before); e != nil {
-			return failed(e)
-		}
-	}
-	return failed(err)
+	return nil
 }
 
 // parseMemory reads a size as Redis does: 100, 100k (thousands), 100kb (1024).

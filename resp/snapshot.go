@@ -9,6 +9,7 @@ import (
 
 	"polder/far"
 	"polder/far/saved"
+	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
@@ -46,23 +47,23 @@ func snapshotError(err error) error {
 // copied is the snapshot that a session's client reads.
 type copied struct {
 	*saved.Snapshot
-	of *Server // whose heap it is of
+	of *part // whose heap it is of
 }
 
-// source is the server whose heap is to be copied, which does not go before endUse. Of a server of partitions it is one of them, which the arguments
+// source is the heap to be copied, which does not go before EndUse. Of a server of partitions it is one of theirs, which the arguments
 // begin with; what follows is returned.
-func (s *session) source(args [][]byte) (at *Server, rest [][]byte, err error) {
-	if s.front.parts == nil && s.front.stay() {
-		return s.front, args, nil
+func (s *session) source(args [][]byte) (at *part, rest [][]byte, err error) {
+	if s.srv.parts == nil && s.part.Stay() {
+		return s.part, args, nil
 	}
 	if len(args) < 2 || !proto.Is(args[0], "partition") {
 		return nil, nil, errWhichPartition
 	}
 	number, ok := proto.ParseInt(args[1])
-	if !ok || number < 0 || number >= int64(len(s.front.parts)) {
+	if !ok || number < 0 || number >= int64(len(s.srv.parts)) {
 		return nil, nil, errWhichPartition
 	}
-	if at = s.front.use(int(number)); at == nil {
+	if at = s.srv.use(int(number)); at == nil {
 		return nil, nil, errPartitionAway
 	}
 	return at, args[2:], nil
@@ -79,7 +80,7 @@ func (s *session) endSnapshot() {
 	if s.snap != nil {
 		s.snap.Close()
 		s.snap = nil
-		s.front.snapshots.Add(-1)
+		s.srv.snapshots.Add(-1)
 	}
 }
 
@@ -90,7 +91,7 @@ func cmdPolderSnapshot(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	defer at.endUse()
+	defer at.EndUse()
 	have := map[uint64]uint64{}
 	for _, b := range args {
 		if len(b)%haveEntry != 0 {
@@ -101,22 +102,22 @@ func cmdPolderSnapshot(s *session, a [][]byte) error {
 		}
 	}
 	switch {
-	case at.loading.Load():
+	case at.IsLoading():
 		return errLoading
-	case !at.kept():
-		return errNotKept
+	case !at.Kept():
+		return keyspace.ErrNotKept
 	}
 	s.endSnapshot()
-	if s.front.snapshots.Add(1) > mostSnapshots {
-		s.front.snapshots.Add(-1)
+	if s.srv.snapshots.Add(1) > mostSnapshots {
+		s.srv.snapshots.Add(-1)
 		return errManySnapshots
 	}
-	if s.onWait != nil {
-		s.onWait(nil)
+	if s.OnWait != nil {
+		s.OnWait(nil)
 	}
-	snap, err := at.heap.Snapshot(at.ctx, have)
+	snap, err := at.Snapshot(have)
 	if err != nil {
-		s.front.snapshots.Add(-1)
+		s.srv.snapshots.Add(-1)
 		return snapshotError(err)
 	}
 	s.snap = &copied{snap, at}
@@ -132,15 +133,15 @@ func cmdPolderPart(s *session, a [][]byte) error {
 		return errNoSnapshot
 	}
 	at := s.snap.of
-	if !at.stay() {
+	if !at.Stay() {
 		s.endSnapshot()
 		return errPartitionGone
 	}
-	defer at.endUse()
-	if s.onWait != nil {
-		s.onWait(nil)
+	defer at.EndUse()
+	if s.OnWait != nil {
+		s.OnWait(nil)
 	}
-	ctx, cancel := context.WithTimeout(at.ctx, at.cfg.OpTimeout)
+	ctx, cancel := context.WithTimeout(at.Context(), s.srv.cfg.OpTimeout)
 	defer cancel()
 	b, err := s.snap.Next(ctx)
 	switch {

@@ -12,13 +12,14 @@ import (
 
 	"polder/far/disk"
 	"polder/far/saved"
+	"polder/resp/keyspace"
 	"polder/resp/reply"
 )
 
 // TestASnapshotIsReadPartByPart by a few clients at a time, and a server opens the heap that was made of it: with large hashes and times to
 // live, and without what was written since.
 func TestASnapshotIsReadPartByPart(t *testing.T) {
-	k := newKept(t, Journal{})
+	k := newKept(t, keyspace.Journal{})
 	if got := k.do("POLDER", "PART"); got != "-"+string(errNoSnapshot)+"\r\n" {
 		t.Errorf("a part of nothing: %q", got)
 	}

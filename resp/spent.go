@@ -16,7 +16,7 @@ func (srv *Server) Spent(number int) time.Duration {
 	if at == nil {
 		return 0
 	}
-	return time.Duration(at.part.spent.Load())
+	return time.Duration(at.spent.Load())
 }
 
 // spend counts a command, or an attempt that has to be repeated when something was fetched.

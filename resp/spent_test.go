@@ -18,6 +18,7 @@ import (
 	"polder/holder"
 	"polder/partition"
 	"polder/resp/forward"
+	"polder/resp/keyspace"
 )
 
 // TestTimeIsSpentOnThePartitionOfTheKeys, wherever the client is, and also when a command waits or is one of a transaction.
@@ -126,7 +127,7 @@ func TestServersShareTheLoad(t *testing.T) {
 				if c.heaps[p], err = far.Open(ctx, c.stores[p], far.Config{Local: c.local}); err != nil {
 					return errors.Join(err, c.stores[p].Close())
 				}
-				if err = srv.AddPartition(ctx, p, c.heaps[p], Partition{Journal: Journal{Dir: filepath.Join(c.dirs[p], "journal"), Durable: true}}); err != nil {
+				if err = srv.AddPartition(ctx, p, c.heaps[p], Partition{Journal: keyspace.Journal{Dir: filepath.Join(c.dirs[p], "journal"), Durable: true}}); err != nil {
 					return errors.Join(err, c.heaps[p].Close(), c.stores[p].Close())
 				}
 				return nil

@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"polder/resp/keyspace"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -69,13 +70,11 @@ func (srv *Server) Stats() Stats {
 	for i := range srv.latency.calls {
 		commands += srv.latency.calls[i].count()
 	}
-	keys, hashes, blocks := 0, int64(0), 0
+	keys, hashes, blocks := 0, 0, 0
 	for _, at := range srv.stores() {
-		keys += at.keys.Len()
-		hashes += at.largeHashes.Load()
-		if at.blocks != nil {
-			blocks += at.blocks.Len()
-		}
+		keys += at.Len()
+		h, b := at.LargeHashes()
+		hashes, blocks = hashes+h, blocks+b
 	}
 	return Stats{
 		Commands:        commands,
@@ -98,12 +97,24 @@ func (srv *Server) Stats() Stats {
 		Forwarded:       c.forwarded.Load(),
 		Untold:          c.untold.Load(),
 		Keys:            int64(keys),
-		LargeHashes:     hashes,
+		LargeHashes:     int64(hashes),
 		HashBlocks:      int64(blocks),
 		ClientMemory:    srv.cfg.ClientMemory.Held(),
 		MaxClientMemory: srv.cfg.ClientMemory.Max(),
 		EvictedClients:  srv.cfg.ClientMemory.Evicted(),
 	}
+}
+
+// memory is what INFO and CONFIG GET say of the server's memory.
+func (srv *Server) memory() keyspace.Memory {
+	m := srv.data.Memory()
+	for p := range srv.parts {
+		if at := srv.parts[p].Load(); at != nil {
+			more := at.Memory()
+			m.Used, m.Max = m.Used+more.Used, m.Max+more.Max
+		}
+	}
+	return m
 }
 
 // metric is a line of Stats, for POLDER STATS and Prometheus.
@@ -115,7 +126,7 @@ type metric struct {
 }
 
 // overFar is for metrics that a cache in soft memory has no use for.
-func overFar(srv *Server) bool { return srv.cache == nil }
+func overFar(srv *Server) bool { return !srv.data.IsCache() }
 
 var metrics = []metric{
 	{"commands", "Commands run.", false, func(s *Stats) int64 { return s.Commands }, nil},
@@ -162,7 +173,7 @@ func (srv *Server) statLines() []Stat {
 // names that start with polder_resp_.
 func (srv *Server) Collector() prometheus.Collector {
 	c := &collector{srv: srv, histograms: []prometheus.Histogram{srv.stats.rounds}}
-	if srv.cache == nil {
+	if !srv.data.IsCache() {
 		c.histograms = append(c.histograms, srv.stats.fetchTimes)
 	}
 	for _, m := range metrics {

@@ -30,8 +30,8 @@ func gather(t *testing.T, srv *Server) map[string]float64 {
 	return got
 }
 
-// keyspace returns what INFO says of lookups: hits, misses.
-func keyspace(c *client) (got [2]string) {
+// hitsAndMisses returns what INFO says of lookups: hits, misses.
+func hitsAndMisses(c *client) (got [2]string) {
 	c.t.Helper()
 	for line := range strings.Lines(c.do("INFO", "stats").bulk) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -68,7 +68,7 @@ func TestKeyspaceHitsAreThoseOfRedis(t *testing.T) {
 			if strings.Contains(want, "QUEUED") || line == "MULTI" {
 				continue
 			}
-			if got, want := keyspace(ours), keyspace(redis); got != want {
+			if got, want := hitsAndMisses(ours), hitsAndMisses(redis); got != want {
 				t.Errorf("%s: after %s: got %s hits and misses, want %s", name, line, got, want)
 			}
 		}
@@ -87,7 +87,7 @@ func TestAKeyThatIsFetchedIsOneHit(t *testing.T) {
 	for i := range keys {
 		c.do("MGET", "key:"+strconv.Itoa(i), "none")
 	}
-	if got := keyspace(c); got != [2]string{strconv.Itoa(keys), strconv.Itoa(keys)} || srv.Stats().Fetches == 0 {
+	if got := hitsAndMisses(c); got != [2]string{strconv.Itoa(keys), strconv.Itoa(keys)} || srv.Stats().Fetches == 0 {
 		t.Errorf("got %s hits and misses in %d fetches, want %d each", got, srv.Stats().Fetches, keys)
 	}
 }

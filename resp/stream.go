@@ -171,7 +171,7 @@ func (st *stream) process() bool {
 		case needFetch:
 			var w wants
 			st.s.wants(&w)
-			st.s.fetched(st.s.fetchAt().fetch(&w))
+			st.s.fetched(st.s.srv.fetch(st.s.fetchAt(), &w))
 		case needResume:
 			if over := st.s.srv.pause.wait(); over != nil {
 				select {

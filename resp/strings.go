@@ -4,9 +4,54 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
+
+// replyString appends the value of a string key as a bulk string, or the null
+// reply. The value is copied once, from the map to out: room for its header is
+// left in front of it, as much as the last value needed. A large one is given memory of
+// its size.
+func (s *session) replyString(key []byte) (e far.Entry, found bool, err error) {
+	const blank = "$0123456789012\r\n"
+	start, size := len(s.Out), 0
+	s.Out = append(s.Out, blank[:s.hdr]...)
+	e, size, found, err = s.GetInto(key, s.Out)
+	if size > 0 && err == nil {
+		s.hdr = proto.BulkHeaderLen(size)
+		if s.Out = s.Out[:start]; start-s.Mark+s.hdr+size+2 > s.Limit {
+			return e, false, reply.ErrOutput
+		}
+		start = s.Room(s.hdr + size + 2)
+		s.Out = append(s.Out, blank[:s.hdr]...)
+		e, _, found, err = s.GetInto(key, s.Out)
+	}
+	if err != nil || !found {
+		if s.Out = s.Out[:start]; err == nil {
+			s.Null()
+		}
+		return e, false, err
+	}
+	if !keyspace.IsString(e.Tag) {
+		s.Out = s.Out[:start]
+		return e, false, reply.ErrWrongType
+	}
+	out := e.Value
+	n := len(out) - start - s.hdr
+	if hdr := proto.BulkHeaderLen(n); hdr != s.hdr {
+		if hdr > s.hdr {
+			out = append(out, blank[:hdr-s.hdr]...)
+		}
+		copy(out[start+hdr:], out[start+s.hdr:start+s.hdr+n])
+		out = out[:start+hdr+n]
+		s.hdr = hdr
+	}
+	proto.PutBulkHeader(out[start:], n)
+	e.Value = out[start+s.hdr:]
+	s.Out = append(out, '\r', '\n')
+	return e, true, s.Over()
+}
 
 func cmdGet(s *session, a [][]byte) error {
 	_, _, err := s.replyString(a[1])
@@ -18,7 +63,7 @@ func cmdGetDel(s *session, a [][]byte) error {
 	if err != nil || !found {
 		return err
 	}
-	_, err = s.del(a[1])
+	_, err = s.Del(a[1])
 	return err
 }
 
@@ -26,7 +71,7 @@ func cmdGetSet(s *session, a [][]byte) error {
 	if _, _, err := s.replyString(a[1]); err != nil {
 		return err
 	}
-	return s.put(a[1], far.Entry{Value: a[2]})
+	return s.Put(a[1], far.Entry{Value: a[2]})
 }
 
 func cmdGetEx(s *session, a [][]byte) error {
@@ -34,15 +79,15 @@ func cmdGetEx(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	s.reads = true
-	e, found, err := s.getString(a[1], s.scratch[:0])
+	s.Reads = true
+	e, found, err := s.GetString(a[1], s.Scratch[:0])
 	if err != nil || !found {
 		if err == nil {
 			s.Null()
 		}
 		return err
 	}
-	reuse(&s.scratch, e.Value)
+	keyspace.Reuse(&s.Scratch, e.Value)
 	at, err := o.expireTime("getex")
 	if err != nil {
 		return err
@@ -50,13 +95,13 @@ func cmdGetEx(s *session, a [][]byte) error {
 	s.Bulk(e.Value)
 	switch {
 	case o.flags&optAt != 0 && at <= nowMilli():
-		_, err = s.del(a[1])
+		_, err = s.Del(a[1])
 	case o.flags&optEx != 0:
 		e.Expire = expireAt(at)
-		err = s.put(a[1], e)
+		err = s.Put(a[1], e)
 	case o.flags&optPersist != 0 && !e.Expire.IsZero():
 		e.Expire = time.Time{}
-		err = s.put(a[1], e)
+		err = s.Put(a[1], e)
 	}
 	return err
 }
@@ -64,7 +109,7 @@ func cmdGetEx(s *session, a [][]byte) error {
 func cmdSet(s *session, a [][]byte) error {
 	if len(a) == 3 {
 		// Fast path: nothing but key and value.
-		if err := s.put(a[1], far.Entry{Value: a[2]}); err != nil {
+		if err := s.Put(a[1], far.Entry{Value: a[2]}); err != nil {
 			return err
 		}
 		s.OK()
@@ -90,7 +135,7 @@ func (s *session) setWith(key, value []byte, o setOptions, at int64, okReply str
 	case o.flags&optGet != 0:
 		old, found, err = s.replyString(key)
 	case o.flags&(optNX|optXX|optKeepTTL) != 0:
-		old, _, found, err = s.stat(key)
+		old, _, found, err = s.Stat(key)
 	}
 	if err != nil {
 		return err
@@ -113,9 +158,9 @@ func (s *session) setWith(key, value []byte, o setOptions, at int64, okReply str
 		e.Expire = old.Expire
 	}
 	if o.flags&optEx != 0 && at <= nowMilli() {
-		_, err = s.del(key) // as good as set and expired
+		_, err = s.Del(key) // as good as set and expired
 	} else {
-		err = s.put(key, e)
+		err = s.Put(key, e)
 	}
 	if err == nil && o.flags&optGet == 0 {
 		s.Out = append(s.Out, okReply...)
@@ -168,7 +213,7 @@ func cmdMSetNX(s *session, a [][]byte) error {
 		return reply.Error("ERR wrong number of arguments for 'msetnx' command")
 	}
 	for i := 1; i < len(a); i += 2 {
-		_, _, found, err := s.stat(a[i])
+		_, _, found, err := s.Stat(a[i])
 		if err != nil {
 			return err
 		}
@@ -194,10 +239,10 @@ func (s *session) setPairs(a [][]byte, name string) error {
 		}
 	}
 	if len(a) > 3 {
-		s.begin()
+		s.Begin()
 	}
 	for i := 1; i < len(a); i += 2 {
-		if err := s.put(a[i], far.Entry{Value: a[i+1]}); err != nil {
+		if err := s.Put(a[i], far.Entry{Value: a[i+1]}); err != nil {
 			return err
 		}
 	}
@@ -205,11 +250,11 @@ func (s *session) setPairs(a [][]byte, name string) error {
 }
 
 func cmdStrLen(s *session, a [][]byte) error {
-	e, size, found, err := s.stat(a[1])
+	e, size, found, err := s.Stat(a[1])
 	switch {
 	case err != nil:
 		return err
-	case found && !isString(e.Tag):
+	case found && !keyspace.IsString(e.Tag):
 		return reply.ErrWrongType
 	}
 	s.Int(int64(size))
@@ -217,7 +262,7 @@ func cmdStrLen(s *session, a [][]byte) error {
 }
 
 func cmdAppend(s *session, a [][]byte) error {
-	e, found, err := s.getString(a[1], s.scratch[:0])
+	e, found, err := s.GetString(a[1], s.Scratch[:0])
 	if err != nil {
 		return err
 	}
@@ -228,10 +273,10 @@ func cmdAppend(s *session, a [][]byte) error {
 			return reply.ErrTooLong
 		}
 		e.Value = append(e.Value, a[2]...)
-		e.Tag = tagRaw
-		reuse(&s.scratch, e.Value)
+		e.Tag = keyspace.TagRaw
+		keyspace.Reuse(&s.Scratch, e.Value)
 	}
-	if err := s.put(a[1], e); err != nil {
+	if err := s.Put(a[1], e); err != nil {
 		return err
 	}
 	s.Int(int64(len(e.Value)))
@@ -244,7 +289,7 @@ func cmdGetRange(s *session, a [][]byte) error {
 	if !ok1 || !ok2 {
 		return reply.ErrNotInt
 	}
-	e, found, err := s.getString(a[1], s.scratch[:0])
+	e, found, err := s.GetString(a[1], s.Scratch[:0])
 	if err != nil {
 		return err
 	}
@@ -253,7 +298,7 @@ func cmdGetRange(s *session, a [][]byte) error {
 		s.Str("")
 		return nil
 	}
-	reuse(&s.scratch, e.Value)
+	keyspace.Reuse(&s.Scratch, e.Value)
 	if start < 0 {
 		start = max(0, start+n)
 	}
@@ -277,7 +322,7 @@ func cmdSetRange(s *session, a [][]byte) error {
 	if off < 0 {
 		return reply.ErrOffset
 	}
-	e, found, err := s.getString(a[1], s.scratch[:0])
+	e, found, err := s.GetString(a[1], s.Scratch[:0])
 	if err != nil {
 		return err
 	}
@@ -289,16 +334,16 @@ func cmdSetRange(s *session, a [][]byte) error {
 		return reply.ErrTooLong
 	}
 	if !found {
-		e.Value = s.scratch[:0]
+		e.Value = s.Scratch[:0]
 	}
 	end := int(off) + len(a[3])
 	for len(e.Value) < end {
 		e.Value = append(e.Value, make([]byte, end-len(e.Value))...)
 	}
 	copy(e.Value[off:], a[3])
-	e.Tag = tagRaw
-	reuse(&s.scratch, e.Value)
-	if err := s.put(a[1], e); err != nil {
+	e.Tag = keyspace.TagRaw
+	keyspace.Reuse(&s.Scratch, e.Value)
+	if err := s.Put(a[1], e); err != nil {
 		return err
 	}
 	s.Int(int64(len(e.Value)))

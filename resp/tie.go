@@ -33,7 +33,7 @@ func (t *tie) cut() {
 
 // watchAway has the server at addr watch keys of a slot that it has, for a session that has no tie. ErrUnsent says that it may be tried again.
 func (s *session) watchAway(addr string, slot int, cmd *command, args [][]byte) error {
-	if len(s.watching) > 0 { // what was watched here has gone there
+	if s.Watches() { // what was watched here has gone there
 		s.unwatch()
 		s.tie = &tie{slot: slot}
 		s.OK()
@@ -54,7 +54,7 @@ func (s *session) watchAway(addr string, slot int, cmd *command, args [][]byte) 
 
 // hold takes a connection to another server for this session alone.
 func (s *session) hold(addr string) (*forward.Held, error) {
-	link, err := s.front.cfg.Cluster.Links.Hold(addr)
+	link, err := s.srv.cfg.Cluster.Links.Hold(addr)
 	if err != nil {
 		return nil, reply.Error("TRYAGAIN it takes a connection to another server: " + err.Error() + "; connect to " + addr + ", which has the keys")
 	}
@@ -68,7 +68,7 @@ func (s *session) performTied(cmd *command, args [][]byte) {
 		if !s.showsFirst(cmd) {
 			return
 		}
-		s.wait(args)
+		s.waitFor(args)
 		err := s.forward(t.link, "", cmd, args)
 		if !errors.Is(err, forward.ErrUnsent) {
 			if cmd.name == "exec" && err == nil {

@@ -65,7 +65,7 @@ func TestAPlainClientWatchesAtAnotherServer(t *testing.T) {
 			}
 		}
 		cl.c.Close()
-		eventually(t, "nobody watches any more", func() bool { return c.servers[1].parts[1].Load().watches.keys.Load() == 0 })
+		eventually(t, "nobody watches any more", func() bool { return c.servers[1].parts[1].Load().WatchedKeys() == 0 })
 	}
 }
 
@@ -191,7 +191,7 @@ func TestWatchesAtOtherServersAreBounded(t *testing.T) {
 		for _, cl := range all {
 			cl.c.Close()
 		}
-		eventually(t, "nobody watches any more", func() bool { return c.servers[1].parts[1].Load().watches.keys.Load() == 0 })
+		eventually(t, "nobody watches any more", func() bool { return c.servers[1].parts[1].Load().WatchedKeys() == 0 })
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"polder/far/copies"
 	"polder/far/named"
 	"polder/resp"
+	"polder/resp/keyspace"
 )
 
 // setting is how the servers of a script are configured.
@@ -57,7 +58,7 @@ func (l nodeLog) Snapshot([]byte) (save func() error, discard func()) {
 // Ask and Shown are evidence for replies.
 func (p *process) Ask() uint64 { return p.log.Ask() }
 
-// Shown implements resp.Evidence.
+// Shown implements keyspace.Evidence.
 func (p *process) Shown(ticket uint64) bool { return p.log.Shown(ticket) == nil }
 
 // start opens the heap that is left in what rec records. If that fails, what there is of the process has ended.
@@ -91,8 +92,8 @@ func start(rec *recorder, cfg setting) (p *process, err error) {
 	if p.heap, err = far.Open(ctx, p.store, far.Config{Local: far.MinLocal}); err != nil {
 		return p, err
 	}
-	c := resp.Config{Loops: -1, Ready: p.owner.Ready, Logger: quiet, OpTimeout: time.Minute, Journal: resp.Journal{Durable: true, Tail: tail}}
-	c.Journal.Log = func(ctx context.Context, replay func(rec []byte) error) (resp.RecordLog, error) {
+	c := resp.Config{Loops: -1, Ready: p.owner.Ready, Logger: quiet, OpTimeout: time.Minute, Journal: keyspace.Journal{Durable: true, Tail: tail}}
+	c.Journal.Log = func(ctx context.Context, replay func(rec []byte) error) (keyspace.RecordLog, error) {
 		log, err := p.store.OpenLog(ctx, replay)
 		if err != nil {
 			return nil, err

@@ -27,6 +27,7 @@ import (
 	"polder/internal/directory"
 	"polder/pool"
 	"polder/resp"
+	"polder/resp/keyspace"
 )
 
 // kept is what a daemon has of a heap whose memory at nodes outlives it.
@@ -43,7 +44,7 @@ type kept struct {
 // nodeLog is the journal of a Redis front end at nodes.
 type nodeLog struct{ *named.Log }
 
-// Commit implements resp.RecordLog. What nodes have survives this process; it is on a disk, too, if there is one.
+// Commit implements keyspace.RecordLog. What nodes have survives this process; it is on a disk, too, if there is one.
 func (l nodeLog) Commit(number uint64, sync bool) error {
 	if !sync { // the caller bounds how long that may be put off
 		return nil
@@ -51,14 +52,14 @@ func (l nodeLog) Commit(number uint64, sync bool) error {
 	return l.Log.Commit(number)
 }
 
-// Snapshot implements resp.RecordLog. The manifest says whose log it is, so that it needs no name.
+// Snapshot implements keyspace.RecordLog. The manifest says whose log it is, so that it needs no name.
 func (l nodeLog) Snapshot([]byte) (save func() error, discard func()) {
 	last := l.Last()
 	return func() error { l.Drop(last); return nil }, func() {}
 }
 
-// openLog is resp.Journal.Log.
-func (k *kept) openLog(ctx context.Context, replay func(rec []byte) error) (resp.RecordLog, error) {
+// openLog is keyspace.Journal.Log.
+func (k *kept) openLog(ctx context.Context, replay func(rec []byte) error) (keyspace.RecordLog, error) {
 	log, err := k.store.OpenLog(ctx, replay)
 	if err != nil {
 		return nil, err

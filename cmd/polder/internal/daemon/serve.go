@@ -16,6 +16,7 @@ import (
 	"polder/pool"
 	"polder/pool/memfd"
 	"polder/resp"
+	"polder/resp/keyspace"
 	"polder/resp/clientmem"
 )
 
@@ -279,13 +280,13 @@ func (c *ServeConfig) closeWithin() time.Duration {
 const durableClose = 8 * time.Second
 
 // journal is what keeps what no checkpoint has yet.
-func (m *memory) journal(cfg ServeConfig) resp.Journal {
-	j := resp.Journal{Durable: cfg.Durable, Every: cfg.DurableEvery}
+func (m *memory) journal(cfg ServeConfig) keyspace.Journal {
+	j := keyspace.Journal{Durable: cfg.Durable, Every: cfg.DurableEvery}
 	switch {
 	case cfg.onDisk():
 		j.Dir = cfg.journalDir()
 	case cfg.Heap != "":
-		j.Log = func(ctx context.Context, replay func(rec []byte) error) (resp.RecordLog, error) {
+		j.Log = func(ctx context.Context, replay func(rec []byte) error) (keyspace.RecordLog, error) {
 			return m.kept.openLog(ctx, replay)
 		}
 	}
@@ -334,7 +335,7 @@ const (
 func (c *BorrowConfig) fenced() bool { return c.Reads == Fenced }
 
 // evidence says, if another process may take the heap over, whether none has.
-func (m *memory) evidence(cfg ServeConfig) resp.Evidence {
+func (m *memory) evidence(cfg ServeConfig) keyspace.Evidence {
 	switch {
 	case !cfg.keptAtNodes():
 		return nil

@@ -1,4 +1,4 @@
-package resp
+package keyspace
 
 import (
 	"context"
@@ -6,7 +6,7 @@ import (
 	"polder/far"
 )
 
-// store is where a server keeps entries under their keys: a map in far memory,
+// store is where a space keeps entries under their keys: a map in far memory,
 // or a cache. Its methods are those of far.ByteMap, whose page says what they do.
 type store interface {
 	Get(ctx context.Context, key, dst []byte) (far.Entry, error)
@@ -22,25 +22,23 @@ type store interface {
 	Clear()
 }
 
-// memory is what INFO and CONFIG GET say of a server's memory.
-type memory struct {
-	used, max int64 // bytes; a max of 0 is none
-	policy    string
-	removals  uint64 // of keys evicted
+// Memory is what INFO and CONFIG GET say of memory.
+type Memory struct {
+	Used, Max int64 // bytes; a max of 0 is none
+	Policy    string
+	Removals  uint64 // of keys evicted
 }
 
-// memory reports the budget of local memory as the limit: what is more lies in far
-// memory.
-func (srv *Server) memory() memory {
-	if srv.cache != nil {
-		return srv.cache.memory()
+// Memory reports the budget of local memory as the limit: what is more lies in far
+// memory. A space that is loading has none.
+func (sp *Space) Memory() Memory {
+	switch {
+	case sp.cache != nil:
+		return sp.cache.memory()
+	case sp.loading.Load():
+		return Memory{Policy: noEviction}
 	}
-	m := memory{policy: noEviction}
-	for _, at := range srv.stores() {
-		m.used += at.heap.Stats().Resident
-		m.max += at.heap.Local()
-	}
-	return m
+	return Memory{Used: sp.heap.Stats().Resident, Max: sp.heap.Local(), Policy: noEviction}
 }
 
 // noEviction is Redis's name of a policy by which no key ever vanishes.

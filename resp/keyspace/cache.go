@@ -1,9 +1,8 @@
-package resp
+package keyspace
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"polder/far"
@@ -15,23 +14,6 @@ import (
 type cache struct {
 	heap *soft.Heap
 	m    *soft.ByteMap
-}
-
-// NewCache makes a server that is a cache: it keeps its data in a map of its
-// own on heap, and what memory is taken from the heap takes keys with it. The
-// caller closes the heap, after the server. It fails as NewServer does.
-func NewCache(heap *soft.Heap, cfg Config) (*Server, error) {
-	m, err := soft.NewByteMap(heap, 0)
-	if err != nil {
-		return nil, fmt.Errorf("cannot make a server: %w", err)
-	}
-	c := &cache{heap, m}
-	srv, err := newServer(&Server{cache: c}, cfg)
-	if err != nil {
-		m.Close()
-		return nil, err
-	}
-	return srv, nil
 }
 
 // lastExpiry is the latest time of expiry that a cache can tell from never.
@@ -106,10 +88,10 @@ func (c *cache) Clear()                                     { c.m.Clear() }
 
 // memory reports what the heap may use now as the limit. The heap is a clock,
 // which is what comes nearest to one of Redis's policies by its name.
-func (c *cache) memory() memory {
+func (c *cache) memory() Memory {
 	s := c.heap.Stats()
-	return memory{
-		used: s.Budget - s.Free, max: s.Budget, policy: "allkeys-lru",
-		removals: s.EvictedObjects + s.LostObjects,
+	return Memory{
+		Used: s.Budget - s.Free, Max: s.Budget, Policy: "allkeys-lru",
+		Removals: s.EvictedObjects + s.LostObjects,
 	}
 }

@@ -1,4 +1,4 @@
-package resp
+package keyspace
 
 import (
 	"context"
@@ -13,21 +13,19 @@ import (
 )
 
 // replay opens the journal and makes the changes again that the heap's checkpoint has not. It reports whether there were any.
-func (srv *Server) replay(ctx context.Context) (changed bool, err error) {
-	cfg := srv.cfg.Journal
+func (sp *Space) replay(ctx context.Context) (changed bool, err error) {
+	cfg := sp.cfg.Journal
 	if cfg.Tail == 0 {
-		cfg.Tail = min(max(srv.heap.Local()/4, leastTail), mostTail)
+		cfg.Tail = min(max(sp.heap.Local()/4, leastTail), mostTail)
 	}
-	j := &journal{cfg: cfg, name: srv.keptJournal, batch: srv.keptBatch, due: make(chan struct{}, 1)}
-	j.warn = func(err error) { srv.cfg.Logger.Error("the journal is in trouble", "err", err) }
+	j := &journal{cfg: cfg, name: sp.keptJournal, batch: sp.keptBatch, due: make(chan struct{}, 1)}
+	j.warn = func(err error) { sp.cfg.Logger.Error("the journal is in trouble", "err", err) }
 	if j.name == 0 {
 		j.name = mathrand.Uint64() | 1
 	}
-	srv.journal = j
-	srv.heap.KeepState(srv.keepState)
-	r := replayer{j: j, s: srv.newSession(), read: j.batch}
-	r.s.ctx, r.s.replays = ctx, true
-	defer r.s.close()
+	sp.journal = j
+	sp.heap.KeepState(sp.keepState)
+	r := replayer{j: j, a: &Access{Space: sp, ctx: ctx, replays: true}, read: j.batch}
 	records := 0
 	record := func(rec []byte) error { records++; return r.record(rec) }
 	var log RecordLog
@@ -42,21 +40,21 @@ func (srv *Server) replay(ctx context.Context) (changed bool, err error) {
 	if err := r.flush(); err != nil {
 		return false, errors.Join(err, log.Close())
 	}
-	st := &srv.stripes[0]
-	st.mu.Lock()
+	st := &sp.Stripes[0]
+	st.Mu.Lock()
 	j.log = log
-	st.mu.Unlock()
+	st.Mu.Unlock()
 	j.last.Store(log.Last())
 	if records > 0 {
-		srv.cfg.Logger.Info("the journal was replayed", "records", records)
+		sp.cfg.Logger.Info("the journal was replayed", "records", records)
 	}
-	return r.read != srv.keptBatch, nil
+	return r.read != sp.keptBatch, nil
 }
 
 // replayer makes changes again.
 type replayer struct {
 	j      *journal
-	s      *session
+	a      *Access
 	read   uint64  // number of the last batch that was read
 	part   []byte  // of the next one
 	partOf uint64  // its number
@@ -164,24 +162,24 @@ func decodeChange(d *record.Decoder) (c change) {
 
 // flush makes the changes that have been read.
 func (r *replayer) flush() error {
-	s := r.s
+	a := r.a
 	var keys, blocks [][]byte
 	for _, b := range r.ahead {
 		for _, c := range b.changes {
-			keys, blocks = append(keys, c.args[0]), s.blocksFor(c, blocks)
+			keys, blocks = append(keys, c.args[0]), a.blocksFor(c, blocks)
 		}
 	}
 	// What is not there then is read one by one.
-	_ = s.srv.keys.FetchHeads(s.ctx, keys)
-	_ = s.srv.blocks.Prefetch(s.ctx, blocks...)
-	if err := s.ctx.Err(); err != nil {
+	_ = a.Space.keys.FetchHeads(a.ctx, keys)
+	_ = a.Space.blocks.Prefetch(a.ctx, blocks...)
+	if err := a.ctx.Err(); err != nil {
 		return err
 	}
 	for _, b := range r.ahead {
 		err := r.redo(b)
 		for tries := 0; errors.Is(err, far.ErrFull) && tries < 3; tries++ {
 			// A checkpoint gives back what the last one needs and nobody else.
-			if err = s.srv.heap.Checkpoint(s.ctx); err == nil {
+			if err = a.Space.heap.Checkpoint(a.ctx); err == nil {
 				err = r.redo(b)
 			}
 		}
@@ -195,7 +193,7 @@ func (r *replayer) flush() error {
 }
 
 // blocksFor appends the keys of the blocks that c will change.
-func (s *session) blocksFor(c change, keys [][]byte) [][]byte {
+func (a *Access) blocksFor(c change, keys [][]byte) [][]byte {
 	step := 1
 	switch c.op {
 	case opFields:
@@ -204,9 +202,9 @@ func (s *session) blocksFor(c change, keys [][]byte) [][]byte {
 	default:
 		return keys
 	}
-	if h := s.largeOf(c.args[0]); h != nil {
+	if h := a.LargeOf(c.args[0]); h != nil {
 		for i := 1; i < len(c.args); i += step {
-			keys = append(keys, h.Key(h.Bucket(s.srv.fieldHash(c.args[i]))))
+			keys = append(keys, h.Key(h.Bucket(a.Space.FieldHash(c.args[i]))))
 		}
 	}
 	return keys
@@ -214,19 +212,19 @@ func (s *session) blocksFor(c change, keys [][]byte) [][]byte {
 
 // redo makes the changes of a batch again, all or none. A checkpoint has it, or has not.
 func (r *replayer) redo(b batch) (err error) {
-	st := &r.s.srv.stripes[0]
-	st.mu.Lock()
-	defer st.mu.Unlock()
+	st := &r.a.Space.Stripes[0]
+	st.Mu.Lock()
+	defer st.Mu.Unlock()
 	if len(b.changes) > 1 {
-		r.s.begin()
+		r.a.Begin()
 	}
 	for _, c := range b.changes {
-		if err = r.s.redo(c); err != nil {
+		if err = r.a.redo(c); err != nil {
 			err = fmt.Errorf("a change of kind %d of the key %q: %w", c.op, proto.Clip(c.args[0], 64), err)
 			break
 		}
 	}
-	r.s.end(err)
+	r.a.End(err)
 	if err == nil {
 		r.j.batch = b.number
 	}
@@ -234,41 +232,39 @@ func (r *replayer) redo(b batch) (err error) {
 }
 
 // redo makes a change again.
-func (s *session) redo(c change) error {
+func (a *Access) redo(c change) error {
 	key := c.args[0]
-	h := hash{key: key, found: true, e: c.e}
+	h := Hash{key: key, Found: true, e: c.e}
 	if c.op >= opFields && c.op <= opCopy {
-		if h.large = s.largeOf(key); h.large == nil {
+		if h.Large = a.LargeOf(key); h.Large == nil {
 			return errors.New("there is no large hash")
 		}
 	}
 	if c.op >= opTable {
-		s.begin()
+		a.Begin()
 	}
 	switch c.op {
 	case opPut:
 		c.e.Value = c.args[1]
-		return s.put(key, c.e)
+		return a.Put(key, c.e)
 	case opDel:
-		_, err := s.del(key)
+		_, err := a.Del(key)
 		return err
 	case opTable:
-		p := pairs(c.args[1:])
-		t := s.srv.newHashTable(p.size())
+		p := Pairs(c.args[1:])
+		t := a.Space.newHashTable(p.size())
 		t.addPairs(p)
-		return s.storeTable(&h, t)
+		return a.storeTable(&h, t)
 	case opFields:
-		_, err := s.setLarge(&h, c.args[1:])
+		_, err := a.setLarge(&h, c.args[1:])
 		return err
 	case opRemove:
-		_, err := s.removeFields(&h, c.args[1:])
+		_, err := a.RemoveFields(&h, c.args[1:])
 		return err
 	case opMove:
-		return s.move(key, c.args[1], h.large, c.e)
+		return a.MoveLarge(key, c.args[1], h.Large, c.e)
 	case opCopy:
-		return s.copyLarge(h.large, key, c.args[1], c.e)
+		return a.CopyLarge(h.Large, key, c.args[1], c.e)
 	}
-	err := cmdFlush(s, [][]byte{nil})
-	s.Out = s.Out[:0]
-	return err
+	return a.Flush()
 }

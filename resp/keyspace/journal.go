@@ -1,4 +1,4 @@
-package resp
+package keyspace
 
 import (
 	"context"
@@ -125,7 +125,7 @@ const (
 	opFlush                   // a key that is empty
 )
 
-// journal is the open journal of a server. A nil one keeps nothing.
+// journal is the open journal of a space. A nil one keeps nothing.
 type journal struct {
 	cfg  Journal
 	name uint64
@@ -146,44 +146,44 @@ type journal struct {
 
 // openJournal replays the journal of a heap that is kept, and opens it if there is to be one. There are no clients yet
 // that could change anything, but checkpoints may be taken.
-func (srv *Server) openJournal(ctx context.Context) error {
-	cfg := srv.cfg.Journal
+func (sp *Space) openJournal(ctx context.Context) error {
+	cfg := sp.cfg.Journal
 	inFiles := cfg.Log == nil
-	if srv.keptJournal == 0 && inFiles && cfg.Dir != "" {
+	if sp.keptJournal == 0 && inFiles && cfg.Dir != "" {
 		// What is there was made before the heap, or there was a checkpoint since that has all of it.
 		if err := os.RemoveAll(cfg.Dir); err != nil {
 			return fmt.Errorf("cannot begin a journal: %w", err)
 		}
 	}
-	if srv.keptJournal == 0 && !cfg.Durable {
-		srv.heap.KeepState(srv.keepState)
+	if sp.keptJournal == 0 && !cfg.Durable {
+		sp.heap.KeepState(sp.keepState)
 		return nil
 	}
-	if srv.keptJournal != 0 && inFiles {
+	if sp.keptJournal != 0 && inFiles {
 		if _, err := os.Stat(cfg.Dir); err != nil {
 			return fmt.Errorf("the heap has a journal, without which it is not what clients were promised: %w", err)
 		}
 	}
-	changed, err := srv.replay(ctx)
+	changed, err := sp.replay(ctx)
 	if err != nil {
 		return fmt.Errorf("cannot replay the journal: %w", err)
 	}
-	j := srv.journal
+	j := sp.journal
 	if !cfg.Durable {
-		st := &srv.stripes[0]
-		st.mu.Lock()
-		srv.journal = nil
-		st.mu.Unlock()
+		st := &sp.Stripes[0]
+		st.Mu.Lock()
+		sp.journal = nil
+		st.Mu.Unlock()
 	}
-	if srv.keptJournal != 0 && cfg.Durable && inFiles {
-		j.start(srv)
+	if sp.keptJournal != 0 && cfg.Durable && inFiles {
+		j.start(sp)
 		return nil
 	}
 	// The heap has to know the journal before there is anything in it, and before it goes. What others have kept for the
 	// process before must not count in another way for the one after.
 	// If it knows the journal and has all of it, as after an end in good order, that is so already.
-	if srv.keptJournal == 0 || !cfg.Durable || changed {
-		err = srv.firstCheckpoint(ctx)
+	if sp.keptJournal == 0 || !cfg.Durable || changed {
+		err = sp.firstCheckpoint(ctx)
 	}
 	if err == nil {
 		err = j.log.Begin(ctx)
@@ -198,15 +198,15 @@ func (srv *Server) openJournal(ctx context.Context) error {
 		}
 		return err
 	}
-	j.start(srv)
+	j.start(sp)
 	return nil
 }
 
 // firstCheckpoint takes a checkpoint, again and again while nodes that were slow for a moment count as such that do not answer.
-func (srv *Server) firstCheckpoint(ctx context.Context) error {
+func (sp *Space) firstCheckpoint(ctx context.Context) error {
 	for began := time.Now(); ; {
-		err := srv.heap.Checkpoint(ctx)
-		if err == nil || errors.Is(err, far.ErrStoreFull) || time.Since(began) > srv.cfg.OpTimeout {
+		err := sp.heap.Checkpoint(ctx)
+		if err == nil || errors.Is(err, far.ErrStoreFull) || time.Since(began) > sp.cfg.OpTimeout {
 			return err
 		}
 		select {
@@ -218,11 +218,11 @@ func (srv *Server) firstCheckpoint(ctx context.Context) error {
 }
 
 // start begins what goes on beside commands.
-func (j *journal) start(srv *Server) {
-	srv.wg.Go(func() { j.checkpoints(srv) })
+func (j *journal) start(sp *Space) {
+	sp.wg.Go(func() { j.checkpoints(sp) })
 	if j.cfg.Every > 0 {
 		j.synced.Store(time.Now().UnixNano())
-		srv.wg.Go(func() { j.syncs(srv) })
+		sp.wg.Go(func() { j.syncs(sp) })
 	}
 }
 
@@ -249,7 +249,7 @@ func (j *journal) append(notes []byte) {
 		}
 		j.last.Store(lsn)
 	}
-	reuse(&j.buf, j.buf)
+	Reuse(&j.buf, j.buf)
 	if j.tail >= j.cfg.Tail {
 		j.tooLong.Store(j.tail >= longestTail*j.cfg.Tail)
 		j.wantCheckpoint()
@@ -301,11 +301,11 @@ func (j *journal) settle(lsn uint64) bool {
 }
 
 // note remembers a change for the journal. It is copied.
-func (s *session) note(op uint8, e far.Entry, key []byte, args ...[]byte) {
-	if s.srv.journal == nil || s.replays {
+func (a *Access) note(op uint8, e far.Entry, key []byte, args ...[]byte) {
+	if a.Space.journal == nil || a.replays {
 		return
 	}
-	b := append(s.notes, op, e.Tag)
+	b := append(a.notes, op, e.Tag)
 	expire := uint64(0)
 	if !e.Expire.IsZero() {
 		expire = uint64(e.Expire.UnixMilli())
@@ -313,24 +313,24 @@ func (s *session) note(op uint8, e far.Entry, key []byte, args ...[]byte) {
 	b = binary.LittleEndian.AppendUint64(b, expire)
 	b = binary.LittleEndian.AppendUint32(b, uint32(1+len(args)))
 	b = append(binary.LittleEndian.AppendUint32(b, uint32(len(key))), key...)
-	for _, a := range args {
-		b = append(binary.LittleEndian.AppendUint32(b, uint32(len(a))), a...)
+	for _, arg := range args {
+		b = append(binary.LittleEndian.AppendUint32(b, uint32(len(arg))), arg...)
 	}
-	s.notes = b
+	a.notes = b
 }
 
 // noteTable remembers that h is what t has.
-func (s *session) noteTable(h *hash, t *hashTable) {
-	if s.srv.journal == nil || s.replays {
+func (a *Access) noteTable(h *Hash, t *hashTable) {
+	if a.Space.journal == nil || a.replays {
 		return
 	}
-	var all pairs
+	var all Pairs
 	for _, l := range t.lists {
 		for f, v := range l.All() {
 			all = append(all, f, v)
 		}
 	}
-	s.note(opTable, h.e, h.key, all...)
+	a.note(opTable, h.e, h.key, all...)
 }
 
 // freeze is called while nothing changes. It returns what the heap's checkpoint is to know, and what to do when it counts.
@@ -359,13 +359,13 @@ func (j *journal) freeze() (name, batch uint64, kept func(error)) {
 	}
 }
 
-// syncs brings the journal to the disk every so often, until the server ends.
-func (j *journal) syncs(srv *Server) {
+// syncs brings the journal to the disk every so often, until the space ends.
+func (j *journal) syncs(sp *Space) {
 	t := time.NewTicker(max(j.cfg.Every/2, time.Millisecond))
 	defer t.Stop()
 	for {
 		select {
-		case <-srv.ctx.Done():
+		case <-sp.ctx.Done():
 			return
 		case <-t.C:
 		}
@@ -378,35 +378,27 @@ func (j *journal) syncs(srv *Server) {
 	}
 }
 
-// checkpoints takes one when the journal is long, until the server ends.
-func (j *journal) checkpoints(srv *Server) {
+// checkpoints takes one when the journal is long, until the space ends.
+func (j *journal) checkpoints(sp *Space) {
 	for {
 		select {
-		case <-srv.ctx.Done():
+		case <-sp.ctx.Done():
 			return
 		case <-j.due:
 		}
-		if err := srv.heap.Checkpoint(srv.ctx); err != nil && srv.ctx.Err() == nil {
+		if err := sp.heap.Checkpoint(sp.ctx); err != nil && sp.ctx.Err() == nil {
 			j.warn(err)
 			select {
-			case <-srv.ctx.Done():
+			case <-sp.ctx.Done():
 			case <-time.After(time.Second):
 			}
 		}
 	}
 }
 
-// giveUp has the commands fail that wait for far memory, and the replies that wait for the journal not be sent.
-func (srv *Server) giveUp() {
-	srv.cancel()
-	if j := srv.journal; j != nil && j.log != nil {
-		j.log.Abandon()
-	}
-}
-
-// closeJournal ends the journal of a server that has no clients any more. When the heap is closed it has no need of it.
-func (srv *Server) closeJournal() {
-	if j := srv.journal; j != nil && j.log != nil {
+// closeJournal ends the journal of a space that nobody uses any more. When the heap is closed it has no need of it.
+func (sp *Space) closeJournal() {
+	if j := sp.journal; j != nil && j.log != nil {
 		if err := j.log.Close(); err != nil {
 			j.warn(err)
 		}

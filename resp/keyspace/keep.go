@@ -1,4 +1,4 @@
-package resp
+package keyspace
 
 import (
 	"encoding/binary"
@@ -22,23 +22,23 @@ import (
 const stateVersion = 1
 
 // keepState is what a checkpoint of the heap keeps.
-func (srv *Server) keepState() far.State {
-	for i := range srv.stripes {
-		srv.stripes[i].mu.RLock()
+func (sp *Space) keepState() far.State {
+	for i := range sp.Stripes {
+		sp.Stripes[i].Mu.RLock()
 	}
 	put32, put64 := binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
-	b := put64(put64([]byte{stateVersion}, srv.fieldSeed), srv.nextHash.Load())
+	b := put64(put64([]byte{stateVersion}, sp.fieldSeed), sp.nextHash.Load())
 	at, n := len(b), uint32(0)
 	b = put32(b, 0)
-	for i := range srv.stripes {
-		for key, h := range srv.stripes[i].large {
+	for i := range sp.Stripes {
+		for key, h := range sp.Stripes[i].large {
 			n++
 			b = append(put32(b, uint32(len(key))), key...)
 			b = h.Encode(b)
 		}
 	}
 	binary.LittleEndian.PutUint32(b[at:], n)
-	w := &srv.sweeper
+	w := &sp.sweeper
 	w.mu.Lock()
 	free := slices.Concat(w.queue, w.freeing, w.pinned)
 	b = put32(b, uint32(len(free)))
@@ -46,16 +46,16 @@ func (srv *Server) keepState() far.State {
 		b = h.Encode(b)
 	}
 	w.mu.Unlock()
-	name, batch, kept := srv.journal.freeze()
+	name, batch, kept := sp.journal.freeze()
 	return far.State{Bytes: put64(put64(b, name), batch), Kept: kept, Thaw: func() {
-		for i := range srv.stripes {
-			srv.stripes[i].mu.RUnlock()
+		for i := range sp.Stripes {
+			sp.Stripes[i].Mu.RUnlock()
 		}
 	}}
 }
 
 // loadState takes what keepState has returned, before there are clients.
-func (srv *Server) loadState(b []byte) error {
+func (sp *Space) loadState(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
@@ -63,15 +63,15 @@ func (srv *Server) loadState(b []byte) error {
 	if v := d.Bytes(1); len(v) > 0 && v[0] != stateVersion {
 		return fmt.Errorf("the keys were kept by another version of polder: their state is of version %d, want %d", v[0], stateVersion)
 	}
-	srv.fieldSeed = d.U64()
-	srv.nextHash.Store(d.U64())
+	sp.fieldSeed = d.U64()
+	sp.nextHash.Store(d.U64())
 	for range d.U32() {
 		key := string(d.Bytes(int(d.U32())))
 		h := hashes.DecodeLarge(d)
 		if d.Err != nil {
 			break
 		}
-		srv.lead(&srv.stripes[srv.stripeOf([]byte(key))], key, h)
+		sp.lead(&sp.Stripes[sp.stripeOf([]byte(key))], key, h)
 	}
 	for range d.U32() {
 		h := hashes.DecodeLarge(d)
@@ -79,9 +79,9 @@ func (srv *Server) loadState(b []byte) error {
 			break
 		}
 		h.Leads = -1
-		srv.sweeper.drop(h)
+		sp.sweeper.drop(h)
 	}
-	srv.keptJournal, srv.keptBatch = d.U64(), d.U64()
+	sp.keptJournal, sp.keptBatch = d.U64(), d.U64()
 	if d.Err == nil && len(d.B) > 0 {
 		d.Err = fmt.Errorf("%d bytes follow it", len(d.B))
 	}

@@ -1,4 +1,4 @@
-package resp
+package keyspace
 
 import (
 	"context"
@@ -22,8 +22,8 @@ const settleFor = 100 * time.Millisecond
 // have expired, and stores what commands that have struck fields out could not. It is
 // one goroutine.
 type sweeper struct {
-	srv  *Server
-	wake chan struct{} // capacity 1
+	space *Space
+	wake  chan struct{} // capacity 1
 
 	mu      sync.Mutex
 	queue   []*hashes.Large // guarded by mu
@@ -64,19 +64,18 @@ func (w *sweeper) take() []*hashes.Large {
 }
 
 func (w *sweeper) run() {
-	defer w.srv.wg.Done()
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
 		select {
-		case <-w.srv.ctx.Done():
+		case <-w.space.ctx.Done():
 			return
 		case <-w.wake:
-			if w.srv.loading.Load() {
+			if w.space.loading.Load() {
 				continue // till the next tick
 			}
 		case <-tick.C:
-			if w.srv.loading.Load() {
+			if w.space.loading.Load() {
 				continue
 			}
 			w.expire()
@@ -97,8 +96,8 @@ func (w *sweeper) run() {
 func (w *sweeper) free(h *hashes.Large) bool {
 	ok := true
 	for b := range h.Buckets {
-		if _, err := w.srv.blocks.Delete(w.srv.ctx, h.Key(b)); err != nil {
-			if ok = false; w.srv.ctx.Err() != nil {
+		if _, err := w.space.blocks.Delete(w.space.ctx, h.Key(b)); err != nil {
+			if ok = false; w.space.ctx.Err() != nil {
 				break
 			}
 		}
@@ -109,29 +108,29 @@ func (w *sweeper) free(h *hashes.Large) bool {
 // expire drops the large hashes whose entries have expired, and stores the others
 // without what is struck out of them.
 func (w *sweeper) expire() {
-	if w.srv.largeHashes.Load() == 0 {
-		w.srv.unsettled.Store(0)
+	if w.space.largeHashes.Load() == 0 {
+		w.space.unsettled.Store(0)
 		return
 	}
-	ctx, cancel := context.WithTimeout(w.srv.ctx, settleFor)
+	ctx, cancel := context.WithTimeout(w.space.ctx, settleFor)
 	defer cancel()
 	var failed error // when one list could not be stored, no more are tried
 	unsettled := 0
-	for i := range w.srv.stripes {
-		st := &w.srv.stripes[i]
-		if !st.mu.TryLock() {
+	for i := range w.space.Stripes {
+		st := &w.space.Stripes[i]
+		if !st.Mu.TryLock() {
 			continue // next time
 		}
 		for key, h := range st.large {
-			if _, _, err := w.srv.keys.Stat(far.NoWait, []byte(key)); errors.Is(err, far.ErrNotFound) {
-				w.srv.lead(st, key, nil)
+			if _, _, err := w.space.keys.Stat(far.NoWait, []byte(key)); errors.Is(err, far.ErrNotFound) {
+				w.space.lead(st, key, nil)
 				w.drop(h)
 			} else if failed == nil {
-				failed = w.srv.settleStruck(ctx, st, key, h)
+				failed = w.space.settleStruck(ctx, st, key, h)
 			}
 			unsettled += h.Struck.Len()
 		}
-		st.mu.Unlock()
+		st.Mu.Unlock()
 	}
-	w.srv.unsettled.Store(int64(unsettled))
+	w.space.unsettled.Store(int64(unsettled))
 }

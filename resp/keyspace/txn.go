@@ -1,4 +1,4 @@
-package resp
+package keyspace
 
 import (
 	"slices"
@@ -12,7 +12,7 @@ import (
 // change need not do anything for that: far memory stores an entry or does not.
 // One that makes several calls begin before the first, and makes them in a
 // transaction of far memory. What a command changes beside entries, which is
-// what leads to the blocks of large hashes, is remembered in undo. The session
+// what leads to the blocks of large hashes, is remembered in undo. Who runs it
 // ends the command's changes when the handler has returned, under its locks:
 // with an error it has changed nothing, and may be run again.
 //
@@ -39,90 +39,90 @@ type undo struct {
 	key string
 }
 
-// begin makes the changes that follow ones that count together.
-func (s *session) begin() {
-	if s.srv.loading.Load() && !s.replays || s.srv.heap == nil || s.together {
+// Begin makes the changes that follow ones that count together.
+func (a *Access) Begin() {
+	if a.Space.loading.Load() && !a.replays || a.Space.heap == nil || a.together {
 		return
 	}
-	if s.txn == nil {
-		s.txn = s.srv.heap.NewTxn()
+	if a.txn == nil {
+		a.txn = a.Space.heap.NewTxn()
 	}
-	s.together = true
+	a.together = true
 }
 
 // changing is called before each change.
-func (s *session) changing() {
-	if invariants.Enabled && s.made && !s.together && s.srv.heap != nil {
+func (a *Access) changing() {
+	if invariants.Enabled && a.made && !a.together && a.Space.heap != nil {
 		panic("BUG: a command makes its second change without a transaction")
 	}
 }
 
 // changedKey is called after each change of a key.
-func (s *session) changedKey(key []byte) {
-	s.made = true
-	if s.srv.watches.any() {
-		s.touched = append(s.touched, key)
+func (a *Access) changedKey(key []byte) {
+	a.made = true
+	if a.Space.watches.any() {
+		a.touched = append(a.touched, key)
 	}
 }
 
 // save remembers h, which is about to change.
-func (s *session) save(h *hashes.Large) { s.undo = append(s.undo, undo{h: h, was: *h}) }
+func (a *Access) save(h *hashes.Large) { a.undo = append(a.undo, undo{h: h, was: *h}) }
 
-// end ends the changes of a command, which has come to err. The command's locks
+// End ends the changes of a command, which has come to err. The command's locks
 // must be held: what is remembered of a hash is true no longer than they are, so that it is
 // forgotten even if nothing has changed.
-func (s *session) end(err error) {
-	if !s.made && !s.together && len(s.undo) == 0 {
+func (a *Access) End(err error) {
+	if !a.made && !a.together && len(a.undo) == 0 {
 		return
 	}
-	if err != nil && s.srv.heap != nil {
-		if invariants.Enabled && s.made && !s.together {
+	if err != nil && a.Space.heap != nil {
+		if invariants.Enabled && a.made && !a.together {
 			panic("BUG: a command that has changed something fails: " + err.Error())
 		}
-		s.rollback()
+		a.rollback()
 	} else {
-		s.commit()
+		a.commit()
 	}
-	s.together, s.made, s.full = false, false, false
-	reuse(&s.notes, s.notes)
-	clear(s.undo)
-	clear(s.touched)
-	clear(s.dropped)
-	clear(s.struck)
-	s.undo, s.touched, s.dropped, s.struck = s.undo[:0], s.touched[:0], s.dropped[:0], s.struck[:0]
+	a.together, a.made, a.full = false, false, false
+	Reuse(&a.notes, a.notes)
+	clear(a.undo)
+	clear(a.touched)
+	clear(a.dropped)
+	clear(a.struck)
+	a.undo, a.touched, a.dropped, a.struck = a.undo[:0], a.touched[:0], a.dropped[:0], a.struck[:0]
 }
 
-func (s *session) commit() {
-	if len(s.notes) > 0 {
-		s.srv.journal.append(s.notes)
+func (a *Access) commit() {
+	if len(a.notes) > 0 {
+		a.Space.journal.append(a.notes)
 	}
-	if s.together {
-		s.txn.Commit()
+	if a.together {
+		a.txn.Commit()
 	}
-	for _, key := range s.touched {
-		s.srv.watches.touch(key)
+	for _, key := range a.touched {
+		a.Space.watches.touch(key)
 	}
-	for _, h := range s.dropped {
+	for _, h := range a.dropped {
 		if h.Leads == 0 {
 			h.Leads = -1 // once, however often it was dropped
-			s.srv.sweeper.drop(h)
+			a.Space.sweeper.drop(h)
 		}
 	}
-	for _, key := range s.struck {
-		st := s.stripe(key)
-		if h := st.large[string(key)]; h != nil && s.srv.settleStruck(s.ctx, st, string(key), h) != nil {
-			s.srv.unsettled.Add(int64(h.Struck.Len())) // the sweeper goes on with it
+	for _, key := range a.struck {
+		st := a.stripe(key)
+		if h := st.large[string(key)]; h != nil && a.Space.settleStruck(a.ctx, st, string(key), h) != nil {
+			a.Space.unsettled.Add(int64(h.Struck.Len())) // the sweeper goes on with it
 		}
 	}
 }
 
-func (s *session) rollback() {
-	if s.together {
-		s.txn.Rollback()
+func (a *Access) rollback() {
+	if a.together {
+		a.txn.Rollback()
 	}
-	for _, u := range slices.Backward(s.undo) {
+	for _, u := range slices.Backward(a.undo) {
 		if u.st != nil {
-			s.srv.lead(u.st, u.key, u.h)
+			a.Space.lead(u.st, u.key, u.h)
 		} else {
 			*u.h = u.was
 		}

@@ -1,4 +1,4 @@
-package resp
+package keyspace
 
 import (
 	"context"
@@ -21,13 +21,13 @@ import (
 // no more are.
 const maxUnsettled = 1 << 16
 
-// struckOut returns what is struck out of the small hash under key, whose stripe is
+// StruckOut returns what is struck out of the small hash under key, whose stripe is
 // locked.
-func (s *session) struckOut(key []byte) hashes.Strikes {
-	if s.srv.largeHashes.Load() == 0 {
+func (a *Access) StruckOut(key []byte) hashes.Strikes {
+	if a.Space.largeHashes.Load() == 0 {
 		return nil
 	}
-	if h := s.stripe(key).large[string(key)]; h != nil && h.IsSmall() {
+	if h := a.stripe(key).large[string(key)]; h != nil && h.IsSmall() {
 		return h.Struck
 	}
 	return nil
@@ -35,63 +35,63 @@ func (s *session) struckOut(key []byte) hashes.Strikes {
 
 // noRoom reports whether err is that there is no room for a list that has become
 // shorter. Then the command does not look for it again.
-func (s *session) noRoom(err error) bool {
-	if !errors.Is(err, far.ErrFull) || s.srv.unsettled.Load() > maxUnsettled {
+func (a *Access) noRoom(err error) bool {
+	if !errors.Is(err, far.ErrFull) || a.Space.unsettled.Load() > maxUnsettled {
 		return false
 	}
-	s.full = true
+	a.full = true
 	return true
 }
 
 // storeLess is storeList for a list that has become shorter.
-func (s *session) storeLess(h *hash) error {
-	if !s.full {
-		if err := s.storeList(h); !s.noRoom(err) {
+func (a *Access) storeLess(h *Hash) error {
+	if !a.full {
+		if err := a.storeList(h); !a.noRoom(err) {
 			return err
 		}
 	}
-	s.changing()
-	e, err := s.srv.keys.Get(s.ctx, h.key, s.scratch2[:0])
+	a.changing()
+	e, err := a.Space.keys.Get(a.ctx, h.key, a.Scratch2[:0])
 	if err != nil {
 		return err
 	}
-	reuse(&s.scratch2, e.Value)
-	s.lead(h.key, &hashes.Large{Struck: s.struckOut(h.key).Add(hashes.StrikesOf(0, e.Value, h.list))})
-	s.changedKey(h.key)
-	s.struck = append(s.struck, h.key)
-	s.note(opPut, h.e, h.key, h.list)
+	Reuse(&a.Scratch2, e.Value)
+	a.lead(h.key, &hashes.Large{Struck: a.StruckOut(h.key).Add(hashes.StrikesOf(0, e.Value, h.List))})
+	a.changedKey(h.key)
+	a.struck = append(a.struck, h.key)
+	a.note(opPut, h.e, h.key, h.List)
 	return nil
 }
 
 // putLess is putBlock for a list that has become shorter. If there is no room, it
 // returns what is to be struck out.
-func (s *session) putLess(h *hashes.Large, b uint32, l hashes.List) ([]uint64, error) {
-	if !s.full || l.Len() == 0 {
-		if err := s.putBlock(h, b, l); !s.noRoom(err) {
+func (a *Access) putLess(h *hashes.Large, b uint32, l hashes.List) ([]uint64, error) {
+	if !a.full || l.Len() == 0 {
+		if err := a.putBlock(h, b, l); !a.noRoom(err) {
 			return nil, err
 		}
 	}
 	k := h.Key(b)
-	e, err := s.srv.blocks.Get(s.ctx, k, s.scratch[:0])
+	e, err := a.Space.blocks.Get(a.ctx, k, a.Scratch[:0])
 	if errors.Is(err, far.ErrWouldBlock) {
-		s.wantBlocks = append(s.wantBlocks, k)
+		a.wantBlocks = append(a.wantBlocks, k)
 	}
 	if err != nil {
 		return nil, err
 	}
-	reuse(&s.scratch, e.Value)
+	Reuse(&a.Scratch, e.Value)
 	return hashes.StrikesOf(b, e.Value, l), nil
 }
 
 // settleStruck stores the lists of the hash h under key without what is struck out.
 // What is lost is not read any more, with strikes or without. The stripe must be
 // locked for writing, and no command may have changes that it may undo.
-func (srv *Server) settleStruck(ctx context.Context, st *stripe, key string, h *hashes.Large) error {
+func (sp *Space) settleStruck(ctx context.Context, st *stripe, key string, h *hashes.Large) error {
 	for len(h.Struck) > 0 {
 		b := h.Struck.Last()
-		m, k := store(srv.blocks), h.Key(b)
+		m, k := store(sp.blocks), h.Key(b)
 		if h.IsSmall() {
-			m, k = srv.keys, []byte(key)
+			m, k = sp.keys, []byte(key)
 		}
 		e, err := m.Get(ctx, k, nil)
 		if err == nil {
@@ -104,7 +104,7 @@ func (srv *Server) settleStruck(ctx context.Context, st *stripe, key string, h *
 		h.Struck = h.Struck.Before(b)
 	}
 	if h.IsSmall() {
-		srv.lead(st, key, nil)
+		sp.lead(st, key, nil)
 	}
 	return nil
 }
