@@ -176,13 +176,11 @@ func cmdClusterCountKeys(s *session, a [][]byte) error {
 			return true, nil
 		}
 		for cursor := uint64(0); ; {
-			var none keyList
 			var err error
-			cursor, err = s.scanStep(cursor, &none, func(key []byte, _ far.Entry) bool {
+			cursor, err = s.Scan(cursor, func(key []byte, _ far.Entry) {
 				if partition.Slot(key) == int(slot) {
 					n++
 				}
-				return false
 			})
 			if err != nil || cursor == 0 {
 				return true, err

@@ -2,7 +2,9 @@ package resp
 
 import (
 	"strings"
+	"time"
 
+	"polder/resp/commands"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
@@ -32,28 +34,14 @@ func cmdEcho(s *session, a [][]byte) error {
 }
 
 func cmdSelect(s *session, a [][]byte) error {
-	err := checkDB(a[1])
-	if err == errDBIndex && s.srv.parts != nil {
+	err := commands.CheckDB(a[1])
+	if err == reply.ErrDBIndex && s.srv.parts != nil {
 		return errSelect
 	}
 	if err == nil {
 		s.OK()
 	}
 	return err
-}
-
-// checkDB refuses all databases but 0.
-func checkDB(arg []byte) error {
-	db, ok := proto.ParseInt(arg)
-	switch {
-	case !ok:
-		return reply.ErrNotInt
-	case db != int64(int32(db)):
-		return reply.ErrNotInt32
-	case db != 0:
-		return errDBIndex
-	}
-	return nil
 }
 
 func cmdQuit(s *session, a [][]byte) error {
@@ -161,5 +149,13 @@ func cmdHelp(s *session, a [][]byte) error {
 	for _, n := range names {
 		s.Status(strings.ToUpper(n))
 	}
+	return nil
+}
+
+func cmdTime(s *session, a [][]byte) error {
+	now := time.Now()
+	s.Array(2)
+	s.Str(itoa(now.Unix()))
+	s.Str(itoa(int64(now.Nanosecond() / 1000)))
 	return nil
 }

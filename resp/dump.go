@@ -92,10 +92,10 @@ type dump struct {
 	entries int     // about how many keys all have
 	begun   bool
 	cursor  uint64
-	scanned bool     // the scan has come to its end
-	keys    keyList  // that are next
-	batch   int      // how many of them are read at a time: fewer if values are large
-	large   [][]byte // keys of hashes that are to be copied
+	scanned bool             // the scan has come to its end
+	keys    keyspace.KeyList // that are next
+	batch   int              // how many of them are read at a time: fewer if values are large
+	large   [][]byte         // keys of hashes that are to be copied
 
 	wrote bool // something in this step
 
@@ -156,7 +156,7 @@ func (d *dump) step() (more bool, err error) {
 		key := d.large[len(d.large)-1]
 		d.large = d.large[:len(d.large)-1]
 		err = d.copyHash(key)
-	case len(d.keys.ends) > 0:
+	case d.keys.Len() > 0:
 		err = d.writeKeys()
 	case !d.scanned:
 		err = d.scan()
@@ -193,9 +193,9 @@ func (d *dump) fits(n int) bool {
 
 // scan gathers keys.
 func (d *dump) scan() (err error) {
-	for len(d.keys.ends) < dumpKeys && !d.scanned && err == nil {
+	for d.keys.Len() < dumpKeys && !d.scanned && err == nil {
 		d.s.Again()
-		d.cursor, err = d.s.Scan(d.cursor, func(key []byte, _ far.Entry) { d.keys.add(key) })
+		d.cursor, err = d.s.Scan(d.cursor, func(key []byte, _ far.Entry) { d.keys.Add(key) })
 		d.scanned = d.cursor == 0
 	}
 	return err
@@ -204,15 +204,15 @@ func (d *dump) scan() (err error) {
 // writeKeys writes the next keys. Those that do not fit are for later.
 func (d *dump) writeKeys() (err error) {
 	s := d.s
-	n := min(d.batch, len(d.keys.ends))
+	n := min(d.batch, d.keys.Len())
 	keys := make([][]byte, n)
 	for i := range keys {
-		keys[i] = d.keys.at(i)
+		keys[i] = d.keys.At(i)
 		s.Want(keys[i])
 	}
-	var later keyList
-	for i := n; i < len(d.keys.ends); i++ {
-		later.add(d.keys.at(i))
+	var later keyspace.KeyList
+	for i := n; i < d.keys.Len(); i++ {
+		later.Add(d.keys.At(i))
 	}
 	s.Again()
 	s.LockWanted(false, nil)
@@ -230,7 +230,7 @@ func (d *dump) writeKeys() (err error) {
 		case d.write(keys[i], e):
 			fit++
 		default:
-			later.add(keys[i])
+			later.Add(keys[i])
 		}
 	})
 	for k, i := range hashes {
@@ -277,7 +277,7 @@ func (d *dump) fields(l hashes.List) {
 }
 
 // writeHash writes a hash in blocks, or says when to.
-func (d *dump) writeHash(key []byte, expire time.Time, later *keyList) error {
+func (d *dump) writeHash(key []byte, expire time.Time, later *keyspace.KeyList) error {
 	s := d.s
 	h := s.LargeOf(key)
 	switch {
@@ -287,7 +287,7 @@ func (d *dump) writeHash(key []byte, expire time.Time, later *keyList) error {
 		d.large = append(d.large, slices.Clone(key))
 		return nil
 	case !d.fits(len(key) + h.Bytes + rdb.Overhead + 2*rdb.OverheadEach*h.Count):
-		later.add(key)
+		later.Add(key)
 		return nil
 	}
 	s.Out = rdb.AppendHashKey(s.Out, key, expire)
@@ -314,7 +314,7 @@ func (d *dump) copyHash(key []byte) error {
 	case err != nil:
 		return fmt.Errorf("key %.64q, of which a copy is made: %w", key, err)
 	case c == nil:
-		d.keys.add(key) // it is another value by now
+		d.keys.Add(key) // it is another value by now
 		return nil
 	}
 	s.looked()

@@ -10,7 +10,6 @@ var ErrServerClosed = errors.New("server is closed")
 
 // Errors of a client's state, and the server's. The texts are Redis's.
 const (
-	errDBIndex      reply.Error = "ERR DB index is out of range"
 	errLoading      reply.Error = "LOADING Redis is loading the dataset in memory"
 	errAuth         reply.Error = "NOAUTH Authentication required."
 	errWrongPass    reply.Error = "WRONGPASS invalid username-password pair or user is disabled."

@@ -6,6 +6,7 @@ import (
 	"polder/resp/proto"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -110,3 +111,5 @@ func cmdPolderStats(s *session, a [][]byte) error {
 	s.replyStats(s.srv.statLines())
 	return nil
 }
+
+func itoa(v int64) string { return strconv.FormatInt(v, 10) }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"polder/resp/clientmem"
+	"polder/resp/commands"
 	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
@@ -18,8 +19,7 @@ type session struct {
 	parser proto.Parser
 	in     []byte // input not yet consumed; the driver's memory
 
-	reply.Writer
-	keyspace.Access
+	commands.Client
 	part *part // what commands are about, and access: the server's data, or while a command runs the partition that has its keys
 
 	authed bool
@@ -38,8 +38,6 @@ type session struct {
 
 	keyspace.Sight // what the replies to be sent show
 	away           // what it is at partitions
-
-	hdr int // length of the last bulk header: the guess for the next
 
 	mute  uint8 // what CLIENT REPLY has asked for
 	news  *feed // what it is told without asking; nil if there never was any
@@ -77,7 +75,8 @@ const (
 const flushAt = 64 << 10
 
 func (srv *Server) newSession() *session {
-	s := &session{srv: srv, hdr: 5, authed: srv.password() == ""}
+	s := &session{srv: srv, authed: srv.password() == ""}
+	s.MaxBulk, s.OutputLimit, s.Partitions, s.Each = srv.cfg.MaxBulk, srv.cfg.OutputLimit, len(srv.parts), s.each
 	s.moveTo(srv.data)
 	s.Ver, s.Limit = 2, srv.cfg.maxReply()
 	s.parser.Limits = proto.Limits{MaxBulk: srv.cfg.MaxBulk, MaxArgs: srv.cfg.MaxArgs, MaxInline: srv.cfg.MaxInlineLen}

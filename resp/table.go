@@ -2,6 +2,7 @@ package resp
 
 import (
 	"maps"
+	"polder/resp/commands"
 	"slices"
 	"strings"
 	"sync"
@@ -41,75 +42,75 @@ var commandTable = sync.OnceValue(func() *table {
 	const w, r, fast, blind = flagWrite, flagRead, flagFast, flagBlind
 
 	group = "string"
-	def("get", 2, r|fast, oneKey, cmdGet)
-	def("set", -3, w|blind, oneKey, cmdSet)
-	def("setnx", 3, w|fast|blind, oneKey, cmdSetNX)
-	def("setex", 4, w|blind, oneKey, cmdSetEX)
-	def("psetex", 4, w|blind, oneKey, cmdPSetEX)
-	def("getset", 3, w|fast, oneKey, cmdGetSet)
-	def("getdel", 2, w|fast, oneKey, cmdGetDel)
-	def("getex", -2, w|fast, oneKey, cmdGetEx)
-	def("mget", -2, r|fast, allKeys, cmdMGet)
-	def("mset", -3, w|blind, keyPairs, cmdMSet)
-	def("msetnx", -3, w|blind, keyPairs, cmdMSetNX)
-	def("append", 3, w|fast, oneKey, cmdAppend)
-	def("strlen", 2, r|fast, oneKey, cmdStrLen)
-	def("getrange", 4, r, oneKey, cmdGetRange)
-	def("substr", 4, r, oneKey, cmdGetRange)
-	def("setrange", 4, w, oneKey, cmdSetRange)
-	def("incr", 2, w|fast, oneKey, cmdIncr)
-	def("decr", 2, w|fast, oneKey, cmdDecr)
-	def("incrby", 3, w|fast, oneKey, cmdIncrBy)
-	def("decrby", 3, w|fast, oneKey, cmdDecrBy)
-	def("incrbyfloat", 3, w|fast, oneKey, cmdIncrByFloat)
+	def("get", 2, r|fast, oneKey, data(commands.Get))
+	def("set", -3, w|blind, oneKey, data(commands.Set))
+	def("setnx", 3, w|fast|blind, oneKey, data(commands.SetNX))
+	def("setex", 4, w|blind, oneKey, data(commands.SetEX))
+	def("psetex", 4, w|blind, oneKey, data(commands.PSetEX))
+	def("getset", 3, w|fast, oneKey, data(commands.GetSet))
+	def("getdel", 2, w|fast, oneKey, data(commands.GetDel))
+	def("getex", -2, w|fast, oneKey, data(commands.GetEx))
+	def("mget", -2, r|fast, allKeys, data(commands.MGet))
+	def("mset", -3, w|blind, keyPairs, data(commands.MSet))
+	def("msetnx", -3, w|blind, keyPairs, data(commands.MSetNX))
+	def("append", 3, w|fast, oneKey, data(commands.Append))
+	def("strlen", 2, r|fast, oneKey, data(commands.StrLen))
+	def("getrange", 4, r, oneKey, data(commands.GetRange))
+	def("substr", 4, r, oneKey, data(commands.GetRange))
+	def("setrange", 4, w, oneKey, data(commands.SetRange))
+	def("incr", 2, w|fast, oneKey, data(commands.Incr))
+	def("decr", 2, w|fast, oneKey, data(commands.Decr))
+	def("incrby", 3, w|fast, oneKey, data(commands.IncrBy))
+	def("decrby", 3, w|fast, oneKey, data(commands.DecrBy))
+	def("incrbyfloat", 3, w|fast, oneKey, data(commands.IncrByFloat))
 
 	group = "generic"
-	def("del", -2, w|blind, allKeys, cmdDel)
-	def("unlink", -2, w|fast|blind, allKeys, cmdDel)
-	def("exists", -2, r|fast|blind, allKeys, cmdExists)
-	def("touch", -2, r|fast|blind, allKeys, cmdExists)
-	def("expire", -3, w|fast, oneKey, cmdExpire)
-	def("pexpire", -3, w|fast, oneKey, cmdPExpire)
-	def("expireat", -3, w|fast, oneKey, cmdExpireAt)
-	def("pexpireat", -3, w|fast, oneKey, cmdPExpireAt)
-	def("ttl", 2, r|fast|blind, oneKey, cmdTTL)
-	def("pttl", 2, r|fast|blind, oneKey, cmdPTTL)
-	def("expiretime", 2, r|fast|blind, oneKey, cmdExpireTime)
-	def("pexpiretime", 2, r|fast|blind, oneKey, cmdPExpireTime)
-	def("persist", 2, w|fast, oneKey, cmdPersist)
-	def("type", 2, r|fast|blind, oneKey, cmdType)
-	def("rename", 3, w, twoKeys, cmdRename)
-	def("renamenx", 3, w|fast, twoKeys, cmdRenameNX)
-	def("copy", -3, w, twoKeys, cmdCopy)
-	def("randomkey", 1, r, noKey, cmdRandomKey)
-	def("scan", -2, r, noKey, cmdScan)
-	def("keys", 2, r, noKey, cmdKeys)
+	def("del", -2, w|blind, allKeys, data(commands.Del))
+	def("unlink", -2, w|fast|blind, allKeys, data(commands.Del))
+	def("exists", -2, r|fast|blind, allKeys, data(commands.Exists))
+	def("touch", -2, r|fast|blind, allKeys, data(commands.Exists))
+	def("expire", -3, w|fast, oneKey, data(commands.Expire))
+	def("pexpire", -3, w|fast, oneKey, data(commands.PExpire))
+	def("expireat", -3, w|fast, oneKey, data(commands.ExpireAt))
+	def("pexpireat", -3, w|fast, oneKey, data(commands.PExpireAt))
+	def("ttl", 2, r|fast|blind, oneKey, data(commands.TTL))
+	def("pttl", 2, r|fast|blind, oneKey, data(commands.PTTL))
+	def("expiretime", 2, r|fast|blind, oneKey, data(commands.ExpireTime))
+	def("pexpiretime", 2, r|fast|blind, oneKey, data(commands.PExpireTime))
+	def("persist", 2, w|fast, oneKey, data(commands.Persist))
+	def("type", 2, r|fast|blind, oneKey, data(commands.Type))
+	def("rename", 3, w, twoKeys, data(commands.Rename))
+	def("renamenx", 3, w|fast, twoKeys, data(commands.RenameNX))
+	def("copy", -3, w, twoKeys, data(commands.Copy))
+	def("randomkey", 1, r, noKey, data(commands.RandomKey))
+	def("scan", -2, r, noKey, data(commands.Scan))
+	def("keys", 2, r, noKey, data(commands.Keys))
 	def("wait", 3, 0, noKey, cmdWait)
 	def("waitaof", 4, 0, noKey, cmdWaitAOF)
 	def("object", -2, r, noKey, cmdHelp)
-	def("object|encoding", 3, r, subKey, cmdObjectEncoding)
-	def("object|refcount", 3, r, subKey, cmdObjectRefcount)
-	def("object|idletime", 3, r, subKey, cmdObjectIdletime)
-	def("object|freq", 3, r, subKey, cmdObjectFreq)
+	def("object|encoding", 3, r, subKey, data(commands.ObjectEncoding))
+	def("object|refcount", 3, r, subKey, data(commands.ObjectRefcount))
+	def("object|idletime", 3, r, subKey, data(commands.ObjectIdletime))
+	def("object|freq", 3, r, subKey, data(commands.ObjectFreq))
 	def("object|help", 2, r, noKey, cmdHelp)
 
 	group = "hash"
-	def("hset", -4, w|fast, oneKey, cmdHSet)
-	def("hmset", -4, w|fast, oneKey, cmdHMSet)
-	def("hsetnx", 4, w|fast, oneKey, cmdHSetNX)
-	def("hget", 3, r|fast, oneKey, cmdHGet)
-	def("hmget", -3, r|fast, oneKey, cmdHMGet)
-	def("hgetall", 2, r, oneKey, cmdHGetAll)
-	def("hkeys", 2, r, oneKey, cmdHKeys)
-	def("hvals", 2, r, oneKey, cmdHVals)
-	def("hdel", -3, w|fast, oneKey, cmdHDel)
-	def("hexists", 3, r|fast, oneKey, cmdHExists)
-	def("hlen", 2, r|fast, oneKey, cmdHLen)
-	def("hstrlen", 3, r|fast, oneKey, cmdHStrLen)
-	def("hincrby", 4, w|fast, oneKey, cmdHIncrBy)
-	def("hincrbyfloat", 4, w|fast, oneKey, cmdHIncrByFloat)
-	def("hscan", -3, r, oneKey, cmdHScan)
-	def("hrandfield", -2, r, oneKey, cmdHRandField)
+	def("hset", -4, w|fast, oneKey, data(commands.HSet))
+	def("hmset", -4, w|fast, oneKey, data(commands.HMSet))
+	def("hsetnx", 4, w|fast, oneKey, data(commands.HSetNX))
+	def("hget", 3, r|fast, oneKey, data(commands.HGet))
+	def("hmget", -3, r|fast, oneKey, data(commands.HMGet))
+	def("hgetall", 2, r, oneKey, data(commands.HGetAll))
+	def("hkeys", 2, r, oneKey, data(commands.HKeys))
+	def("hvals", 2, r, oneKey, data(commands.HVals))
+	def("hdel", -3, w|fast, oneKey, data(commands.HDel))
+	def("hexists", 3, r|fast, oneKey, data(commands.HExists))
+	def("hlen", 2, r|fast, oneKey, data(commands.HLen))
+	def("hstrlen", 3, r|fast, oneKey, data(commands.HStrLen))
+	def("hincrby", 4, w|fast, oneKey, data(commands.HIncrBy))
+	def("hincrbyfloat", 4, w|fast, oneKey, data(commands.HIncrByFloat))
+	def("hscan", -3, r, oneKey, data(commands.HScan))
+	def("hrandfield", -2, r, oneKey, data(commands.HRandField))
 
 	group = "transactions"
 	def("multi", 1, fast|flagImmediate, noKey, cmdMulti)
@@ -171,9 +172,9 @@ var commandTable = sync.OnceValue(func() *table {
 	def("readwrite", 1, fast, noKey, clustered(cmdReadWrite))
 
 	group = "server"
-	def("dbsize", 1, r|fast, noKey, cmdDBSize)
-	def("flushdb", -1, w, noKey, cmdFlush).lockAll = lockEverything
-	def("flushall", -1, w, noKey, cmdFlush).lockAll = lockEverything
+	def("dbsize", 1, r|fast, noKey, data(commands.DBSize))
+	def("flushdb", -1, w, noKey, data(commands.Flush)).lockAll = lockEverything
+	def("flushall", -1, w, noKey, data(commands.Flush)).lockAll = lockEverything
 	def("info", -1, 0, noKey, cmdInfo)
 	def("time", 1, fast, noKey, cmdTime)
 	def("save", 1, flagAdmin|flagNoMulti, noKey, cmdSave)
@@ -193,7 +194,7 @@ var commandTable = sync.OnceValue(func() *table {
 	def("replconf", -1, flagAdmin, noKey, cmdReplConf)
 	def("debug", -2, flagAdmin|flagRefused, noKey, nil)
 	def("memory", -2, r, noKey, cmdHelp)
-	def("memory|usage", -3, r, subKey, cmdMemoryUsage)
+	def("memory|usage", -3, r, subKey, data(commands.MemoryUsage))
 	def("memory|help", 2, r, noKey, cmdHelp)
 	def("config", -2, flagAdmin, noKey, cmdHelp)
 	def("config|get", -3, flagAdmin, noKey, cmdConfigGet)
@@ -248,6 +249,13 @@ var commandTable = sync.OnceValue(func() *table {
 	return t
 })
 
+// data is the handler of a command about data, which needs no session.
+func data(run func(c *commands.Client, a [][]byte) error) handler {
+	return func(s *session, a [][]byte) error { return run(&s.Client, a) }
+}
+
 func sortedNames(m map[string]*command) []string {
 	return slices.Sorted(maps.Keys(m))
 }
+
+func lockEverything(*session) bool { return true }

@@ -29,6 +29,7 @@ const (
 	ErrOffset       Error = "ERR offset is out of range"
 	ErrTooLong      Error = "ERR string exceeds maximum allowed size (proto-max-bulk-len)"
 	ErrKeyTooLong   Error = "ERR key exceeds the maximum size of 65535 bytes"
+	ErrDBIndex      Error = "ERR DB index is out of range"
 	ErrSameObject   Error = "ERR source and destination objects are the same"
 	ErrCursor       Error = "ERR invalid cursor"
 	ErrHashTooLarge Error = "ERR a cache keeps a hash as one value: this one would have more than 512 fields or 16384 bytes"

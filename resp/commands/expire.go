@@ -1,4 +1,4 @@
-package resp
+package commands
 
 import (
 	"math"
@@ -10,10 +10,10 @@ import (
 	"polder/resp/reply"
 )
 
-func cmdExpire(s *session, a [][]byte) error    { return s.expire(a, 1000, true, "expire") }
-func cmdPExpire(s *session, a [][]byte) error   { return s.expire(a, 1, true, "pexpire") }
-func cmdExpireAt(s *session, a [][]byte) error  { return s.expire(a, 1000, false, "expireat") }
-func cmdPExpireAt(s *session, a [][]byte) error { return s.expire(a, 1, false, "pexpireat") }
+func Expire(c *Client, a [][]byte) error    { return c.expire(a, 1000, true, "expire") }
+func PExpire(c *Client, a [][]byte) error   { return c.expire(a, 1, true, "pexpire") }
+func ExpireAt(c *Client, a [][]byte) error  { return c.expire(a, 1000, false, "expireat") }
+func PExpireAt(c *Client, a [][]byte) error { return c.expire(a, 1, false, "pexpireat") }
 
 type expireCond uint8
 
@@ -61,7 +61,7 @@ func (c expireCond) allows(old time.Time, at int64) bool {
 	return true
 }
 
-func (s *session) expire(a [][]byte, unit int64, relative bool, name string) error {
+func (c *Client) expire(a [][]byte, unit int64, relative bool, name string) error {
 	cond, err := parseExpireCond(a[3:])
 	if err != nil {
 		return err
@@ -85,75 +85,75 @@ func (s *session) expire(a [][]byte, unit int64, relative bool, name string) err
 	var found bool
 	past := at <= nowMilli()
 	if past {
-		e, _, found, err = s.Stat(a[1]) // its value need not be read
+		e, _, found, err = c.Stat(a[1]) // its value need not be read
 	} else {
-		e, found, err = s.Get(a[1], s.Scratch[:0])
-		keyspace.Reuse(&s.Scratch, e.Value)
+		e, found, err = c.Get(a[1], c.Scratch[:0])
+		keyspace.Reuse(&c.Scratch, e.Value)
 	}
 	if err != nil {
 		return err
 	}
 	if !found || !cond.allows(e.Expire, at) {
-		s.Int(0)
+		c.Int(0)
 		return nil
 	}
 	if past {
-		_, err = s.Del(a[1])
+		_, err = c.Del(a[1])
 	} else {
 		e.Expire = expireAt(at)
-		err = s.Put(a[1], e)
+		err = c.Put(a[1], e)
 	}
 	if err == nil {
-		s.Int(1)
+		c.Int(1)
 	}
 	return err
 }
 
-func cmdPersist(s *session, a [][]byte) error {
-	e, found, err := s.Get(a[1], s.Scratch[:0])
+func Persist(c *Client, a [][]byte) error {
+	e, found, err := c.Get(a[1], c.Scratch[:0])
 	if err != nil {
 		return err
 	}
-	keyspace.Reuse(&s.Scratch, e.Value)
+	keyspace.Reuse(&c.Scratch, e.Value)
 	if !found || e.Expire.IsZero() {
-		s.Int(0)
+		c.Int(0)
 		return nil
 	}
 	e.Expire = time.Time{}
-	if err := s.Put(a[1], e); err != nil {
+	if err := c.Put(a[1], e); err != nil {
 		return err
 	}
-	s.Int(1)
+	c.Int(1)
 	return nil
 }
 
-func cmdTTL(s *session, a [][]byte) error {
-	return s.ttl(a[1], func(ms int64) int64 { return (max(0, ms-nowMilli()) + 500) / 1000 })
+func TTL(c *Client, a [][]byte) error {
+	return c.ttl(a[1], func(ms int64) int64 { return (max(0, ms-nowMilli()) + 500) / 1000 })
 }
 
-func cmdPTTL(s *session, a [][]byte) error {
-	return s.ttl(a[1], func(ms int64) int64 { return max(0, ms-nowMilli()) })
+func PTTL(c *Client, a [][]byte) error {
+	return c.ttl(a[1], func(ms int64) int64 { return max(0, ms-nowMilli()) })
 }
 
-func cmdExpireTime(s *session, a [][]byte) error {
-	return s.ttl(a[1], func(ms int64) int64 { return (ms + 500) / 1000 })
+func ExpireTime(c *Client, a [][]byte) error {
+	return c.ttl(a[1], func(ms int64) int64 { return (ms + 500) / 1000 })
 }
 
-func cmdPExpireTime(s *session, a [][]byte) error {
-	return s.ttl(a[1], func(ms int64) int64 { return ms })
+func PExpireTime(c *Client, a [][]byte) error {
+	return c.ttl(a[1], func(ms int64) int64 { return ms })
 }
 
-func (s *session) ttl(key []byte, show func(ms int64) int64) error {
-	e, _, found, err := s.Stat(key)
+func (c *Client) ttl(key []byte, show func(ms int64) int64) error {
+	e, _, found, err := c.Stat(key)
 	switch {
 	case err != nil:
 		return err
 	case !found:
-		s.Int(-2)
+		c.Int(-2)
 	case e.Expire.IsZero():
-		s.Int(-1)
+		c.Int(-1)
 	default:
-		s.Int(show(e.Expire.UnixMilli()))
+		c.Int(show(e.Expire.UnixMilli()))
 	}
 	return nil
 }

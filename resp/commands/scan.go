@@ -1,6 +1,8 @@
-package resp
+package commands
 
 import (
+	"polder/resp/keyspace"
+
 	"bytes"
 	"strconv"
 
@@ -9,8 +11,6 @@ import (
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
-
-func itoa(v int64) string { return strconv.FormatInt(v, 10) }
 
 // scanOptions are those of SCAN and HSCAN.
 type scanOptions struct {
@@ -70,40 +70,21 @@ func parseCursor(b []byte) (uint64, error) {
 	return cur, nil
 }
 
-// keyList collects keys during a scan.
-type keyList struct {
-	buf  []byte
-	ends []int
-}
-
-func (l *keyList) add(key []byte) {
-	l.buf = append(l.buf, key...)
-	l.ends = append(l.ends, len(l.buf))
-}
-
-func (l *keyList) at(i int) []byte {
-	start := 0
-	if i > 0 {
-		start = l.ends[i-1]
-	}
-	return l.buf[start:l.ends[i]]
-}
-
 // scanStep adds the keys that want reports true for to l. Those that a step yields before it fails are taken back.
-func (s *session) scanStep(cursor uint64, l *keyList, want func(key []byte, e far.Entry) bool) (uint64, error) {
-	buf, ends := len(l.buf), len(l.ends)
-	next, err := s.Scan(cursor, func(key []byte, e far.Entry) {
+func (c *Client) scanStep(cursor uint64, l *keyspace.KeyList, want func(key []byte, e far.Entry) bool) (uint64, error) {
+	n := l.Len()
+	next, err := c.Scan(cursor, func(key []byte, e far.Entry) {
 		if want(key, e) {
-			l.add(key)
+			l.Add(key)
 		}
 	})
 	if err != nil {
-		l.buf, l.ends = l.buf[:buf], l.ends[:ends]
+		l.Cut(n)
 	}
 	return next, err
 }
 
-func cmdScan(s *session, a [][]byte) error {
+func Scan(c *Client, a [][]byte) error {
 	cursor, err := parseCursor(a[1])
 	if err != nil {
 		return err
@@ -112,74 +93,74 @@ func cmdScan(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	var l keyList
+	var l keyspace.KeyList
 	seen := 0
-	at, first := s.cursorIn(cursor)
+	at, first := c.cursorIn(cursor)
 	cursor = 0
-	err = s.each(first, func(number int) (done bool, err error) {
+	err = c.Each(first, func(number int) (done bool, err error) {
 		if number > first {
 			at = 0
 		}
 		for seen < o.count {
-			at, err = s.scanStep(at, &l, func(key []byte, e far.Entry) bool {
+			at, err = c.scanStep(at, &l, func(key []byte, e far.Entry) bool {
 				seen++
 				return (o.match == nil || o.match.Match(key)) && (o.typ == nil || proto.Is(o.typ, typeName(e.Tag)))
 			})
 			if err == nil {
-				err = s.fits(&l)
+				err = c.fits(&l)
 			}
 			if err != nil {
 				return true, err
 			}
 			seen++ // empty steps count too
 			if at == 0 {
-				cursor = s.cursorOf(0, number+1)
+				cursor = c.cursorOf(0, number+1)
 				return false, nil
 			}
 		}
-		cursor = s.cursorOf(at, number)
+		cursor = c.cursorOf(at, number)
 		return true, nil
 	})
 	if err != nil {
 		return err
 	}
-	s.Array(2)
-	s.Str(strconv.FormatUint(cursor, 10))
-	return s.replyKeys(&l)
+	c.Array(2)
+	c.Str(strconv.FormatUint(cursor, 10))
+	return c.replyKeys(&l)
 }
 
 // A cursor of a server of partitions has the number of the partition below that of a step in it.
 const cursorPartBits = 10
 
 // cursorIn is the step, and the partition, of a cursor.
-func (s *session) cursorIn(cursor uint64) (at uint64, number int) {
-	if s.srv.parts == nil {
+func (c *Client) cursorIn(cursor uint64) (at uint64, number int) {
+	if c.Partitions == 0 {
 		return cursor, 0
 	}
 	return cursor >> cursorPartBits, int(cursor & (1<<cursorPartBits - 1))
 }
 
 // cursorOf is the cursor of a step in a partition: 0 behind the last one.
-func (s *session) cursorOf(at uint64, number int) uint64 {
+func (c *Client) cursorOf(at uint64, number int) uint64 {
 	switch {
-	case s.srv.parts == nil:
+	case c.Partitions == 0:
 		return at
-	case number >= len(s.srv.parts):
+	case number >= c.Partitions:
 		return 0
 	}
 	return at<<cursorPartBits | uint64(number)
 }
 
-func cmdKeys(s *session, a [][]byte) error {
+func Keys(c *Client, a [][]byte) error {
 	pattern, err := glob.Compile(a[1])
 	if err != nil {
 		return err
 	}
-	var l keyList
-	err = s.each(0, func(int) (bool, error) {
+	var l keyspace.KeyList
+	err = c.Each(0, func(int) (bool, error) {
 		for cursor := uint64(0); ; {
-			if cursor, err = s.scanStep(cursor, &l, func(key []byte, e far.Entry) bool { return pattern.Match(key) }); err == nil {
-				err = s.fits(&l)
+			if cursor, err = c.scanStep(cursor, &l, func(key []byte, e far.Entry) bool { return pattern.Match(key) }); err == nil {
+				err = c.fits(&l)
 			}
 			if err != nil || cursor == 0 {
 				return false, err
@@ -189,21 +170,21 @@ func cmdKeys(s *session, a [][]byte) error {
 	if err != nil {
 		return err
 	}
-	return s.replyKeys(&l)
+	return c.replyKeys(&l)
 }
 
 // fits fails a command that has collected more than it may reply.
-func (s *session) fits(l *keyList) error {
-	if len(l.buf) > s.srv.cfg.maxReply() {
+func (c *Client) fits(l *keyspace.KeyList) error {
+	if l.Size() > c.Limit {
 		return reply.ErrOutput
 	}
 	return nil
 }
 
-func (s *session) replyKeys(l *keyList) error {
-	s.Array(len(l.ends))
-	for i := range l.ends {
-		s.Bulk(l.at(i))
+func (c *Client) replyKeys(l *keyspace.KeyList) error {
+	c.Array(l.Len())
+	for i := range l.Len() {
+		c.Bulk(l.At(i))
 	}
-	return s.Over()
+	return c.Over()
 }

@@ -1,4 +1,4 @@
-package resp
+package commands
 
 import (
 	"math"
@@ -9,19 +9,19 @@ import (
 	"polder/resp/reply"
 )
 
-func cmdIncr(s *session, a [][]byte) error { return s.incr(a[1], 1) }
+func Incr(c *Client, a [][]byte) error { return c.incr(a[1], 1) }
 
-func cmdDecr(s *session, a [][]byte) error { return s.incr(a[1], -1) }
+func Decr(c *Client, a [][]byte) error { return c.incr(a[1], -1) }
 
-func cmdIncrBy(s *session, a [][]byte) error {
+func IncrBy(c *Client, a [][]byte) error {
 	by, ok := proto.ParseInt(a[2])
 	if !ok {
 		return reply.ErrNotInt
 	}
-	return s.incr(a[1], by)
+	return c.incr(a[1], by)
 }
 
-func cmdDecrBy(s *session, a [][]byte) error {
+func DecrBy(c *Client, a [][]byte) error {
 	by, ok := proto.ParseInt(a[2])
 	if !ok {
 		return reply.ErrNotInt
@@ -29,17 +29,17 @@ func cmdDecrBy(s *session, a [][]byte) error {
 	if by == math.MinInt64 {
 		return reply.ErrDecrOverflow
 	}
-	return s.incr(a[1], -by)
+	return c.incr(a[1], -by)
 }
 
-func (s *session) incr(key []byte, by int64) error {
-	e, found, err := s.GetString(key, s.Scratch[:0])
+func (c *Client) incr(key []byte, by int64) error {
+	e, found, err := c.GetString(key, c.Scratch[:0])
 	if err != nil {
 		return err
 	}
 	var v int64
 	if found {
-		keyspace.Reuse(&s.Scratch, e.Value)
+		keyspace.Reuse(&c.Scratch, e.Value)
 		var ok bool
 		if v, ok = proto.ParseInt(e.Value); !ok {
 			return reply.ErrNotInt
@@ -49,13 +49,13 @@ func (s *session) incr(key []byte, by int64) error {
 	if !ok {
 		return reply.ErrOverflow
 	}
-	e.Value = strconv.AppendInt(s.Scratch[:0], sum, 10)
-	s.Scratch = e.Value
+	e.Value = strconv.AppendInt(c.Scratch[:0], sum, 10)
+	c.Scratch = e.Value
 	e.Tag = keyspace.TagString
-	if err := s.Put(key, e); err != nil {
+	if err := c.Put(key, e); err != nil {
 		return err
 	}
-	s.Int(sum)
+	c.Int(sum)
 	return nil
 }
 
@@ -65,14 +65,14 @@ func addInt(a, b int64) (int64, bool) {
 	return sum, (sum > a) == (b > 0)
 }
 
-func cmdIncrByFloat(s *session, a [][]byte) error {
-	e, found, err := s.GetString(a[1], s.Scratch[:0])
+func IncrByFloat(c *Client, a [][]byte) error {
+	e, found, err := c.GetString(a[1], c.Scratch[:0])
 	if err != nil {
 		return err
 	}
 	v := new(proto.LongDouble)
 	if found {
-		keyspace.Reuse(&s.Scratch, e.Value)
+		keyspace.Reuse(&c.Scratch, e.Value)
 		var ok bool
 		if v, ok = proto.ParseLongDouble(e.Value); !ok {
 			return reply.ErrNotFloat
@@ -88,9 +88,9 @@ func cmdIncrByFloat(s *session, a [][]byte) error {
 	}
 	e.Value = proto.AppendLongDouble(nil, sum)
 	e.Tag = keyspace.TagText
-	if err := s.Put(a[1], e); err != nil {
+	if err := c.Put(a[1], e); err != nil {
 		return err
 	}
-	s.Bulk(e.Value)
+	c.Bulk(e.Value)
 	return nil
 }

@@ -1,8 +1,9 @@
-package resp
+package commands
 
 import (
 	"math"
 	"math/rand/v2"
+	"strconv"
 
 	"polder/resp/hashes"
 	"polder/resp/keyspace"
@@ -10,60 +11,60 @@ import (
 	"polder/resp/reply"
 )
 
-// cmdHScan walks a large hash in the order of its fields' bit-reversed hashes
+// HScan walks a large hash in the order of its fields' bit-reversed hashes
 // (see hashes.Large.Interval) and returns a small one whole.
-func cmdHScan(s *session, a [][]byte) error {
+func HScan(c *Client, a [][]byte) error {
 	cursor, err := parseCursor(a[2])
 	if err != nil {
 		return err
 	}
-	h, err := s.Hash(a[1])
+	h, err := c.Hash(a[1])
 	if err != nil {
 		return err
 	}
 	if !h.Found {
-		s.Array(2)
-		s.Str("0")
-		s.Array(0)
+		c.Array(2)
+		c.Str("0")
+		c.Array(0)
 		return nil
 	}
 	o, err := parseScan(a[3:], false)
 	if err != nil {
 		return err
 	}
-	var l keyList
+	var l keyspace.KeyList
 	add := func(fl hashes.List) error {
 		for f, v := range fl.All() {
 			if o.match == nil || o.match.Match(f) {
-				l.add(f)
-				l.add(v)
+				l.Add(f)
+				l.Add(v)
 			}
 		}
-		return s.fits(&l)
+		return c.fits(&l)
 	}
 	next := uint64(0)
 	if h.Large == nil {
 		err = add(h.List)
 	} else if cursor <= math.MaxUint32 {
-		next, err = s.scanLarge(h.Large, cursor, o.count, add)
+		next, err = c.scanLarge(h.Large, cursor, o.count, add)
 	}
 	if err != nil {
 		return err
 	}
-	s.Array(2)
-	s.Str(itoa(int64(next)))
-	return s.replyKeys(&l)
+	c.Array(2)
+	c.Str(strconv.FormatUint(next, 10))
+	return c.replyKeys(&l)
 }
 
 // scanLarge yields the blocks from cursor on until they held count fields.
-func (s *session) scanLarge(h *hashes.Large, cursor uint64, count int, yield func(hashes.List) error) (uint64, error) {
+func (c *Client) scanLarge(h *hashes.Large, cursor uint64, count int, yield func(hashes.List) error) (uint64, error) {
 	for seen := 0; seen < count; {
 		b, end := h.Interval(uint32(cursor))
-		l, err := s.Block(h, b, s.Scratch2[:0])
+		l, err := c.Block(h, b, c.Scratch2[:0])
 		if err != nil {
 			return 0, err
 		}
-		keyspace.Reuse(&s.Scratch2, l)
+		keyspace.Reuse(&c.Scratch2, l)
 		if err := yield(l); err != nil {
 			return 0, err
 		}
@@ -76,9 +77,9 @@ func (s *session) scanLarge(h *hashes.Large, cursor uint64, count int, yield fun
 	return cursor, nil
 }
 
-func cmdHRandField(s *session, a [][]byte) error {
+func HRandField(c *Client, a [][]byte) error {
 	if len(a) == 2 {
-		return s.randomField(a[1])
+		return c.randomField(a[1])
 	}
 	count, ok := proto.ParseInt(a[2])
 	if !ok {
@@ -94,40 +95,40 @@ func cmdHRandField(s *session, a [][]byte) error {
 	if count == math.MinInt64 || withValues && (count < math.MinInt64/2 || count > math.MaxInt64/2) {
 		return reply.Error("ERR value is out of range")
 	}
-	h, err := s.Hash(a[1])
+	h, err := c.Hash(a[1])
 	if err != nil {
 		return err
 	}
 	if h.Len() == 0 || count == 0 {
-		s.Array(0)
+		c.Array(0)
 		return nil
 	}
-	if h.Large != nil && h.Large.Bytes > s.Limit {
+	if h.Large != nil && h.Large.Bytes > c.Limit {
 		return reply.ErrOutput // all fields are brought together to pick from
 	}
-	var l keyList
-	if err := s.Fields(&h, func(f, v []byte) error { l.add(f); l.add(v); return nil }); err != nil {
+	var l keyspace.KeyList
+	if err := c.Fields(&h, func(f, v []byte) error { l.Add(f); l.Add(v); return nil }); err != nil {
 		return err
 	}
-	return s.replyPicks(&l, count, withValues)
+	return c.replyPicks(&l, count, withValues)
 }
 
 // replyPicks replies with fields of l, a list of fields and values: count
 // different ones in random order, or -count that may repeat.
-func (s *session) replyPicks(l *keyList, count int64, withValues bool) error {
-	n := len(l.ends) / 2
+func (c *Client) replyPicks(l *keyspace.KeyList, count int64, withValues bool) error {
+	n := l.Len() / 2
 	repeat := count < 0
 	total := int(min(int64(n), count))
 	if repeat {
-		if -count > int64(s.srv.cfg.OutputLimit) {
+		if -count > int64(c.OutputLimit) {
 			return reply.ErrOutput
 		}
 		total = int(-count)
 	}
-	if withValues && s.Ver < 3 {
-		s.Array(total * 2)
+	if withValues && c.Ver < 3 {
+		c.Array(total * 2)
 	} else {
-		s.Array(total)
+		c.Array(total)
 	}
 	order := make([]int, n)
 	for i := range order {
@@ -140,14 +141,14 @@ func (s *session) replyPicks(l *keyList, count int64, withValues bool) error {
 			order[i], order[j] = order[j], order[i]
 			at = order[i]
 		}
-		if withValues && s.Ver >= 3 {
-			s.Array(2)
+		if withValues && c.Ver >= 3 {
+			c.Array(2)
 		}
-		s.Bulk(l.at(2 * at))
+		c.Bulk(l.At(2 * at))
 		if withValues {
-			s.Bulk(l.at(2*at + 1))
+			c.Bulk(l.At(2*at + 1))
 		}
-		if err := s.Over(); err != nil {
+		if err := c.Over(); err != nil {
 			return err
 		}
 	}
@@ -155,23 +156,23 @@ func (s *session) replyPicks(l *keyList, count int64, withValues bool) error {
 }
 
 // randomField replies with one field. In a large hash it looks at one block.
-func (s *session) randomField(key []byte) error {
-	h, err := s.Hash(key)
+func (c *Client) randomField(key []byte) error {
+	h, err := c.Hash(key)
 	if err != nil {
 		return err
 	}
 	if h.Len() == 0 {
-		s.Null()
+		c.Null()
 		return nil
 	}
 	l := h.List
 	if h.Large != nil {
 		b := uint32(rand.IntN(int(h.Large.Buckets)))
 		for range h.Large.Buckets {
-			if l, err = s.Block(h.Large, b, s.Scratch2[:0]); err != nil {
+			if l, err = c.Block(h.Large, b, c.Scratch2[:0]); err != nil {
 				return err
 			}
-			keyspace.Reuse(&s.Scratch2, l)
+			keyspace.Reuse(&c.Scratch2, l)
 			if l.Len() > 0 {
 				break
 			}
@@ -179,13 +180,13 @@ func (s *session) randomField(key []byte) error {
 		}
 	}
 	if l.Len() == 0 {
-		s.Null()
+		c.Null()
 		return nil
 	}
 	i := rand.IntN(l.Len())
 	for f := range l.All() {
 		if i == 0 {
-			s.Bulk(f)
+			c.Bulk(f)
 			break
 		}
 		i--

@@ -1,9 +1,8 @@
-package resp
+package commands
 
 import (
 	"errors"
 	"math/rand/v2"
-	"time"
 
 	"polder/far"
 	"polder/resp/hashes"
@@ -12,18 +11,18 @@ import (
 	"polder/resp/reply"
 )
 
-func cmdDel(s *session, a [][]byte) error {
-	n, err := s.DelMany(a[1:])
+func Del(c *Client, a [][]byte) error {
+	n, err := c.DelMany(a[1:])
 	if err == nil {
-		s.Int(n)
+		c.Int(n)
 	}
 	return err
 }
 
-func cmdExists(s *session, a [][]byte) error {
+func Exists(c *Client, a [][]byte) error {
 	n := int64(0)
 	for _, key := range a[1:] {
-		_, _, found, err := s.Stat(key)
+		_, _, found, err := c.Stat(key)
 		if err != nil {
 			return err
 		}
@@ -31,7 +30,7 @@ func cmdExists(s *session, a [][]byte) error {
 			n++
 		}
 	}
-	s.Int(n)
+	c.Int(n)
 	return nil
 }
 
@@ -42,67 +41,67 @@ func typeName(tag uint8) string {
 	return "string"
 }
 
-func cmdType(s *session, a [][]byte) error {
-	e, _, found, err := s.Stat(a[1])
+func Type(c *Client, a [][]byte) error {
+	e, _, found, err := c.Stat(a[1])
 	switch {
 	case err != nil:
 		return err
 	case !found:
-		s.Status("none")
+		c.Status("none")
 	default:
-		s.Status(typeName(e.Tag))
+		c.Status(typeName(e.Tag))
 	}
 	return nil
 }
 
-func cmdRename(s *session, a [][]byte) error {
-	_, err := s.rename(a[1], a[2], false)
+func Rename(c *Client, a [][]byte) error {
+	_, err := c.rename(a[1], a[2], false)
 	if err == nil {
-		s.OK()
+		c.OK()
 	}
 	return err
 }
 
-func cmdRenameNX(s *session, a [][]byte) error {
-	done, err := s.rename(a[1], a[2], true)
+func RenameNX(c *Client, a [][]byte) error {
+	done, err := c.rename(a[1], a[2], true)
 	if err == nil {
-		s.Bool(done)
+		c.Bool(done)
 	}
 	return err
 }
 
-func (s *session) rename(src, dst []byte, nx bool) (bool, error) {
-	e, found, err := s.Get(src, s.Scratch[:0])
+func (c *Client) rename(src, dst []byte, nx bool) (bool, error) {
+	e, found, err := c.Get(src, c.Scratch[:0])
 	if err != nil {
 		return false, err
 	}
 	if !found {
 		return false, reply.ErrNoKey
 	}
-	keyspace.Reuse(&s.Scratch, e.Value)
+	keyspace.Reuse(&c.Scratch, e.Value)
 	if string(src) == string(dst) {
 		return !nx, nil
 	}
 	if nx {
-		if _, _, found, err = s.Stat(dst); err != nil || found {
+		if _, _, found, err = c.Stat(dst); err != nil || found {
 			return false, err
 		}
 	}
-	s.Begin()
-	h := s.LargeOf(src)
+	c.Begin()
+	h := c.LargeOf(src)
 	if len(dst) > far.MaxKeySize {
 		return false, reply.ErrKeyTooLong
 	}
 	if h == nil {
-		if _, err := s.Del(src); err != nil {
+		if _, err := c.Del(src); err != nil {
 			return false, err
 		}
-		return true, s.Put(dst, e)
+		return true, c.Put(dst, e)
 	}
-	return true, s.MoveLarge(src, dst, h, e)
+	return true, c.MoveLarge(src, dst, h, e)
 }
 
-func cmdCopy(s *session, a [][]byte) error {
+func Copy(c *Client, a [][]byte) error {
 	replace := false
 	for i := 3; i < len(a); i++ {
 		switch {
@@ -110,7 +109,7 @@ func cmdCopy(s *session, a [][]byte) error {
 			replace = true
 		case proto.Is(a[i], "db") && i+1 < len(a):
 			i++
-			if err := checkDB(a[i]); err != nil {
+			if err := CheckDB(a[i]); err != nil {
 				return err
 			}
 		default:
@@ -120,67 +119,81 @@ func cmdCopy(s *session, a [][]byte) error {
 	if string(a[1]) == string(a[2]) {
 		return reply.ErrSameObject
 	}
-	e, found, err := s.Get(a[1], s.Scratch[:0])
+	e, found, err := c.Get(a[1], c.Scratch[:0])
 	if err != nil {
 		return err
 	}
 	if !found {
-		s.Int(0)
+		c.Int(0)
 		return nil
 	}
-	keyspace.Reuse(&s.Scratch, e.Value)
+	keyspace.Reuse(&c.Scratch, e.Value)
 	if !replace {
-		if _, _, found, err = s.Stat(a[2]); err != nil {
+		if _, _, found, err = c.Stat(a[2]); err != nil {
 			return err
 		}
 		if found {
-			s.Int(0)
+			c.Int(0)
 			return nil
 		}
 	}
-	if h := s.LargeOf(a[1]); h != nil {
-		err = s.CopyLarge(h, a[1], a[2], e)
+	if h := c.LargeOf(a[1]); h != nil {
+		err = c.CopyLarge(h, a[1], a[2], e)
 	} else {
-		err = s.Put(a[2], e)
+		err = c.Put(a[2], e)
 	}
 	if err == nil {
-		s.Int(1)
+		c.Int(1)
 	}
 	return err
+}
+
+// CheckDB refuses all databases but 0.
+func CheckDB(arg []byte) error {
+	db, ok := proto.ParseInt(arg)
+	switch {
+	case !ok:
+		return reply.ErrNotInt
+	case db != int64(int32(db)):
+		return reply.ErrNotInt32
+	case db != 0:
+		return reply.ErrDBIndex
+	}
+	return nil
 }
 
 // randomTries is how many keys RANDOMKEY looks at for one that is there.
 const randomTries = 100
 
-func cmdRandomKey(s *session, a [][]byte) error {
+func RandomKey(c *Client, a [][]byte) error {
 	found := false
 	pick := func(int) (done bool, err error) {
-		found, err = s.randomKey()
+		found, err = c.randomKey()
 		return found, err
 	}
-	err := s.each(rand.IntN(max(1, len(s.srv.parts))), pick)
-	if err == nil && !found && s.srv.parts != nil {
-		err = s.each(0, pick)
+	err := c.Each(rand.IntN(max(1, c.Partitions)), pick)
+	if err == nil && !found && c.Partitions != 0 {
+		err = c.Each(0, pick)
 	}
 	if err == nil && !found {
-		s.Null()
+		c.Null()
 	}
 	return err
 }
 
 // randomKey replies with any key, if it has found one.
-func (s *session) randomKey() (bool, error) {
+func (c *Client) randomKey() (bool, error) {
 	for range randomTries {
-		key, err := s.Random(s.Scratch[:0])
+		key, err := c.Random(c.Scratch[:0])
 		if errors.Is(err, far.ErrNotFound) {
 			break
 		}
 		if err != nil {
 			return false, err
 		}
-		keyspace.Reuse(&s.Scratch, key)
-		if _, _, found, err := s.Stat(key); err == nil && found {
-			s.Bulk(key)
+		keyspace.Reuse(&c.Scratch, key)
+		if _, _, found, err := c.Stat(key); err == nil && found {
+			c.Bulk(key)
 			return true, nil
 		} else if errors.Is(err, far.ErrWouldBlock) {
 			return false, err
@@ -189,28 +202,26 @@ func (s *session) randomKey() (bool, error) {
 	return false, nil
 }
 
-func cmdDBSize(s *session, a [][]byte) error {
+func DBSize(c *Client, a [][]byte) error {
 	n := 0
-	err := s.each(0, func(int) (bool, error) {
-		n += s.Space.Len()
+	err := c.Each(0, func(int) (bool, error) {
+		n += c.Space.Len()
 		return false, nil
 	})
-	s.Int(int64(n))
+	c.Int(int64(n))
 	return err
 }
 
-func cmdFlush(s *session, a [][]byte) error {
+func Flush(c *Client, a [][]byte) error {
 	if len(a) > 2 || len(a) == 2 && !proto.Is(a[1], "sync") && !proto.Is(a[1], "async") {
 		return reply.ErrSyntax
 	}
-	if err := s.Flush(); err != nil {
+	if err := c.Flush(); err != nil {
 		return err
 	}
-	s.OK()
+	c.OK()
 	return nil
 }
-
-func lockEverything(*session) bool { return true }
 
 // objectMaxInt is how long a string may be that Redis keeps as an integer.
 const objectMaxInt = 20
@@ -238,41 +249,41 @@ func encoding(e far.Entry) string {
 
 // object looks up the key of an OBJECT command; a missing one gets the null
 // reply.
-func (s *session) object(key []byte) (far.Entry, bool, error) {
-	e, found, err := s.Get(key, s.Scratch[:0])
+func (c *Client) object(key []byte) (far.Entry, bool, error) {
+	e, found, err := c.Get(key, c.Scratch[:0])
 	if err == nil && !found {
-		s.Null()
+		c.Null()
 	}
-	keyspace.Reuse(&s.Scratch, e.Value)
+	keyspace.Reuse(&c.Scratch, e.Value)
 	return e, found, err
 }
 
-func cmdObjectEncoding(s *session, a [][]byte) error {
-	e, found, err := s.object(a[2])
+func ObjectEncoding(c *Client, a [][]byte) error {
+	e, found, err := c.object(a[2])
 	if found {
-		s.Str(encoding(e))
+		c.Str(encoding(e))
 	}
 	return err
 }
 
-func cmdObjectRefcount(s *session, a [][]byte) error {
-	_, found, err := s.object(a[2])
+func ObjectRefcount(c *Client, a [][]byte) error {
+	_, found, err := c.object(a[2])
 	if found {
-		s.Int(1)
+		c.Int(1)
 	}
 	return err
 }
 
-func cmdObjectIdletime(s *session, a [][]byte) error {
-	_, found, err := s.object(a[2])
+func ObjectIdletime(c *Client, a [][]byte) error {
+	_, found, err := c.object(a[2])
 	if found {
-		s.Int(0)
+		c.Int(0)
 	}
 	return err
 }
 
-func cmdObjectFreq(s *session, a [][]byte) error {
-	_, found, err := s.object(a[2])
+func ObjectFreq(c *Client, a [][]byte) error {
+	_, found, err := c.object(a[2])
 	if found {
 		return reply.Error("ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching between policies at runtime LRU and LFU data will take some time to adjust.")
 	}
@@ -283,7 +294,7 @@ func cmdObjectFreq(s *session, a [][]byte) error {
 // index and its header in the log.
 const entryOverhead = 16 + 24
 
-func cmdMemoryUsage(s *session, a [][]byte) error {
+func MemoryUsage(c *Client, a [][]byte) error {
 	for i := 3; i < len(a); i++ {
 		if !proto.Is(a[i], "samples") || i+1 == len(a) {
 			return reply.ErrSyntax
@@ -295,27 +306,19 @@ func cmdMemoryUsage(s *session, a [][]byte) error {
 			return reply.ErrSyntax
 		}
 	}
-	e, size, found, err := s.Stat(a[2])
+	e, size, found, err := c.Stat(a[2])
 	if err != nil {
 		return err
 	}
 	if !found {
-		s.Null()
+		c.Null()
 		return nil
 	}
 	if e.Tag == keyspace.TagLarge {
-		if h := s.LargeOf(a[2]); h != nil {
+		if h := c.LargeOf(a[2]); h != nil {
 			size += h.Bytes + int(h.Buckets)*(entryOverhead+hashes.BlockKeyLen)
 		}
 	}
-	s.Int(int64(len(a[2]) + size + entryOverhead))
-	return nil
-}
-
-func cmdTime(s *session, a [][]byte) error {
-	now := time.Now()
-	s.Array(2)
-	s.Str(itoa(now.Unix()))
-	s.Str(itoa(int64(now.Nanosecond() / 1000)))
+	c.Int(int64(len(a[2]) + size + entryOverhead))
 	return nil
 }
