@@ -85,6 +85,7 @@ var farImports = map[string][]string{
 // respImports is all of the module that the packages below resp, of which it is made, may import: none of them knows the server.
 var respImports = map[string][]string{
 	"resp/commands": {"far", "resp/glob", "resp/hashes", "resp/keyspace", "resp/proto", "resp/reply"},
+	"resp/feed":     {"resp/clientmem", "resp/glob", "resp/proto"},
 	"resp/glob":     {},
 	"resp/hashes":   {"far/record"},
 	"resp/keyspace": {"far", "far/record", "far/saved", "internal/invariants", "internal/wal", "resp/hashes", "resp/proto", "resp/reply", "soft"},

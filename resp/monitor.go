@@ -3,115 +3,43 @@ package resp
 import (
 	"fmt"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
-	"polder/resp/clientmem"
+	"polder/resp/feed"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
 
-// feed is what a client has yet to be sent that it has not asked for: messages of channels, and for
-// MONITOR a line for every command that any client runs. Sessions append to it; the driver of the client
-// takes from it. Nobody waits for a client to read, so one that does not is disconnected when its feed
-// exceeds the output limit.
-type feed struct {
-	s *session // whose client is sent it
-
-	mu   sync.Mutex
-	buf  []byte             // guarded by mu
-	held bool               // the driver will look when the replies before it are on their way; guarded by mu
-	gone bool               // nothing more is to be appended; guarded by mu
-	mem  *clientmem.Account // of buf; guarded by mu
-}
-
-// add adds what fn appends, at most size bytes.
-func (f *feed) add(size int, fn func(b []byte) []byte) {
-	f.mu.Lock()
-	if f.gone {
-		f.mu.Unlock()
-		return
+// listen returns the session's feed, which is held until its driver has sent the replies so far (letGo).
+func (s *session) listen() *feed.Feed {
+	if s.news != nil {
+		s.news.Hold()
+		return s.news
 	}
-	srv := f.s.srv
-	if len(f.buf)+size > srv.cfg.ClientMemory.Allow(srv.cfg.OutputLimit) {
-		f.gone = true
-		f.mu.Unlock()
-		f.s.drop()
-		f.s.kill()
-		return
-	}
-	first := len(f.buf) == 0 && !f.held // otherwise the driver has been told
-	if need := len(f.buf) + size; need > cap(f.buf) {
-		f.buf = clientmem.Grow(f.buf, max(need, 2*cap(f.buf)))
-	}
-	f.buf = fn(f.buf)
-	f.gone = !f.mem.Hold(cap(f.buf))
-	f.mu.Unlock()
-	if first {
-		f.s.fed(f)
-	}
-}
-
-// append adds the line of a command that another session has run.
-func (f *feed) append(head string, args [][]byte) {
-	size := len(head) + 2
-	for _, a := range args {
-		size += quotedLen(a) + 1
-	}
-	f.add(size, func(b []byte) []byte {
-		b = append(b, head...)
-		for _, a := range args {
-			b = appendQuoted(append(b, ' '), a)
-		}
-		return append(b, '\r', '\n')
+	cfg := &s.srv.cfg
+	s.news = feed.New(feed.Config{
+		Memory:  cfg.ClientMemory,
+		Allowed: func() int { return cfg.ClientMemory.Allow(cfg.OutputLimit) },
+		Unread:  func() { s.drop(); s.kill() },
+		Evicted: s.kill,
+		Tell:    func(f *feed.Feed) { s.fed(f) },
+		Version: func() int { return int(max(2, s.info.ver.Load())) },
 	})
+	return s.news
 }
 
-// take gives what has been appended to the driver, which frees it.
-func (f *feed) take() []byte {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	b := f.buf
-	f.buf = nil
-	f.mem.Hold(0)
-	return b
-}
-
-// listen gives the session a feed, which is held until its driver has sent the replies so far (letGo).
-func (s *session) listen() {
-	if f := s.news; f != nil {
-		f.mu.Lock()
-		f.held = true
-		f.mu.Unlock()
-		return
-	}
-	f := &feed{s: s, held: true, mem: s.srv.cfg.ClientMemory.Join()}
-	f.mem.HangUp = s.kill
-	s.news = f
-}
-
-// letGo has the driver see what its feed has. What came before is on its way.
+// letGo has the driver see what the session's feed has. What came before is on its way.
 func (s *session) letGo() {
-	f := s.news
-	if f == nil {
-		return
-	}
-	f.mu.Lock()
-	some := f.held && len(f.buf) > 0
-	f.held = false
-	f.mu.Unlock()
-	if some {
-		s.fed(f)
+	if s.news != nil {
+		s.news.LetGo()
 	}
 }
 
 // monitor makes s one of the server's monitors.
 func (s *session) monitor() {
-	s.listen()
-	f := s.news
+	f := s.listen()
 	s.info.monitors.Store(true)
-	s.srv.setMonitors(func(list []*feed) []*feed { return append(list, f) })
+	s.srv.setMonitors(func(list []*feed.Feed) []*feed.Feed { return append(list, f) })
 }
 
 // endFeed ends what the session is told without asking.
@@ -120,26 +48,23 @@ func (s *session) endFeed() {
 	if f == nil {
 		return
 	}
-	s.unsubscribeAll()
+	s.srv.channels.UnsubscribeAll(&s.subs, f)
 	s.info.subs.Store(0)
 	s.info.psubs.Store(0)
 	if s.info.monitors.Swap(false) {
-		s.srv.setMonitors(func(list []*feed) []*feed { return slices.DeleteFunc(list, func(o *feed) bool { return o == f }) })
+		s.srv.setMonitors(func(list []*feed.Feed) []*feed.Feed {
+			return slices.DeleteFunc(list, func(o *feed.Feed) bool { return o == f })
+		})
 	}
 	s.news = nil
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.gone = true
-	clientmem.Free(f.buf)
-	f.buf = nil
-	f.mem.Leave()
+	f.Close()
 }
 
 // setMonitors replaces the list of monitors, which is nil if there are none.
-func (srv *Server) setMonitors(change func([]*feed) []*feed) {
+func (srv *Server) setMonitors(change func([]*feed.Feed) []*feed.Feed) {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
-	var list []*feed
+	var list []*feed.Feed
 	if old := srv.monitors.Load(); old != nil {
 		list = slices.Clone(*old)
 	}
@@ -161,7 +86,7 @@ func (s *session) tell(cmd *command, args [][]byte) {
 	head := fmt.Sprintf("+%d.%06d [0 %s]", now.Unix(), now.Nanosecond()/1000, s.info.shown())
 	args = redacted(cmd, args)
 	for _, f := range *list {
-		f.append(head, args)
+		f.Line(head, args)
 	}
 }
 
@@ -191,41 +116,6 @@ func redacted(cmd *command, args [][]byte) [][]byte {
 		}
 	}
 	return args
-}
-
-// appendQuoted appends b in quotes, as Redis's sdscatrepr does.
-func appendQuoted(dst, b []byte) []byte {
-	dst = append(dst, '"')
-	for _, c := range b {
-		if i := strings.IndexByte(escaped, c); i >= 0 {
-			dst = append(dst, '\\', escapes[i])
-		} else if c >= ' ' && c <= '~' {
-			dst = append(dst, c)
-		} else {
-			dst = append(dst, '\\', 'x', hexDigits[c>>4], hexDigits[c&15])
-		}
-	}
-	return append(dst, '"')
-}
-
-// The bytes that are shown as a letter after a backslash, and the letters.
-const (
-	escaped   = "\\\"\n\r\t\a\b"
-	escapes   = "\\\"nrtab"
-	hexDigits = "0123456789abcdef"
-)
-
-// quotedLen is how much appendQuoted appends.
-func quotedLen(b []byte) int {
-	n := len(b) + 2
-	for _, c := range b {
-		if strings.IndexByte(escaped, c) >= 0 {
-			n++
-		} else if c < ' ' || c > '~' {
-			n += 3
-		}
-	}
-	return n
 }
 
 func cmdMonitor(s *session, a [][]byte) error {

@@ -41,7 +41,7 @@ func (srv *Server) SetMaster(m Master) {
 	}
 	oldHost, oldPort := splitAddr(was.Addr)
 	host, port := splitAddr(m.Addr)
-	srv.pubsub.publish([]byte(switchMaster), fmt.Appendf(nil, "%s %s %s %s %s", srv.cfg.Heap, oldHost, oldPort, host, port))
+	srv.channels.Publish([]byte(switchMaster), fmt.Appendf(nil, "%s %s %s %s %s", srv.cfg.Heap, oldHost, oldPort, host, port))
 }
 
 // masterNow is what is known of the server that has the heap: this one, if no other can have it.

@@ -13,6 +13,8 @@ import (
 
 	"polder/far"
 	"polder/internal/accept"
+	"polder/resp/feed"
+	"polder/resp/forward"
 	"polder/resp/keyspace"
 	"polder/soft"
 )
@@ -32,9 +34,9 @@ type Server struct {
 	since time.Time
 	runID string
 
-	pubsub     pubsub
-	herald     herald
-	monitors   atomic.Pointer[[]*feed] // changed under mu; nil if nobody monitors
+	channels   feed.Channels
+	herald     *forward.Herald              // tells the other servers of a Cluster what is published here; nil without one
+	monitors   atomic.Pointer[[]*feed.Feed] // changed under mu; nil if nobody monitors
 	slow       slowLog
 	latency    latency
 	pause      pause
@@ -103,6 +105,7 @@ func newServer(cfg Config, makeSpace func(keyspace.Config) (*keyspace.Space, err
 	srv := &Server{cfg: cfg, table: commandTable(), stats: newCounters()}
 	if cfg.Cluster != nil {
 		srv.parts = make([]atomic.Pointer[part], cfg.Cluster.Map().Partitions)
+		srv.herald = cfg.Cluster.Links.NewHerald(cfg.OpTimeout, func(n int) { srv.stats.untold.Add(int64(n)) })
 	}
 	srv.slow.init()
 	srv.maxClients.Store(int64(cfg.MaxClients))
@@ -234,6 +237,9 @@ func (srv *Server) Shutdown(ctx context.Context) error {
 			srv.door.Close()
 			srv.live.Wait()
 			srv.data.close()
+			if srv.herald != nil {
+				srv.herald.Close()
+			}
 			srv.wg.Wait()
 			srv.freeLoops()
 			close(srv.stopped)

@@ -6,6 +6,7 @@ import (
 
 	"polder/resp/clientmem"
 	"polder/resp/commands"
+	"polder/resp/feed"
 	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
@@ -39,17 +40,17 @@ type session struct {
 	keyspace.Sight // what the replies to be sent show
 	away           // what it is at partitions
 
-	mute  uint8 // what CLIENT REPLY has asked for
-	news  *feed // what it is told without asking; nil if there never was any
-	subs  subscriptions
+	mute  uint8      // what CLIENT REPLY has asked for
+	news  *feed.Feed // what it is told without asking; nil if there never was any
+	subs  feed.Subscriptions
 	clock time.Duration // since srv.since: when the last command ended, or run was called
 	began time.Duration // when the command that runs was first tried
 
 	mem    *clientmem.Account // what the client makes the server hold
 	hangUp atomic.Pointer[func()]
-	killed atomic.Bool // by CLIENT KILL, or as a monitor that does not read
-	unread atomic.Bool // it is disconnected because it does not read
-	fed    func(*feed) // tells the driver that news has some; any goroutine may call it
+	killed atomic.Bool      // by CLIENT KILL, or as a monitor that does not read
+	unread atomic.Bool      // it is disconnected because it does not read
+	fed    func(*feed.Feed) // tells the driver that news has some; any goroutine may call it
 	info   clientInfo
 }
 
@@ -103,7 +104,7 @@ func (s *session) close() {
 
 // footprint is what the session holds beside its driver's buffers, in bytes.
 func (s *session) footprint() int {
-	n := s.parser.Held() + s.queueLen + s.WatchHeld() + s.subs.bytes
+	n := s.parser.Held() + s.queueLen + s.WatchHeld() + s.subs.Bytes
 	if s.snap != nil {
 		n += s.snap.Held()
 	}
@@ -232,7 +233,7 @@ func (s *session) admit(cmd *command) error {
 	if s.info.monitors.Load() && cmd.flags&(flagRead|flagWrite) != 0 {
 		return errMonitors
 	}
-	if s.subs.len() > 0 && s.Ver == 2 && cmd.flags&flagSubscribed == 0 {
+	if s.subs.Len() > 0 && s.Ver == 2 && cmd.flags&flagSubscribed == 0 {
 		return reply.Error("ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context")
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/resp/clientmem"
+	"polder/resp/feed"
 )
 
 // linger is how long a client may take to read the replies that are left when
@@ -242,11 +243,11 @@ func (st *stream) push() bool {
 
 // fed gives the writer what the client is to see as a monitor. One that does not
 // read the lines is disconnected.
-func (st *stream) fed(f *feed) {
+func (st *stream) fed(f *feed.Feed) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	srv := st.s.srv
-	lines := f.take()
+	lines := f.Take()
 	if st.done {
 		clientmem.Free(lines)
 		return

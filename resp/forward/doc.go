@@ -29,11 +29,13 @@
 // # Concurrency
 //
 // Links are for any number of goroutines. Links.mu guards all state and is a leaf;
-// nothing waits while it is held. There are no goroutines but those of calls.
+// nothing waits while it is held. There are no goroutines but those of calls, and of a [Herald] one for each server that it has something to
+// tell.
 //
 // # Files
 //
 //   - forward.go: Links, what is kept, and who waits
+//   - herald.go: commands that are sent to servers, and nobody waits
 //   - held.go: links that are one client's for a while
 //   - link.go: one connection: greeting, commands, replies
 package forward
