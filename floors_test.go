@@ -89,6 +89,7 @@ var respImports = map[string][]string{
 	"resp/glob":     {},
 	"resp/hashes":   {"far/record"},
 	"resp/keyspace": {"far", "far/record", "far/saved", "internal/invariants", "internal/wal", "resp/hashes", "resp/proto", "resp/reply", "soft"},
+	"resp/table":    {"resp/proto", "resp/reply"},
 	"resp/reply":    {"far", "resp/clientmem", "resp/glob", "resp/proto"},
 }
 

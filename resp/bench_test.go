@@ -2,9 +2,10 @@ package resp
 
 import (
 	"fmt"
-	"polder/resp/keyspace"
 	"strings"
 	"testing"
+
+	"polder/resp/keyspace"
 )
 
 // BenchmarkSession measures commands without the network, in pipelines of 16

@@ -10,6 +10,7 @@ import (
 
 	"polder/resp/proto"
 	"polder/resp/reply"
+	"polder/resp/table"
 )
 
 const errClientName reply.Error = "ERR Client names cannot contain spaces, newlines or special characters."
@@ -23,7 +24,7 @@ type clientInfo struct {
 	name     atomic.Pointer[string]
 	libName  atomic.Pointer[string]
 	libVer   atomic.Pointer[string]
-	last     atomic.Pointer[command]
+	last     atomic.Pointer[table.Command]
 	ver      atomic.Int32
 	monitors atomic.Bool
 	subs     atomic.Int64 // channels it has subscribed to,
@@ -63,7 +64,7 @@ func (s *session) listing() string {
 	now := time.Now()
 	cmd := "NULL"
 	if last := c.last.Load(); last != nil {
-		cmd = last.name
+		cmd = last.Name
 	}
 	flags := "N"
 	if c.monitors.Load() {

@@ -204,8 +204,8 @@ func TestCommands(t *testing.T) {
 func TestEveryCommandChecksItsArguments(t *testing.T) {
 	_, addr := startServer(t, roomy, Config{})
 	c := dial(t, addr)
-	for name, cmd := range commandTable().by {
-		need := cmd.arity
+	for name, cmd := range commandTable().By {
+		need := cmd.Arity
 		if need < 0 {
 			need = -need
 		}

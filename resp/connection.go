@@ -1,7 +1,6 @@
 package resp
 
 import (
-	"strings"
 	"time"
 
 	"polder/resp/commands"
@@ -122,7 +121,7 @@ func cmdHello(s *session, a [][]byte) error {
 	s.Str("server")
 	s.Str("redis")
 	s.Str("version")
-	s.Str(redisVersion)
+	s.Str(proto.RedisVersion)
 	s.Str("proto")
 	s.Int(int64(ver))
 	s.Str("id")
@@ -137,18 +136,6 @@ func cmdHello(s *session, a [][]byte) error {
 	}
 	s.Str("modules")
 	s.Array(0)
-	return nil
-}
-
-// cmdHelp lists the subcommands of a container.
-func cmdHelp(s *session, a [][]byte) error {
-	c := find(s.srv.table.by, a[0])
-	names := sortedNames(c.subs)
-	s.Array(len(names) + 1)
-	s.Status(strings.ToUpper(c.name) + " <subcommand> [<arg> [value] [opt] ...]. Subcommands are:")
-	for _, n := range names {
-		s.Status(strings.ToUpper(n))
-	}
 	return nil
 }
 

@@ -149,7 +149,7 @@ func (d *dump) step() (more bool, err error) {
 	switch {
 	case !d.begun:
 		d.begun = true
-		s.Out = rdb.AppendStart(s.Out, redisVersion, time.Now(), d.entries)
+		s.Out = rdb.AppendStart(s.Out, proto.RedisVersion, time.Now(), d.entries)
 	case d.copied != nil:
 		err = d.writeCopied()
 	case len(d.large) > 0:

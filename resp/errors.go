@@ -2,6 +2,7 @@ package resp
 
 import (
 	"errors"
+
 	"polder/resp/reply"
 )
 

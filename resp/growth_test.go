@@ -164,10 +164,10 @@ func TestNoCommandIsQuadratic(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	missing := map[string]bool{}
-	for name, c := range commandTable().by {
-		missing[name] = c.arity < 0
-		for sub, c := range c.subs {
-			missing[name+"|"+sub] = c.arity < 0
+	for name, c := range commandTable().By {
+		missing[name] = c.Arity < 0
+		for sub, c := range c.Subs {
+			missing[name+"|"+sub] = c.Arity < 0
 		}
 	}
 	for _, g := range growths {

@@ -3,16 +3,14 @@ package resp
 import (
 	"fmt"
 	"os"
-	"polder/resp/proto"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
-)
 
-// redisVersion is the version of Redis whose semantics the commands have.
-const redisVersion = "7.0.15"
+	"polder/resp/proto"
+)
 
 type infoSection struct {
 	name  string
@@ -25,7 +23,7 @@ var infoSections = []infoSection{
 	{"server", func(srv *Server, b *strings.Builder) {
 		up := int64(time.Since(srv.since).Seconds())
 		fmt.Fprintf(b, "redis_version:%s\r\nredis_mode:%s\r\nserver_name:polder\r\nos:%s %s\r\narch_bits:64\r\n",
-			redisVersion, srv.mode(), runtime.GOOS, runtime.GOARCH)
+			proto.RedisVersion, srv.mode(), runtime.GOOS, runtime.GOARCH)
 		fmt.Fprintf(b, "multiplexing_api:epoll\r\nprocess_id:%d\r\nrun_id:%s\r\ntcp_port:%d\r\nserver_time_usec:%d\r\nuptime_in_seconds:%d\r\nuptime_in_days:%d\r\n",
 			os.Getpid(), srv.runID, srv.port.Load(), time.Now().UnixMicro(), up, up/86400)
 	}},

@@ -3,11 +3,13 @@ package resp
 import (
 	"fmt"
 	"math/bits"
-	"polder/resp/proto"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"polder/resp/proto"
+	"polder/resp/table"
 )
 
 // latency is what LATENCY knows: for every command a histogram of how long it
@@ -79,13 +81,13 @@ func (l *latency) note(e int, took time.Duration) {
 }
 
 // observe counts a command that has run: began is when it was first tried.
-func (s *session) observe(cmd *command, args [][]byte) {
+func (s *session) observe(cmd *table.Command, args [][]byte) {
 	s.clock = time.Since(s.srv.since)
 	took := s.clock - s.began
-	s.srv.latency.calls[cmd.id].observe(took)
+	s.srv.latency.calls[cmd.ID].observe(took)
 	s.srv.slow.note(s, cmd, args, took)
 	e := eventCommand
-	if cmd.flags&flagFast != 0 {
+	if cmd.Flags&table.Fast != 0 {
 		e = eventFast
 	}
 	s.srv.latency.note(e, took)
@@ -156,36 +158,36 @@ func cmdLatencyReset(s *session, a [][]byte) error {
 }
 
 func cmdLatencyHistogram(s *session, a [][]byte) error {
-	var list []*command
-	add := func(c *command) {
-		if s.srv.latency.calls[c.id].count() > 0 {
+	var list []*table.Command
+	add := func(c *table.Command) {
+		if s.srv.latency.calls[c.ID].count() > 0 {
 			list = append(list, c)
 		}
-		for _, n := range sortedNames(c.subs) {
-			if sub := c.subs[n]; s.srv.latency.calls[sub.id].count() > 0 {
+		for _, n := range table.SortedNames(c.Subs) {
+			if sub := c.Subs[n]; s.srv.latency.calls[sub.ID].count() > 0 {
 				list = append(list, sub)
 			}
 		}
 	}
 	if len(a) == 2 {
-		for _, n := range sortedNames(s.srv.table.by) {
-			add(s.srv.table.by[n])
+		for _, n := range table.SortedNames(s.srv.table.By) {
+			add(s.srv.table.By[n])
 		}
 	}
 	for _, n := range a[2:] {
-		if c := s.srv.table.full(n); c != nil {
+		if c := s.srv.table.Full(n); c != nil {
 			add(c)
 		}
 	}
 	s.Map(len(list))
 	for _, c := range list {
-		s.Str(c.name)
+		s.Str(c.Name)
 		s.Map(2)
 		s.Str("calls")
 		type bucket struct{ below, calls int64 } // microseconds, and how many calls took less
 		var upTo []bucket
 		n := int64(0)
-		h := &s.srv.latency.calls[c.id]
+		h := &s.srv.latency.calls[c.ID]
 		for i := range h.calls {
 			if k := h.calls[i].Load(); k > 0 {
 				n += k

@@ -8,6 +8,7 @@ import (
 	"polder/resp/feed"
 	"polder/resp/proto"
 	"polder/resp/reply"
+	"polder/resp/table"
 )
 
 // listen returns the session's feed, which is held until its driver has sent the replies so far (letGo).
@@ -77,9 +78,9 @@ func (srv *Server) setMonitors(change func([]*feed.Feed) []*feed.Feed) {
 
 // tell sends monitors the line of a command. As in Redis, they are not shown what
 // is for operators, and no secrets.
-func (s *session) tell(cmd *command, args [][]byte) {
+func (s *session) tell(cmd *table.Command, args [][]byte) {
 	list := s.srv.monitors.Load()
-	if list == nil || cmd.flags&flagAdmin != 0 {
+	if list == nil || cmd.Flags&table.Admin != 0 {
 		return
 	}
 	now := time.Now()
@@ -92,14 +93,14 @@ func (s *session) tell(cmd *command, args [][]byte) {
 
 // redacted is args without what is secret in them. What follows AUTH is taken for
 // a secret even where it is not well-formed.
-func redacted(cmd *command, args [][]byte) [][]byte {
+func redacted(cmd *table.Command, args [][]byte) [][]byte {
 	hide := func(from, to int) {
 		args = slices.Clone(args)
 		for i := from; i < min(to, len(args)); i++ {
 			args[i] = []byte("(redacted)")
 		}
 	}
-	switch cmd.name {
+	switch cmd.Name {
 	case "auth":
 		hide(1, len(args))
 	case "hello":

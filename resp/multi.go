@@ -5,6 +5,7 @@ import (
 
 	"polder/resp/proto"
 	"polder/resp/reply"
+	"polder/resp/table"
 )
 
 func cmdMulti(s *session, a [][]byte) error {
@@ -18,7 +19,7 @@ func cmdMulti(s *session, a [][]byte) error {
 
 // enqueue keeps a command for EXEC. Its arguments are copied: the input buffer
 // moves on.
-func (s *session) enqueue(cmd *command, args [][]byte) {
+func (s *session) enqueue(cmd *table.Command, args [][]byte) {
 	size := 0
 	for _, a := range args {
 		size += len(a)
@@ -55,27 +56,21 @@ func cmdDiscard(s *session, a [][]byte) error {
 	return nil
 }
 
-// lockExec adds the stripes of the queued commands and of the watched keys.
-func lockExec(s *session) (write bool) {
+// wantQueue adds the keys of the queued commands, and those that are watched, to those to be locked. It reports whether they are to be
+// locked for writing.
+func (s *session) wantQueue() (write bool) {
 	if !s.multi {
 		return false
 	}
 	for _, q := range s.queue {
+		if q.cmd.Flags&table.All != 0 {
+			s.WantAll()
+		}
 		s.wantKeys(q.cmd, q.args)
-		write = write || q.cmd.flags&flagWrite != 0
+		write = write || q.cmd.Flags&table.Write != 0
 	}
 	s.WantWatched()
 	return write
-}
-
-// lockExecAll reports whether a queued command locks everything.
-func lockExecAll(s *session) bool {
-	for _, q := range s.queue {
-		if s.multi && q.cmd.lockAll != nil {
-			return true
-		}
-	}
-	return false
 }
 
 func cmdExec(s *session, a [][]byte) error {
@@ -117,8 +112,8 @@ func (s *session) runQueue() error {
 	s.Array(len(s.queue))
 	for _, q := range s.queue {
 		start := len(s.Out) - s.Mark // out and mark may move together: see room
-		s.Reads = q.cmd.reads()
-		err := q.cmd.run(s, q.args)
+		s.Reads = q.cmd.Reads()
+		err := s.srv.table.run[q.cmd.ID](s, q.args)
 		wrong := errors.As(err, new(reply.Error))
 		if err == nil {
 			err = s.Over()

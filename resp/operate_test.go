@@ -121,7 +121,7 @@ func TestLinesThatNobodyTakesAreBounded(t *testing.T) {
 	s.monitor()
 	other := srv.newSession()
 	defer other.close()
-	echo := commandTable().by["echo"]
+	echo := commandTable().By["echo"]
 	for range 1000 {
 		other.tell(echo, [][]byte{[]byte("ECHO"), make([]byte, 1000)})
 	}

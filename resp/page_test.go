@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"polder/internal/docpage"
+	"polder/resp/table"
 )
 
 // TestTheCommandsPageIsTrue makes docs/reference/commands.md of the command table.
@@ -19,17 +20,17 @@ func TestTheCommandsPageIsTrue(t *testing.T) {
 		{"string", "Strings"}, {"generic", "Keys"}, {"hash", "Hashes"}, {"transactions", "Transactions"}, {"connection", "Connection"}, {"server", "Server"}, {"cluster", "Cluster"},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n| command | arguments | |\n|---|---|---|\n", g.title)
-		for _, name := range sortedNames(commandTable().by) {
-			c := commandTable().by[name]
-			if c.group != g.name {
+		for _, name := range table.SortedNames(commandTable().By) {
+			c := commandTable().By[name]
+			if c.Group != g.name {
 				continue
 			}
-			if c.subs == nil {
+			if c.Subs == nil {
 				row(&b, c)
 				continue
 			}
-			for _, sub := range sortedNames(c.subs) {
-				row(&b, c.subs[sub])
+			for _, sub := range table.SortedNames(c.Subs) {
+				row(&b, c.Subs[sub])
 			}
 		}
 	}
@@ -40,23 +41,23 @@ func TestTheCommandsPageIsTrue(t *testing.T) {
 	docpage.Check(t, "../docs/reference/commands.md", b.String())
 }
 
-func row(b *strings.Builder, c *command) {
+func row(b *strings.Builder, c *table.Command) {
 	var what []string
 	for _, f := range []struct {
-		f    flags
+		f    table.Flags
 		text string
 	}{
-		{flagWrite, "changes keys"}, {flagRead, "reads keys"}, {flagAdmin, "for operators"}, {flagNoAuth, "before the password, too"},
-		{flagNoMulti, "not in a transaction"}, {flagRefused, "refused, as Redis does by default"}, {flagEach, "with `--partitions` about those of the server"},
+		{table.Write, "changes keys"}, {table.Read, "reads keys"}, {table.Admin, "for operators"}, {table.NoAuth, "before the password, too"},
+		{table.NoMulti, "not in a transaction"}, {table.Refused, "refused, as Redis does by default"}, {table.Each, "with `--partitions` about those of the server"},
 	} {
-		if c.flags&f.f != 0 {
+		if c.Flags&f.f != 0 {
 			what = append(what, f.text)
 		}
 	}
-	n, more := c.arity, ""
+	n, more := c.Arity, ""
 	if n < 0 {
 		n, more = -n, " or more"
 	}
-	n -= 1 + strings.Count(c.name, "|")
-	fmt.Fprintf(b, "| `%s` | %d%s | %s |\n", strings.ToUpper(strings.ReplaceAll(c.name, "|", " ")), n, more, strings.Join(what, ", "))
+	n -= 1 + strings.Count(c.Name, "|")
+	fmt.Fprintf(b, "| `%s` | %d%s | %s |\n", strings.ToUpper(strings.ReplaceAll(c.Name, "|", " ")), n, more, strings.Join(what, ", "))
 }

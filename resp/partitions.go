@@ -17,6 +17,7 @@ import (
 	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
+	"polder/resp/table"
 )
 
 // Cluster says how a server shares the partitions of a heap with others.
@@ -146,14 +147,14 @@ func (s *session) fetchAt() *part {
 }
 
 // wantsHere reports whether what a command needs is fetched where the command that blocked is, which may be about all partitions.
-func (s *session) wantsHere(cmd *command, args [][]byte) bool {
+func (s *session) wantsHere(cmd *table.Command, args [][]byte) bool {
 	switch {
 	case s.srv.parts == nil:
 		return true
 	case s.at == nil:
 		return false
 	}
-	for key := range cmd.keys(args) {
+	for key := range cmd.KeysOf(args) {
 		return s.partOf(key) == s.at.number
 	}
 	return true
@@ -183,8 +184,8 @@ const (
 )
 
 // sameSlot adds the keys of a command to a slot, which is -1 while there are none. It fails if they are in different ones.
-func sameSlot(slot int, cmd *command, args [][]byte) (int, error) {
-	for key := range cmd.keys(args) {
+func sameSlot(slot int, cmd *table.Command, args [][]byte) (int, error) {
+	for key := range cmd.KeysOf(args) {
 		switch n := partition.Slot(key); {
 		case slot < 0:
 			slot = n
@@ -196,8 +197,8 @@ func sameSlot(slot int, cmd *command, args [][]byte) (int, error) {
 }
 
 // slotOf is the slot of the keys that a command is about, -1 if it is about none.
-func (s *session) slotOf(cmd *command, args [][]byte) (slot int, err error) {
-	if cmd.name != "exec" || !s.multi || s.abort {
+func (s *session) slotOf(cmd *table.Command, args [][]byte) (slot int, err error) {
+	if cmd.Name != "exec" || !s.multi || s.abort {
 		return sameSlot(-1, cmd, args)
 	}
 	slot = -1
@@ -228,11 +229,11 @@ func (s *session) watchedSlot() int {
 }
 
 // mayQueue refuses what a transaction of a server of partitions cannot have.
-func (s *session) mayQueue(cmd *command, args [][]byte) error {
-	if cmd.flags&flagEach != 0 {
+func (s *session) mayQueue(cmd *table.Command, args [][]byte) error {
+	if cmd.Flags&table.Each != 0 {
 		return errWholeHeap
 	}
-	slot, err := s.slotOf(&command{name: "exec"}, nil)
+	slot, err := s.slotOf(&table.Command{Name: "exec"}, nil)
 	if err == nil {
 		slot, err = sameSlot(slot, cmd, args)
 	}
@@ -248,13 +249,13 @@ func (s *session) mayQueue(cmd *command, args [][]byte) error {
 }
 
 // performAway is perform of a client whose server has some of the partitions.
-func (s *session) performAway(cmd *command, args [][]byte) bool {
+func (s *session) performAway(cmd *table.Command, args [][]byte) bool {
 	s.at = nil
 	if s.Tries == 0 {
 		s.began = s.clock
 	}
 	slot, err := s.slotOf(cmd, args)
-	if watched := s.watchedSlot(); err == nil && cmd.name == "watch" {
+	if watched := s.watchedSlot(); err == nil && cmd.Name == "watch" {
 		switch {
 		case s.multi:
 			err = errWatchInMulti
@@ -263,7 +264,7 @@ func (s *session) performAway(cmd *command, args [][]byte) bool {
 		}
 	}
 	switch {
-	case err == nil && slot < 0 && cmd.flags&flagEach != 0:
+	case err == nil && slot < 0 && cmd.Flags&table.Each != 0:
 		return s.performEach(cmd, args)
 	case err == nil && slot < 0:
 		return s.perform(cmd, args)
@@ -272,7 +273,7 @@ func (s *session) performAway(cmd *command, args [][]byte) bool {
 		s.leave(cmd, err)
 		return true
 	}
-	if s.tie != nil && (cmd.name == "watch" || cmd.name == "exec") {
+	if s.tie != nil && (cmd.Name == "watch" || cmd.Name == "exec") {
 		s.performTied(cmd, args)
 		return true
 	}
@@ -323,15 +324,15 @@ func (b *bulletin) tell() {
 func (srv *Server) MapChanged() { srv.news.tell() }
 
 // performAt is perform at a partition that the session uses.
-func (s *session) performAt(at *part, cmd *command, args [][]byte) bool {
-	if cmd.flags&(flagRead|flagWrite) != 0 {
-		if err := at.Refuses(cmd.flags&flagWrite != 0); err != nil {
+func (s *session) performAt(at *part, cmd *table.Command, args [][]byte) bool {
+	if cmd.Flags&(table.Read|table.Write) != 0 {
+		if err := at.Refuses(cmd.Flags&table.Write != 0); err != nil {
 			s.leave(cmd, err)
 			return true
 		}
 	}
 	if s.watchAt != nil && s.watchAt != at { // what was watched has gone to another server, and perhaps come back
-		if cmd.name == "watch" {
+		if cmd.Name == "watch" {
 			s.unwatch()
 		}
 		s.Dirty.Store(true)
@@ -346,15 +347,15 @@ func (s *session) performAt(at *part, cmd *command, args [][]byte) bool {
 		s.at = at
 	case !s.Watches():
 		s.Dirty.Store(false) // nobody else sets it then
-	case cmd.name == "watch":
+	case cmd.Name == "watch":
 		s.watchAt = at
 	}
 	return done
 }
 
 // performEach is perform at every partition that is here, of which the last one replies. It stops when one fails.
-func (s *session) performEach(cmd *command, args [][]byte) bool {
-	if cmd.flags&flagMerge != 0 {
+func (s *session) performEach(cmd *table.Command, args [][]byte) bool {
+	if cmd.Flags&table.Merge != 0 {
 		return s.perform(cmd, args)
 	}
 	done := true
@@ -400,7 +401,7 @@ func (s *session) each(from int, f func(number int) (done bool, err error)) erro
 
 // elsewhere is what becomes of a command about a partition that is not here: it is forwarded, or the client is told where the
 // partition is; or, as far as that is not known, it waits for news, but for no longer than a pause. It reports true when the command is to be tried again.
-func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte, news <-chan struct{}, pause time.Duration) (again bool) {
+func (s *session) elsewhere(slot, number int, cmd *table.Command, args [][]byte, news <-chan struct{}, pause time.Duration) (again bool) {
 	c := s.srv.cfg.Cluster
 	m := c.Map()
 	owner, known := m.Server(m.Owner[number])
@@ -409,7 +410,7 @@ func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte, news 
 	case !known:
 	case owner.ID == c.ID:
 		err = errLoading
-	case cmd.name == "exec" && s.Watches(): // what was watched has gone to another server
+	case cmd.Name == "exec" && s.Watches(): // what was watched has gone to another server
 		s.Out = proto.AppendNullArray(s.Out, s.Ver)
 		return s.leave(cmd, nil)
 	case s.told(m, number) || c.leaves(m):
@@ -420,7 +421,7 @@ func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte, news 
 	}
 	if known && owner.ID != c.ID {
 		s.waitFor(args)
-		if cmd.name == "watch" {
+		if cmd.Name == "watch" {
 			err = s.watchAway(owner.Addr, slot, cmd, args)
 		} else {
 			err = s.forward(nil, owner.Addr, cmd, args)
@@ -443,7 +444,7 @@ func (s *session) elsewhere(slot, number int, cmd *command, args [][]byte, news 
 
 // showsFirst is called before a command waits for another server: a partition does not go before the replies may be sent that show what it
 // has. It reports whether they may be.
-func (s *session) showsFirst(cmd *command) bool {
+func (s *session) showsFirst(cmd *table.Command) bool {
 	if s.shown() {
 		return true
 	}
@@ -465,8 +466,8 @@ func (c *Cluster) leaves(m *partition.Map) bool {
 }
 
 // leave ends a command that was not carried out here, with an error if that is not nil.
-func (s *session) leave(cmd *command, err error) (again bool) {
-	if cmd.name == "exec" {
+func (s *session) leave(cmd *table.Command, err error) (again bool) {
+	if cmd.Name == "exec" {
 		s.endMulti()
 	}
 	if err != nil {
@@ -483,26 +484,26 @@ func moved(slot int, addr string) error {
 }
 
 // onlyReads reports whether a command may be carried out twice, because it only reads.
-func (s *session) onlyReads(cmd *command) bool {
-	if cmd.name == "exec" {
-		return !slices.ContainsFunc(s.queue, func(q queued) bool { return q.cmd.flags&flagRead == 0 })
+func (s *session) onlyReads(cmd *table.Command) bool {
+	if cmd.Name == "exec" {
+		return !slices.ContainsFunc(s.queue, func(q queued) bool { return q.cmd.Flags&table.Read == 0 })
 	}
-	return cmd.flags&flagRead != 0
+	return cmd.Flags&table.Read != 0
 }
 
 // forward has another server carry out a command, and appends its reply. A server that has not got the partition, which the map may
 // tell too early or too late, has carried out nothing. ErrUnsent says that the command may be tried again. It goes by a held link,
 // unless that is nil.
-func (s *session) forward(h *forward.Held, addr string, cmd *command, args [][]byte) error {
+func (s *session) forward(h *forward.Held, addr string, cmd *table.Command, args [][]byte) error {
 	cmds := [][][]byte{args}
 	var out []byte
 	var err error
-	if cmd.name == "exec" {
+	if cmd.Name == "exec" {
 		cmds = [][][]byte{{[]byte("multi")}}
 		keys := true
 		for _, q := range s.queue {
 			cmds = append(cmds, q.args)
-			keys = keys && q.cmd.flags&(flagRead|flagWrite) != 0
+			keys = keys && q.cmd.Flags&(table.Read|table.Write) != 0
 		}
 		cmds = append(cmds, args)
 		// HELLO or MONITOR may be among them: a pooled connection would stay changed for the next command that goes by it.

@@ -525,9 +525,9 @@ func TestEveryCommandIsAnsweredByAServerOfPartitions(t *testing.T) {
 	c.move(0, 1) // so that the first has none
 	key := c.keyIn(1, "k")
 	var all [][]string
-	for name, cmd := range commandTable().by {
+	for name, cmd := range commandTable().By {
 		words := [][]string{{name}}
-		for sub := range cmd.subs {
+		for sub := range cmd.Subs {
 			words = append(words, []string{name, sub})
 		}
 		for _, w := range words {

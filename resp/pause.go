@@ -7,6 +7,7 @@ import (
 
 	"polder/resp/proto"
 	"polder/resp/reply"
+	"polder/resp/table"
 )
 
 // maxPause is the longest CLIENT PAUSE: a number that is too large by mistake is
@@ -111,16 +112,16 @@ func (p *pause) wait() <-chan struct{} {
 // paused reports whether a command must wait for the end of a pause. Who monitors
 // runs no commands that it could concern. Other than in Redis, CLIENT is never
 // concerned: somebody has to be able to end a pause.
-func (s *session) paused(cmd *command) bool {
+func (s *session) paused(cmd *table.Command) bool {
 	what := s.srv.pause.what.Load()
-	if what == pauseNone || s.news != nil || cmd.flags&(flagNoAuth|flagUnpaused) != 0 {
+	if what == pauseNone || s.news != nil || cmd.Flags&(table.NoAuth|table.Unpaused) != 0 {
 		return false
 	}
-	if what == pauseAll || cmd.flags&flagWrite != 0 {
+	if what == pauseAll || cmd.Flags&table.Write != 0 {
 		return true
 	}
 	for _, q := range s.queue {
-		if cmd.name == "exec" && q.cmd.flags&flagWrite != 0 {
+		if cmd.Name == "exec" && q.cmd.Flags&table.Write != 0 {
 			return true
 		}
 	}

@@ -23,7 +23,7 @@ import (
 type Server struct {
 	cfg    Config
 	secret atomic.Pointer[string] // the password; cfg has the first one
-	table  *table
+	table  *commandSet
 
 	data  *part                  // what its clients see, if it has no partitions; never opened otherwise
 	parts []atomic.Pointer[part] // by number, those partitions of a heap that are served here; see partitions.go
@@ -110,7 +110,7 @@ func newServer(cfg Config, makeSpace func(keyspace.Config) (*keyspace.Space, err
 	srv.slow.init()
 	srv.maxClients.Store(int64(cfg.MaxClients))
 	srv.timeout.Store(int64(cfg.IdleTimeout))
-	srv.latency.calls = make([]histogram, srv.table.n)
+	srv.latency.calls = make([]histogram, srv.table.Len())
 	srv.pause.srv = srv
 	srv.since = time.Now()
 	srv.listeners = make(map[net.Listener]bool)

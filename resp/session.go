@@ -10,6 +10,7 @@ import (
 	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
+	"polder/resp/table"
 )
 
 // session is one client: a state machine that turns bytes into bytes. The
@@ -56,7 +57,7 @@ type session struct {
 
 // queued is a command between MULTI and EXEC.
 type queued struct {
-	cmd  *command
+	cmd  *table.Command
 	args [][]byte
 }
 
@@ -176,11 +177,11 @@ func (s *session) exec(args [][]byte) status {
 		return s.dumpOn()
 	}
 	s.Mark = len(s.Out)
-	cmd, err := s.srv.table.lookup(args)
+	cmd, err := s.srv.table.Lookup(args)
 	if err == nil {
 		err = s.admit(cmd)
 	}
-	if err == nil && s.srv.parts != nil && s.multi && cmd.flags&flagImmediate == 0 {
+	if err == nil && s.srv.parts != nil && s.multi && cmd.Flags&table.Immediate == 0 {
 		err = s.mayQueue(cmd, args)
 	}
 	switch {
@@ -190,7 +191,7 @@ func (s *session) exec(args [][]byte) status {
 		s.srv.stats.errors.Add(1)
 	case s.paused(cmd):
 		return needResume
-	case s.multi && cmd.flags&flagImmediate == 0:
+	case s.multi && cmd.Flags&table.Immediate == 0:
 		s.enqueue(cmd, args)
 	case s.srv.parts != nil:
 		if !s.performAway(cmd, args) {
@@ -212,36 +213,36 @@ func (s *session) exec(args [][]byte) status {
 }
 
 // admit refuses commands that the client may not run now.
-func (s *session) admit(cmd *command) error {
-	if !s.authed && cmd.flags&flagNoAuth == 0 {
+func (s *session) admit(cmd *table.Command) error {
+	if !s.authed && cmd.Flags&table.NoAuth == 0 {
 		return errAuth
 	}
-	if cmd.flags&flagLoading == 0 && s.srv.data.IsLoading() && s.srv.parts == nil && (cmd.flags&flagStandby == 0 || s.srv.masterNow().Self) {
+	if cmd.Flags&table.Loading == 0 && s.srv.data.IsLoading() && s.srv.parts == nil && (cmd.Flags&table.Standby == 0 || s.srv.masterNow().Self) {
 		return errLoading
 	}
-	if cmd.flags&flagRefused != 0 {
+	if cmd.Flags&table.Refused != 0 {
 		return errDebug
 	}
-	if s.multi && cmd.flags&flagNoMulti != 0 {
+	if s.multi && cmd.Flags&table.NoMulti != 0 {
 		return errNotInMulti
 	}
-	if cmd.flags&(flagRead|flagWrite) != 0 {
-		if err := s.Space.Refuses(cmd.flags&flagWrite != 0); err != nil {
+	if cmd.Flags&(table.Read|table.Write) != 0 {
+		if err := s.Space.Refuses(cmd.Flags&table.Write != 0); err != nil {
 			return err
 		}
 	}
-	if s.info.monitors.Load() && cmd.flags&(flagRead|flagWrite) != 0 {
+	if s.info.monitors.Load() && cmd.Flags&(table.Read|table.Write) != 0 {
 		return errMonitors
 	}
-	if s.subs.Len() > 0 && s.Ver == 2 && cmd.flags&flagSubscribed == 0 {
-		return reply.Error("ERR Can't execute '" + cmd.name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context")
+	if s.subs.Len() > 0 && s.Ver == 2 && cmd.Flags&table.Subscribed == 0 {
+		return reply.Error("ERR Can't execute '" + cmd.Name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context")
 	}
 	return nil
 }
 
 // perform runs a command under its locks. It reports false, and has done
 // nothing, if the command would have to wait.
-func (s *session) perform(cmd *command, args [][]byte) bool {
+func (s *session) perform(cmd *table.Command, args [][]byte) bool {
 	if s.Tries == 0 {
 		s.began = s.clock
 	}
@@ -249,15 +250,15 @@ func (s *session) perform(cmd *command, args [][]byte) bool {
 		s.waitFor(args)
 	}
 	ver := s.Ver
-	s.CountAnew(cmd.reads())
+	s.CountAnew(cmd.Reads())
 	s.lockFor(cmd, args)
-	err := cmd.run(s, args)
+	err := s.srv.table.run[cmd.ID](s, args)
 	s.End(err)
 	blocked := err != nil && s.Blocked(err)
 	if !blocked && s.srv.monitors.Load() != nil {
 		s.tell(cmd, args) // under the locks: monitors see changes in the order in which they are made
 	}
-	if !blocked && (s.Locked() || cmd.flags&(flagRead|flagWrite) != 0) {
+	if !blocked && (s.Locked() || cmd.Flags&(table.Read|table.Write) != 0) {
 		s.looked()
 	}
 	s.Unlock()
@@ -294,17 +295,16 @@ func (s *session) fail(err error) {
 }
 
 // lockFor takes the locks that a command needs for its keys.
-func (s *session) lockFor(cmd *command, args [][]byte) {
-	write := cmd.flags&flagWrite != 0
+func (s *session) lockFor(cmd *table.Command, args [][]byte) {
+	write := cmd.Flags&table.Write != 0
 	switch {
-	case cmd.lockAll != nil && cmd.lockAll(s):
+	case cmd.Flags&table.All != 0:
 		s.WantAll()
-		write = true
-	case cmd.first == 0:
-		write = cmd.lockKeys != nil && cmd.lockKeys(s)
-	case cmd.last == cmd.first || len(args) == cmd.first+1:
+	case cmd.Keys.First == 0:
+		write = cmd.Name == "exec" && s.wantQueue()
+	case cmd.Keys.Last == cmd.Keys.First || len(args) == cmd.Keys.First+1:
 		// Fast path: one key.
-		s.LockKey(args[cmd.first], write, args)
+		s.LockKey(args[cmd.Keys.First], write, args)
 		return
 	default:
 		s.wantKeys(cmd, args)
@@ -313,8 +313,8 @@ func (s *session) lockFor(cmd *command, args [][]byte) {
 }
 
 // wantKeys adds a command's keys to those to be locked.
-func (s *session) wantKeys(cmd *command, args [][]byte) {
-	for key := range cmd.keys(args) {
+func (s *session) wantKeys(cmd *table.Command, args [][]byte) {
+	for key := range cmd.KeysOf(args) {
 		s.Want(key)
 	}
 }
@@ -348,12 +348,12 @@ func (w *wants) clear() {
 	w.keys, w.heads, w.blocks = w.keys[:0], w.heads[:0], w.blocks[:0]
 }
 
-func (w *wants) add(cmd *command, args [][]byte) {
+func (w *wants) add(cmd *table.Command, args [][]byte) {
 	list := &w.keys
-	if cmd.blind(args) {
+	if cmd.DoesWithout(args) {
 		list = &w.heads
 	}
-	for key := range cmd.keys(args) {
+	for key := range cmd.KeysOf(args) {
 		*list = append(*list, key)
 	}
 }
@@ -377,11 +377,11 @@ func (s *session) wants(w *wants) {
 		if args == nil {
 			continue
 		}
-		cmd, err := s.srv.table.lookup(args)
+		cmd, err := s.srv.table.Lookup(args)
 		if err != nil || !s.wantsHere(cmd, args) {
 			continue
 		}
-		if cmd.name == "exec" {
+		if cmd.Name == "exec" {
 			for _, q := range queue {
 				w.add(q.cmd, q.args)
 			}

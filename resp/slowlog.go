@@ -9,6 +9,7 @@ import (
 
 	"polder/resp/proto"
 	"polder/resp/reply"
+	"polder/resp/table"
 )
 
 // What the slow log keeps of a command, as in Redis, and of how many commands at
@@ -47,7 +48,7 @@ func (l *slowLog) init() {
 }
 
 // note adds a command that took so long, if that is too long.
-func (l *slowLog) note(s *session, cmd *command, args [][]byte, took time.Duration) {
+func (l *slowLog) note(s *session, cmd *table.Command, args [][]byte, took time.Duration) {
 	if than := l.than.Load(); than < 0 || took.Microseconds() < than {
 		return
 	}

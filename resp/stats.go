@@ -1,10 +1,11 @@
 package resp
 
 import (
-	"polder/resp/keyspace"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"polder/resp/keyspace"
 )
 
 // counters count since the server was made.

@@ -1,47 +1,44 @@
 package resp
 
 import (
-	"maps"
-	"polder/resp/commands"
-	"slices"
-	"strings"
 	"sync"
+
+	"polder/resp/commands"
+	"polder/resp/reply"
+	"polder/resp/table"
 )
 
-// at is a command's key positions.
-type at struct{ first, last, step int }
+// handler runs a command. It appends the reply to s.Out, or returns an error,
+// which becomes the reply. It may be run again if it returns
+// far.ErrWouldBlock without having changed anything.
+type handler func(s *session, a [][]byte) error
+
+// commandSet is the commands that there are, and their handlers, by table.Command.ID.
+type commandSet struct {
+	*table.Table
+	run []handler
+}
 
 var (
-	noKey    = at{0, 0, 0}
-	oneKey   = at{1, 1, 1}
-	twoKeys  = at{1, 2, 1}
-	allKeys  = at{1, -1, 1}
-	keyPairs = at{1, -1, 2}
-	subKey   = at{2, 2, 1}
+	noKey    = table.At{}
+	oneKey   = table.At{First: 1, Last: 1, Step: 1}
+	twoKeys  = table.At{First: 1, Last: 2, Step: 1}
+	allKeys  = table.At{First: 1, Last: -1, Step: 1}
+	keyPairs = table.At{First: 1, Last: -1, Step: 2}
+	subKey   = table.At{First: 2, Last: 2, Step: 1}
 )
 
 // commandTable is the table of all servers.
-var commandTable = sync.OnceValue(func() *table {
-	t := &table{by: make(map[string]*command)}
-	group := ""
-	def := func(name string, arity int, f flags, k at, run handler) *command {
-		c := &command{id: t.n, name: name, arity: arity, flags: f, first: k.first, last: k.last, step: k.step, run: run, group: group}
-		t.n++
-		parent, sub, nested := strings.Cut(name, "|")
-		if !nested {
-			t.by[name] = c
-			return c
-		}
-		p := t.by[parent]
-		if p.subs == nil {
-			p.subs = make(map[string]*command)
-		}
-		p.subs[sub] = c
-		return c
+var commandTable = sync.OnceValue(func() *commandSet {
+	t := &commandSet{Table: table.New()}
+	group := t.Group
+	def := func(name string, arity int, f table.Flags, k table.At, run handler) {
+		t.Define(name, arity, f, k)
+		t.run = append(t.run, run)
 	}
-	const w, r, fast, blind = flagWrite, flagRead, flagFast, flagBlind
+	const w, r, fast, blind = table.Write, table.Read, table.Fast, table.Blind
 
-	group = "string"
+	group("string")
 	def("get", 2, r|fast, oneKey, data(commands.Get))
 	def("set", -3, w|blind, oneKey, data(commands.Set))
 	def("setnx", 3, w|fast|blind, oneKey, data(commands.SetNX))
@@ -64,7 +61,7 @@ var commandTable = sync.OnceValue(func() *table {
 	def("decrby", 3, w|fast, oneKey, data(commands.DecrBy))
 	def("incrbyfloat", 3, w|fast, oneKey, data(commands.IncrByFloat))
 
-	group = "generic"
+	group("generic")
 	def("del", -2, w|blind, allKeys, data(commands.Del))
 	def("unlink", -2, w|fast|blind, allKeys, data(commands.Del))
 	def("exists", -2, r|fast|blind, allKeys, data(commands.Exists))
@@ -87,14 +84,14 @@ var commandTable = sync.OnceValue(func() *table {
 	def("keys", 2, r, noKey, data(commands.Keys))
 	def("wait", 3, 0, noKey, cmdWait)
 	def("waitaof", 4, 0, noKey, cmdWaitAOF)
-	def("object", -2, r, noKey, cmdHelp)
+	def("object", -2, r, noKey, about((*table.Table).Help))
 	def("object|encoding", 3, r, subKey, data(commands.ObjectEncoding))
 	def("object|refcount", 3, r, subKey, data(commands.ObjectRefcount))
 	def("object|idletime", 3, r, subKey, data(commands.ObjectIdletime))
 	def("object|freq", 3, r, subKey, data(commands.ObjectFreq))
-	def("object|help", 2, r, noKey, cmdHelp)
+	def("object|help", 2, r, noKey, about((*table.Table).Help))
 
-	group = "hash"
+	group("hash")
 	def("hset", -4, w|fast, oneKey, data(commands.HSet))
 	def("hmset", -4, w|fast, oneKey, data(commands.HMSet))
 	def("hsetnx", 4, w|fast, oneKey, data(commands.HSetNX))
@@ -112,53 +109,52 @@ var commandTable = sync.OnceValue(func() *table {
 	def("hscan", -3, r, oneKey, data(commands.HScan))
 	def("hrandfield", -2, r, oneKey, data(commands.HRandField))
 
-	group = "transactions"
-	def("multi", 1, fast|flagImmediate, noKey, cmdMulti)
-	exec := def("exec", 1, flagImmediate, noKey, cmdExec)
-	exec.lockKeys, exec.lockAll = lockExec, lockExecAll
-	def("discard", 1, fast|flagImmediate, noKey, cmdDiscard)
-	def("watch", -2, r|fast|flagImmediate, allKeys, cmdWatch)
+	group("transactions")
+	def("multi", 1, fast|table.Immediate, noKey, cmdMulti)
+	def("exec", 1, table.Immediate, noKey, cmdExec)
+	def("discard", 1, fast|table.Immediate, noKey, cmdDiscard)
+	def("watch", -2, r|fast|table.Immediate, allKeys, cmdWatch)
 	def("unwatch", 1, fast, noKey, cmdUnwatch)
 
-	group = "connection"
-	def("ping", -1, fast|flagStandby, noKey, cmdPing)
+	group("connection")
+	def("ping", -1, fast|table.Standby, noKey, cmdPing)
 	def("echo", 2, fast, noKey, cmdEcho)
 	def("select", 2, fast, noKey, cmdSelect)
-	def("quit", -1, fast|flagNoAuth|flagImmediate, noKey, cmdQuit)
-	def("reset", 1, fast|flagNoAuth|flagImmediate, noKey, cmdReset)
-	def("auth", -2, fast|flagNoAuth, noKey, cmdAuth)
-	def("hello", -1, fast|flagNoAuth, noKey, cmdHello)
-	def("client", -2, 0, noKey, cmdHelp)
+	def("quit", -1, fast|table.NoAuth|table.Immediate, noKey, cmdQuit)
+	def("reset", 1, fast|table.NoAuth|table.Immediate, noKey, cmdReset)
+	def("auth", -2, fast|table.NoAuth, noKey, cmdAuth)
+	def("hello", -1, fast|table.NoAuth, noKey, cmdHello)
+	def("client", -2, 0, noKey, about((*table.Table).Help))
 	def("client|id", 2, 0, noKey, cmdClientID)
 	def("client|getname", 2, 0, noKey, cmdClientGetName)
 	def("client|setname", 3, 0, noKey, cmdClientSetName)
 	def("client|setinfo", 4, 0, noKey, cmdClientSetInfo)
 	def("client|info", 2, 0, noKey, cmdClientInfo)
-	def("client|list", -2, flagAdmin, noKey, cmdClientList)
-	def("client|no-evict", 3, flagAdmin, noKey, cmdClientNoEvict)
-	def("client|kill", -3, flagAdmin, noKey, cmdClientKill)
-	def("client|pause", -3, flagAdmin, noKey, cmdClientPause)
-	def("client|unpause", 2, flagAdmin, noKey, cmdClientUnpause)
+	def("client|list", -2, table.Admin, noKey, cmdClientList)
+	def("client|no-evict", 3, table.Admin, noKey, cmdClientNoEvict)
+	def("client|kill", -3, table.Admin, noKey, cmdClientKill)
+	def("client|pause", -3, table.Admin, noKey, cmdClientPause)
+	def("client|unpause", 2, table.Admin, noKey, cmdClientUnpause)
 	def("client|reply", 3, 0, noKey, cmdClientReply)
-	def("client|help", 2, 0, noKey, cmdHelp)
-	for _, sub := range t.by["client"].subs {
-		sub.flags |= flagUnpaused
+	def("client|help", 2, 0, noKey, about((*table.Table).Help))
+	for _, sub := range t.By["client"].Subs {
+		sub.Flags |= table.Unpaused
 	}
 
-	group = "pubsub"
-	def("subscribe", -2, flagNoMulti, noKey, cmdSubscribe)
-	def("psubscribe", -2, flagNoMulti, noKey, cmdPSubscribe)
-	def("unsubscribe", -1, flagNoMulti, noKey, cmdUnsubscribe)
-	def("punsubscribe", -1, flagNoMulti, noKey, cmdPUnsubscribe)
+	group("pubsub")
+	def("subscribe", -2, table.NoMulti, noKey, cmdSubscribe)
+	def("psubscribe", -2, table.NoMulti, noKey, cmdPSubscribe)
+	def("unsubscribe", -1, table.NoMulti, noKey, cmdUnsubscribe)
+	def("punsubscribe", -1, table.NoMulti, noKey, cmdPUnsubscribe)
 	def("publish", 3, fast, noKey, cmdPublish)
-	def("pubsub", -2, 0, noKey, cmdHelp)
+	def("pubsub", -2, 0, noKey, about((*table.Table).Help))
 	def("pubsub|channels", -2, 0, noKey, cmdPubsubChannels)
 	def("pubsub|numsub", -2, 0, noKey, cmdPubsubNumSub)
 	def("pubsub|numpat", 2, 0, noKey, cmdPubsubNumPat)
-	def("pubsub|help", 2, 0, noKey, cmdHelp)
+	def("pubsub|help", 2, 0, noKey, about((*table.Table).Help))
 
-	group = "cluster"
-	def("cluster", -2, 0, noKey, cmdHelp)
+	group("cluster")
+	def("cluster", -2, 0, noKey, about((*table.Table).Help))
 	def("cluster|countkeysinslot", 3, 0, noKey, clustered(cmdClusterCountKeys))
 	def("cluster|info", 2, 0, noKey, clustered(cmdClusterInfo))
 	def("cluster|keyslot", 3, 0, noKey, clustered(cmdClusterKeySlot))
@@ -166,84 +162,84 @@ var commandTable = sync.OnceValue(func() *table {
 	def("cluster|nodes", 2, 0, noKey, clustered(cmdClusterNodes))
 	def("cluster|shards", 2, 0, noKey, clustered(cmdClusterShards))
 	def("cluster|slots", 2, 0, noKey, clustered(cmdClusterSlots))
-	def("cluster|help", 2, 0, noKey, cmdHelp)
+	def("cluster|help", 2, 0, noKey, about((*table.Table).Help))
 	def("asking", 1, fast, noKey, clustered(cmdAsking))
 	def("readonly", 1, fast, noKey, clustered(cmdReadOnly))
 	def("readwrite", 1, fast, noKey, clustered(cmdReadWrite))
 
-	group = "server"
+	group("server")
 	def("dbsize", 1, r|fast, noKey, data(commands.DBSize))
-	def("flushdb", -1, w, noKey, data(commands.Flush)).lockAll = lockEverything
-	def("flushall", -1, w, noKey, data(commands.Flush)).lockAll = lockEverything
+	def("flushdb", -1, w|table.All, noKey, data(commands.Flush))
+	def("flushall", -1, w|table.All, noKey, data(commands.Flush))
 	def("info", -1, 0, noKey, cmdInfo)
 	def("time", 1, fast, noKey, cmdTime)
-	def("save", 1, flagAdmin|flagNoMulti, noKey, cmdSave)
-	def("bgsave", -1, flagAdmin|flagNoMulti, noKey, cmdBGSave)
-	def("bgrewriteaof", 1, flagAdmin|flagNoMulti, noKey, cmdBGRewriteAOF)
+	def("save", 1, table.Admin|table.NoMulti, noKey, cmdSave)
+	def("bgsave", -1, table.Admin|table.NoMulti, noKey, cmdBGSave)
+	def("bgrewriteaof", 1, table.Admin|table.NoMulti, noKey, cmdBGRewriteAOF)
 	def("lastsave", 1, fast, noKey, cmdLastSave)
 	def("role", 1, fast, noKey, cmdRole)
-	def("sentinel", -2, 0, noKey, cmdHelp)
+	def("sentinel", -2, 0, noKey, about((*table.Table).Help))
 	def("sentinel|get-master-addr-by-name", 3, 0, noKey, cmdSentinelGetMaster)
 	def("sentinel|master", 3, 0, noKey, cmdSentinelMaster)
 	def("sentinel|masters", 2, 0, noKey, cmdSentinelMasters)
 	def("sentinel|replicas", 3, 0, noKey, cmdSentinelReplicas)
 	def("sentinel|sentinels", 3, 0, noKey, cmdSentinelSentinels)
 	def("sentinel|slaves", 3, 0, noKey, cmdSentinelReplicas)
-	def("sentinel|help", 2, 0, noKey, cmdHelp)
-	def("sync", 1, flagAdmin|flagNoMulti, noKey, cmdSync)
-	def("replconf", -1, flagAdmin, noKey, cmdReplConf)
-	def("debug", -2, flagAdmin|flagRefused, noKey, nil)
-	def("memory", -2, r, noKey, cmdHelp)
+	def("sentinel|help", 2, 0, noKey, about((*table.Table).Help))
+	def("sync", 1, table.Admin|table.NoMulti, noKey, cmdSync)
+	def("replconf", -1, table.Admin, noKey, cmdReplConf)
+	def("debug", -2, table.Admin|table.Refused, noKey, nil)
+	def("memory", -2, r, noKey, about((*table.Table).Help))
 	def("memory|usage", -3, r, subKey, data(commands.MemoryUsage))
-	def("memory|help", 2, r, noKey, cmdHelp)
-	def("config", -2, flagAdmin, noKey, cmdHelp)
-	def("config|get", -3, flagAdmin, noKey, cmdConfigGet)
-	def("config|set", -4, flagAdmin, noKey, cmdConfigSet)
-	def("config|rewrite", 2, flagAdmin, noKey, cmdConfigRewrite)
-	def("config|resetstat", 2, flagAdmin, noKey, cmdConfigResetStat)
-	def("config|help", 2, flagAdmin, noKey, cmdHelp)
-	def("monitor", 1, flagAdmin, noKey, cmdMonitor)
-	def("slowlog", -2, flagAdmin, noKey, cmdHelp)
-	def("slowlog|get", -2, flagAdmin, noKey, cmdSlowlogGet)
-	def("slowlog|len", 2, flagAdmin, noKey, cmdSlowlogLen)
-	def("slowlog|reset", 2, flagAdmin, noKey, cmdSlowlogReset)
-	def("slowlog|help", 2, flagAdmin, noKey, cmdHelp)
-	def("latency", -2, flagAdmin, noKey, cmdHelp)
-	def("latency|latest", 2, flagAdmin, noKey, cmdLatencyLatest)
-	def("latency|history", 3, flagAdmin, noKey, cmdLatencyHistory)
-	def("latency|reset", -2, flagAdmin, noKey, cmdLatencyReset)
-	def("latency|histogram", -2, flagAdmin, noKey, cmdLatencyHistogram)
-	def("latency|doctor", 2, flagAdmin, noKey, cmdLatencyDoctor)
-	def("latency|help", 2, flagAdmin, noKey, cmdHelp)
-	def("command", -1, 0, noKey, cmdCommand)
-	def("command|count", 2, 0, noKey, cmdCommandCount)
-	def("command|info", -2, 0, noKey, cmdCommandInfo)
-	def("command|docs", -2, 0, noKey, cmdCommandDocs)
-	def("command|list", 2, 0, noKey, cmdCommandList)
-	def("command|getkeys", -4, 0, noKey, cmdCommandGetKeys)
-	def("command|help", 2, 0, noKey, cmdHelp)
-	def("polder", -2, 0, noKey, cmdHelp)
+	def("memory|help", 2, r, noKey, about((*table.Table).Help))
+	def("config", -2, table.Admin, noKey, about((*table.Table).Help))
+	def("config|get", -3, table.Admin, noKey, cmdConfigGet)
+	def("config|set", -4, table.Admin, noKey, cmdConfigSet)
+	def("config|rewrite", 2, table.Admin, noKey, cmdConfigRewrite)
+	def("config|resetstat", 2, table.Admin, noKey, cmdConfigResetStat)
+	def("config|help", 2, table.Admin, noKey, about((*table.Table).Help))
+	def("monitor", 1, table.Admin, noKey, cmdMonitor)
+	def("slowlog", -2, table.Admin, noKey, about((*table.Table).Help))
+	def("slowlog|get", -2, table.Admin, noKey, cmdSlowlogGet)
+	def("slowlog|len", 2, table.Admin, noKey, cmdSlowlogLen)
+	def("slowlog|reset", 2, table.Admin, noKey, cmdSlowlogReset)
+	def("slowlog|help", 2, table.Admin, noKey, about((*table.Table).Help))
+	def("latency", -2, table.Admin, noKey, about((*table.Table).Help))
+	def("latency|latest", 2, table.Admin, noKey, cmdLatencyLatest)
+	def("latency|history", 3, table.Admin, noKey, cmdLatencyHistory)
+	def("latency|reset", -2, table.Admin, noKey, cmdLatencyReset)
+	def("latency|histogram", -2, table.Admin, noKey, cmdLatencyHistogram)
+	def("latency|doctor", 2, table.Admin, noKey, cmdLatencyDoctor)
+	def("latency|help", 2, table.Admin, noKey, about((*table.Table).Help))
+	def("command", -1, 0, noKey, about((*table.Table).List))
+	def("command|count", 2, 0, noKey, about((*table.Table).Count))
+	def("command|info", -2, 0, noKey, about((*table.Table).Info))
+	def("command|docs", -2, 0, noKey, about((*table.Table).Docs))
+	def("command|list", 2, 0, noKey, about((*table.Table).Names))
+	def("command|getkeys", -4, 0, noKey, about((*table.Table).GetKeys))
+	def("command|help", 2, 0, noKey, about((*table.Table).Help))
+	def("polder", -2, 0, noKey, about((*table.Table).Help))
 	def("polder|stats", 2, 0, noKey, cmdPolderStats)
-	def("polder|snapshot", -2, flagAdmin|flagNoMulti, noKey, cmdPolderSnapshot)
-	def("polder|part", 2, flagAdmin|flagNoMulti, noKey, cmdPolderPart)
+	def("polder|snapshot", -2, table.Admin|table.NoMulti, noKey, cmdPolderSnapshot)
+	def("polder|part", 2, table.Admin|table.NoMulti, noKey, cmdPolderPart)
 	def("polder|publish", 4, 0, noKey, cmdPolderPublish)
-	def("polder|help", 2, 0, noKey, cmdHelp)
+	def("polder|help", 2, 0, noKey, about((*table.Table).Help))
 	for _, name := range []string{"keys", "scan", "dbsize", "randomkey", "lastsave", "wait", "waitaof"} {
-		t.by[name].flags |= flagEach | flagMerge
+		t.By[name].Flags |= table.Each | table.Merge
 	}
 	for _, name := range []string{"flushall", "flushdb", "save", "bgsave", "bgrewriteaof"} {
-		t.by[name].flags |= flagEach
+		t.By[name].Flags |= table.Each
 	}
 	for _, name := range []string{"subscribe", "psubscribe", "unsubscribe", "punsubscribe", "ping", "quit", "reset"} {
-		t.by[name].flags |= flagSubscribed
+		t.By[name].Flags |= table.Subscribed
 	}
 	// The same as in Redis, where PING is refused.
 	for _, name := range []string{"multi", "exec", "discard", "unwatch", "subscribe", "psubscribe", "unsubscribe", "punsubscribe", "publish", "pubsub", "echo", "select", "quit", "reset", "auth", "hello",
 		"client", "info", "cluster", "asking", "readonly", "readwrite", "role", "sentinel", "time", "config", "command", "polder", "monitor", "slowlog", "latency"} {
-		c := t.by[name]
-		c.flags |= flagLoading
-		for _, sub := range c.subs {
-			sub.flags |= flagLoading
+		c := t.By[name]
+		c.Flags |= table.Loading
+		for _, sub := range c.Subs {
+			sub.Flags |= table.Loading
 		}
 	}
 	return t
@@ -254,8 +250,7 @@ func data(run func(c *commands.Client, a [][]byte) error) handler {
 	return func(s *session, a [][]byte) error { return run(&s.Client, a) }
 }
 
-func sortedNames(m map[string]*command) []string {
-	return slices.Sorted(maps.Keys(m))
+// about is the handler of a command about commands.
+func about(run func(t *table.Table, w *reply.Writer, a [][]byte) error) handler {
+	return func(s *session, a [][]byte) error { return run(s.srv.table.Table, &s.Writer, a) }
 }
-
-func lockEverything(*session) bool { return true }

@@ -6,6 +6,7 @@ import (
 	"polder/resp/forward"
 	"polder/resp/proto"
 	"polder/resp/reply"
+	"polder/resp/table"
 )
 
 // tie is what a session watches at another server: keys of one slot, with a connection of its own, until EXEC, DISCARD, UNWATCH, RESET or
@@ -32,7 +33,7 @@ func (t *tie) cut() {
 }
 
 // watchAway has the server at addr watch keys of a slot that it has, for a session that has no tie. ErrUnsent says that it may be tried again.
-func (s *session) watchAway(addr string, slot int, cmd *command, args [][]byte) error {
+func (s *session) watchAway(addr string, slot int, cmd *table.Command, args [][]byte) error {
 	if s.Watches() { // what was watched here has gone there
 		s.unwatch()
 		s.tie = &tie{slot: slot}
@@ -62,7 +63,7 @@ func (s *session) hold(addr string) (*forward.Held, error) {
 }
 
 // performTied is performAway of WATCH and EXEC when the session has a tie.
-func (s *session) performTied(cmd *command, args [][]byte) {
+func (s *session) performTied(cmd *table.Command, args [][]byte) {
 	t := s.tie
 	if t.link != nil {
 		if !s.showsFirst(cmd) {
@@ -71,7 +72,7 @@ func (s *session) performTied(cmd *command, args [][]byte) {
 		s.waitFor(args)
 		err := s.forward(t.link, "", cmd, args)
 		if !errors.Is(err, forward.ErrUnsent) {
-			if cmd.name == "exec" && err == nil {
+			if cmd.Name == "exec" && err == nil {
 				t.link.Release() // it watches nothing any more
 				t.link = nil
 			}
@@ -80,7 +81,7 @@ func (s *session) performTied(cmd *command, args [][]byte) {
 		}
 		t.cut()
 	}
-	if cmd.name == "exec" {
+	if cmd.Name == "exec" {
 		s.Out = proto.AppendNullArray(s.Out, s.Ver)
 	} else {
 		s.OK()

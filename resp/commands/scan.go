@@ -1,13 +1,12 @@
 package commands
 
 import (
-	"polder/resp/keyspace"
-
 	"bytes"
 	"strconv"
 
 	"polder/far"
 	"polder/resp/glob"
+	"polder/resp/keyspace"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )

@@ -3,8 +3,9 @@ package keyspace
 import (
 	"hash/maphash"
 	"math/bits"
-	"polder/resp/hashes"
 	"sync"
+
+	"polder/resp/hashes"
 )
 
 const numStripes = 1024

@@ -6,3 +6,6 @@
 // Nothing here does I/O, keeps a clock or starts a goroutine. A Parser or a Skimmer
 // belongs to one connection and is not for concurrent use.
 package proto
+
+// RedisVersion is the version of Redis whose semantics the commands have.
+const RedisVersion = "7.0.15"

@@ -16,8 +16,8 @@ import (
 	"polder/pool"
 	"polder/pool/memfd"
 	"polder/resp"
-	"polder/resp/keyspace"
 	"polder/resp/clientmem"
+	"polder/resp/keyspace"
 )
 
 // ServeConfig configures a Redis front end over borrowed memory.
