@@ -87,6 +87,7 @@ var respImports = map[string][]string{
 	"resp/commands": {"far", "resp/glob", "resp/hashes", "resp/keyspace", "resp/proto", "resp/reply"},
 	"resp/feed":     {"resp/clientmem", "resp/glob", "resp/proto"},
 	"resp/glob":     {},
+	"resp/latency":  {"resp/proto", "resp/reply", "resp/table"},
 	"resp/hashes":   {"far/record"},
 	"resp/keyspace": {"far", "far/record", "far/saved", "internal/invariants", "internal/wal", "resp/hashes", "resp/proto", "resp/reply", "soft"},
 	"resp/table":    {"resp/proto", "resp/reply"},

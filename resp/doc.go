@@ -93,7 +93,7 @@
 // # Files
 //
 // In packages of their own, which know nothing of this one: commands (those about keys and values), keyspace (keys and values, with their locks, transactions and journal), hashes
-// (fields as they are stored, and which block of a large hash has them), reply (where replies are written, and errors), table (what commands there are), feed (messages of channels, and lines of MONITOR), forward (commands for other servers), glob
+// (fields as they are stored, and which block of a large hash has them), reply (where replies are written, and errors), table (what commands there are), latency (SLOWLOG and LATENCY), feed (messages of channels, and lines of MONITOR), forward (commands for other servers), glob
 // (patterns of KEYS, SCAN and PSUBSCRIBE).
 //
 // A server and its clients: server, config, settings (CONFIG SET), stats, info, errors;
@@ -106,6 +106,5 @@
 // Partitions: partitions (what is here, and what becomes of what is not), tie (keys that are watched elsewhere), spent (how much time a partition takes), cluster (CLUSTER, READONLY and the like); sight
 // (what replies show, and when they may).
 //
-// Commands that are not about keys: table (what there is, and who runs it), connection, multi; save, dump (SYNC), snapshot (for polder heap save); pubsub; sentinel; monitor, slowlog and
-// latency for those who operate it.
+// Commands that are not about keys: table (what there is, and who runs it), connection, multi; save, dump (SYNC), snapshot (for polder heap save); pubsub; sentinel; monitor for those who operate it.
 package resp

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/resp/latency"
 )
 
 const (
@@ -158,7 +159,7 @@ func (srv *Server) fetch(of *part, w *wants) error {
 	defer func() {
 		took := time.Since(began)
 		srv.stats.fetchTimes.Observe(took.Seconds())
-		srv.latency.note(eventFetch, took)
+		srv.latency.Note(latency.EventFetch, took)
 	}()
 	return of.Fetch(ctx, w.keys, w.heads, w.blocks)
 }

@@ -16,6 +16,7 @@ import (
 	"polder/resp/feed"
 	"polder/resp/forward"
 	"polder/resp/keyspace"
+	"polder/resp/latency"
 	"polder/soft"
 )
 
@@ -37,8 +38,8 @@ type Server struct {
 	channels   feed.Channels
 	herald     *forward.Herald              // tells the other servers of a Cluster what is published here; nil without one
 	monitors   atomic.Pointer[[]*feed.Feed] // changed under mu; nil if nobody monitors
-	slow       slowLog
-	latency    latency
+	slow       *latency.SlowLog
+	latency    *latency.Monitor
 	pause      pause
 	loops      []*loop
 	nextLoop   atomic.Uint32
@@ -107,10 +108,9 @@ func newServer(cfg Config, makeSpace func(keyspace.Config) (*keyspace.Space, err
 		srv.parts = make([]atomic.Pointer[part], cfg.Cluster.Map().Partitions)
 		srv.herald = cfg.Cluster.Links.NewHerald(cfg.OpTimeout, func(n int) { srv.stats.untold.Add(int64(n)) })
 	}
-	srv.slow.init()
+	srv.slow, srv.latency = latency.NewSlowLog(), latency.New(srv.table.Len())
 	srv.maxClients.Store(int64(cfg.MaxClients))
 	srv.timeout.Store(int64(cfg.IdleTimeout))
-	srv.latency.calls = make([]histogram, srv.table.Len())
 	srv.pause.srv = srv
 	srv.since = time.Now()
 	srv.listeners = make(map[net.Listener]bool)

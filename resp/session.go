@@ -319,6 +319,16 @@ func (s *session) wantKeys(cmd *table.Command, args [][]byte) {
 	}
 }
 
+// observe counts a command that has run: began is when it was first tried.
+func (s *session) observe(cmd *table.Command, args [][]byte) {
+	s.clock = time.Since(s.srv.since)
+	took := s.clock - s.began
+	if s.srv.slow.Takes(took) {
+		s.srv.slow.Add(redacted(cmd, args), took, s.info.shown(), load(&s.info.name))
+	}
+	s.srv.latency.Observe(cmd.ID, cmd.Flags&table.Fast != 0, took)
+}
+
 // waitFor lets the command wait from now on, until its deadline.
 func (s *session) waitFor(args [][]byte) {
 	if s.MayWait() {

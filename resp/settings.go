@@ -9,6 +9,7 @@ import (
 
 	"polder/resp/glob"
 	"polder/resp/keyspace"
+	"polder/resp/latency"
 	"polder/resp/proto"
 	"polder/resp/reply"
 )
@@ -27,14 +28,14 @@ const maxMemory = "maxmemory"
 // settings come in the order in which they are set: only the first can fail.
 var settings = []setting{
 	{maxMemory, func(srv *Server) int64 { return srv.memory().Max }, (*session).setMaxMemory, 0, math.MaxInt64, true},
-	{"latency-monitor-threshold", func(srv *Server) int64 { return srv.latency.threshold.Load() },
-		func(s *session, n int64) error { s.srv.latency.threshold.Store(n); return nil }, 0, math.MaxInt64, false},
+	{"latency-monitor-threshold", func(srv *Server) int64 { return srv.latency.Threshold.Load() },
+		func(s *session, n int64) error { s.srv.latency.Threshold.Store(n); return nil }, 0, math.MaxInt64, false},
 	{"maxclients", func(srv *Server) int64 { return srv.maxClients.Load() },
 		func(s *session, n int64) error { s.srv.maxClients.Store(n); return nil }, 1, 1 << 20, false},
-	{"slowlog-log-slower-than", func(srv *Server) int64 { return srv.slow.than.Load() },
-		func(s *session, n int64) error { s.srv.slow.than.Store(n); return nil }, -1, math.MaxInt64, false},
-	{"slowlog-max-len", func(srv *Server) int64 { return srv.slow.most.Load() },
-		func(s *session, n int64) error { s.srv.slow.resize(n); return nil }, 0, maxSlowLogs, false},
+	{"slowlog-log-slower-than", func(srv *Server) int64 { return srv.slow.Than.Load() },
+		func(s *session, n int64) error { s.srv.slow.Than.Store(n); return nil }, -1, math.MaxInt64, false},
+	{"slowlog-max-len", func(srv *Server) int64 { return srv.slow.Most() },
+		func(s *session, n int64) error { s.srv.slow.Resize(n); return nil }, 0, latency.MaxSlowLogs, false},
 	{"timeout", func(srv *Server) int64 { return int64(srv.idleTimeout().Seconds()) },
 		func(s *session, n int64) error {
 			s.srv.timeout.Store(int64(time.Duration(n) * time.Second))

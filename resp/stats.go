@@ -67,10 +67,6 @@ type Stats struct {
 // Stats returns what the server has done so far.
 func (srv *Server) Stats() Stats {
 	c := srv.stats
-	commands := int64(0)
-	for i := range srv.latency.calls {
-		commands += srv.latency.calls[i].count()
-	}
 	keys, hashes, blocks := 0, 0, 0
 	for _, at := range srv.stores() {
 		keys += at.Len()
@@ -78,7 +74,7 @@ func (srv *Server) Stats() Stats {
 		hashes, blocks = hashes+h, blocks+b
 	}
 	return Stats{
-		Commands:        commands,
+		Commands:        srv.latency.Calls(),
 		Errors:          c.errors.Load(),
 		Hits:            c.hits.Load(),
 		Misses:          c.misses.Load(),

@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"polder/resp/commands"
+	"polder/resp/latency"
 	"polder/resp/reply"
 	"polder/resp/table"
 )
@@ -200,16 +201,16 @@ var commandTable = sync.OnceValue(func() *commandSet {
 	def("config|help", 2, table.Admin, noKey, about((*table.Table).Help))
 	def("monitor", 1, table.Admin, noKey, cmdMonitor)
 	def("slowlog", -2, table.Admin, noKey, about((*table.Table).Help))
-	def("slowlog|get", -2, table.Admin, noKey, cmdSlowlogGet)
-	def("slowlog|len", 2, table.Admin, noKey, cmdSlowlogLen)
-	def("slowlog|reset", 2, table.Admin, noKey, cmdSlowlogReset)
+	def("slowlog|get", -2, table.Admin, noKey, slow((*latency.SlowLog).Get))
+	def("slowlog|len", 2, table.Admin, noKey, slow((*latency.SlowLog).Len))
+	def("slowlog|reset", 2, table.Admin, noKey, slow((*latency.SlowLog).Reset))
 	def("slowlog|help", 2, table.Admin, noKey, about((*table.Table).Help))
 	def("latency", -2, table.Admin, noKey, about((*table.Table).Help))
-	def("latency|latest", 2, table.Admin, noKey, cmdLatencyLatest)
-	def("latency|history", 3, table.Admin, noKey, cmdLatencyHistory)
-	def("latency|reset", -2, table.Admin, noKey, cmdLatencyReset)
+	def("latency|latest", 2, table.Admin, noKey, timed((*latency.Monitor).Latest))
+	def("latency|history", 3, table.Admin, noKey, timed((*latency.Monitor).History))
+	def("latency|reset", -2, table.Admin, noKey, timed((*latency.Monitor).Reset))
 	def("latency|histogram", -2, table.Admin, noKey, cmdLatencyHistogram)
-	def("latency|doctor", 2, table.Admin, noKey, cmdLatencyDoctor)
+	def("latency|doctor", 2, table.Admin, noKey, timed((*latency.Monitor).Doctor))
 	def("latency|help", 2, table.Admin, noKey, about((*table.Table).Help))
 	def("command", -1, 0, noKey, about((*table.Table).List))
 	def("command|count", 2, 0, noKey, about((*table.Table).Count))
@@ -253,4 +254,17 @@ func data(run func(c *commands.Client, a [][]byte) error) handler {
 // about is the handler of a command about commands.
 func about(run func(t *table.Table, w *reply.Writer, a [][]byte) error) handler {
 	return func(s *session, a [][]byte) error { return run(s.srv.table.Table, &s.Writer, a) }
+}
+
+// slow is the handler of a command about the slow log, and timed of one about latency.
+func slow(run func(l *latency.SlowLog, w *reply.Writer, a [][]byte) error) handler {
+	return func(s *session, a [][]byte) error { return run(s.srv.slow, &s.Writer, a) }
+}
+
+func timed(run func(l *latency.Monitor, w *reply.Writer, a [][]byte) error) handler {
+	return func(s *session, a [][]byte) error { return run(s.srv.latency, &s.Writer, a) }
+}
+
+func cmdLatencyHistogram(s *session, a [][]byte) error {
+	return s.srv.latency.Histogram(s.srv.table.Table, &s.Writer, a)
 }

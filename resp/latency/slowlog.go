@@ -1,4 +1,4 @@
-package resp
+package latency
 
 import (
 	"bytes"
@@ -9,7 +9,6 @@ import (
 
 	"polder/resp/proto"
 	"polder/resp/reply"
-	"polder/resp/table"
 )
 
 // What the slow log keeps of a command, as in Redis, and of how many commands at
@@ -17,14 +16,14 @@ import (
 const (
 	slowArgs    = 32
 	slowArgLen  = 128
-	maxSlowLogs = 1024
+	MaxSlowLogs = 1024
 )
 
-// slowLog is the last commands that took long: from when the command began to
+// SlowLog is the last commands that took long: from when the command began to
 // run until its reply was there, the wait for far memory included, but not that
 // for its client, other commands of a pipeline, or the end of CLIENT PAUSE.
-type slowLog struct {
-	than atomic.Int64 // in microseconds; negative: nothing is logged
+type SlowLog struct {
+	Than atomic.Int64 // in microseconds; negative: nothing is logged
 	most atomic.Int64 // entries
 
 	mu   sync.Mutex
@@ -42,17 +41,23 @@ type slowCall struct {
 	name   string
 }
 
-func (l *slowLog) init() {
-	l.than.Store(10_000)
+// NewSlowLog makes a slow log as it is until a client changes it.
+func NewSlowLog() *SlowLog {
+	l := &SlowLog{}
+	l.Than.Store(10_000)
 	l.most.Store(128)
+	return l
 }
 
-// note adds a command that took so long, if that is too long.
-func (l *slowLog) note(s *session, cmd *table.Command, args [][]byte, took time.Duration) {
-	if than := l.than.Load(); than < 0 || took.Microseconds() < than {
-		return
-	}
-	c := slowCall{at: time.Now(), took: took, args: shortened(redacted(cmd, args)), client: s.info.shown(), name: load(&s.info.name)}
+// Takes reports whether a command that took so long is to be logged.
+func (l *SlowLog) Takes(took time.Duration) bool {
+	than := l.Than.Load()
+	return than >= 0 && took.Microseconds() >= than
+}
+
+// Add adds a command that took so long, which is copied in part: the client has an address, and a name.
+func (l *SlowLog) Add(args [][]byte, took time.Duration, client, name string) {
+	c := slowCall{at: time.Now(), took: took, args: shortened(args), client: client, name: name}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c.id = l.next
@@ -61,10 +66,13 @@ func (l *slowLog) note(s *session, cmd *table.Command, args [][]byte, took time.
 	l.trim()
 }
 
+// Most is how many entries are kept.
+func (l *SlowLog) Most() int64 { return l.most.Load() }
+
 // trim forgets what is more than may be.
 //
 // Preconditions: l.mu is held.
-func (l *slowLog) trim() {
+func (l *SlowLog) trim() {
 	if n := len(l.list) - int(l.most.Load()); n > 0 {
 		k := copy(l.list, l.list[n:])
 		clear(l.list[k:])
@@ -72,8 +80,8 @@ func (l *slowLog) trim() {
 	}
 }
 
-// resize sets how many entries are kept.
-func (l *slowLog) resize(most int64) {
+// Resize sets how many entries are kept.
+func (l *SlowLog) Resize(most int64) {
 	l.most.Store(most)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -102,7 +110,8 @@ func shortened(args [][]byte) [][]byte {
 	return list
 }
 
-func cmdSlowlogGet(s *session, a [][]byte) error {
+// Get replies to SLOWLOG GET.
+func (l *SlowLog) Get(w *reply.Writer, a [][]byte) error {
 	count := int64(10)
 	switch {
 	case len(a) > 3:
@@ -113,42 +122,43 @@ func cmdSlowlogGet(s *session, a [][]byte) error {
 			return reply.Error("ERR count should be greater than or equal to -1")
 		}
 	}
-	l := &s.srv.slow
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := len(l.list)
 	if count >= 0 {
 		n = int(min(int64(n), count))
 	}
-	s.Array(n)
+	w.Array(n)
 	for i := range n {
 		c := l.list[len(l.list)-1-i]
-		s.Array(6)
-		s.Int(c.id)
-		s.Int(c.at.Unix())
-		s.Int(c.took.Microseconds())
-		s.Array(len(c.args))
+		w.Array(6)
+		w.Int(c.id)
+		w.Int(c.at.Unix())
+		w.Int(c.took.Microseconds())
+		w.Array(len(c.args))
 		for _, arg := range c.args {
-			s.Bulk(arg)
+			w.Bulk(arg)
 		}
-		s.Str(c.client)
-		s.Str(c.name)
+		w.Str(c.client)
+		w.Str(c.name)
 	}
-	return s.Over()
+	return w.Over()
 }
 
-func cmdSlowlogLen(s *session, a [][]byte) error {
-	s.srv.slow.mu.Lock()
-	defer s.srv.slow.mu.Unlock()
-	s.Int(int64(len(s.srv.slow.list)))
+// Len replies to SLOWLOG LEN.
+func (l *SlowLog) Len(w *reply.Writer, a [][]byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w.Int(int64(len(l.list)))
 	return nil
 }
 
-func cmdSlowlogReset(s *session, a [][]byte) error {
-	s.srv.slow.mu.Lock()
-	defer s.srv.slow.mu.Unlock()
-	clear(s.srv.slow.list)
-	s.srv.slow.list = s.srv.slow.list[:0]
-	s.OK()
+// Reset replies to SLOWLOG RESET.
+func (l *SlowLog) Reset(w *reply.Writer, a [][]byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.list)
+	l.list = l.list[:0]
+	w.OK()
 	return nil
 }

@@ -1,4 +1,4 @@
-package resp
+package latency
 
 import (
 	"fmt"
@@ -9,19 +9,23 @@ import (
 	"time"
 
 	"polder/resp/proto"
+	"polder/resp/reply"
 	"polder/resp/table"
 )
 
-// latency is what LATENCY knows: for every command a histogram of how long it
+// Monitor is what LATENCY knows: for every command a histogram of how long it
 // took, and the times when something took longer than the threshold. Both count
 // time as the slow log does.
-type latency struct {
-	calls     []histogram  // by command.id
-	threshold atomic.Int64 // in milliseconds; 0: no events
+type Monitor struct {
+	calls     []histogram  // by table.Command.ID
+	Threshold atomic.Int64 // in milliseconds; 0: no events
 
 	mu     sync.Mutex
 	events [numEvents]event // guarded by mu
 }
+
+// New makes a monitor of so many commands.
+func New(commands int) *Monitor { return &Monitor{calls: make([]histogram, commands)} }
 
 // histogram counts calls: calls[i] those that took less than 1<<i microseconds,
 // and are in no bucket before.
@@ -40,9 +44,9 @@ func (h *histogram) count() (n int64) {
 
 // The events that LATENCY tells apart.
 const (
-	eventCommand = iota
-	eventFast    // of a command that Redis calls fast
-	eventFetch   // from far memory, for the commands of many clients
+	EventCommand = iota
+	EventFast    // of a command that Redis calls fast
+	EventFetch   // from far memory, for the commands of many clients
 	numEvents
 )
 
@@ -59,9 +63,9 @@ type event struct {
 
 type sample struct{ at, ms int64 } // at is in seconds since 1970
 
-// note adds an event if it took longer than the threshold.
-func (l *latency) note(e int, took time.Duration) {
-	ms, least := took.Milliseconds(), l.threshold.Load()
+// Note adds an event if it took longer than the threshold.
+func (l *Monitor) Note(e int, took time.Duration) {
+	ms, least := took.Milliseconds(), l.Threshold.Load()
 	if least == 0 || ms < least {
 		return
 	}
@@ -80,21 +84,26 @@ func (l *latency) note(e int, took time.Duration) {
 	ev.samples = append(ev.samples, sample{now, ms})
 }
 
-// observe counts a command that has run: began is when it was first tried.
-func (s *session) observe(cmd *table.Command, args [][]byte) {
-	s.clock = time.Since(s.srv.since)
-	took := s.clock - s.began
-	s.srv.latency.calls[cmd.ID].observe(took)
-	s.srv.slow.note(s, cmd, args, took)
-	e := eventCommand
-	if cmd.Flags&table.Fast != 0 {
-		e = eventFast
+// Observe counts a command, by its place in the table, that took so long; fast is what Redis calls such a one.
+func (l *Monitor) Observe(id int, fast bool, took time.Duration) {
+	l.calls[id].observe(took)
+	e := EventCommand
+	if fast {
+		e = EventFast
 	}
-	s.srv.latency.note(e, took)
+	l.Note(e, took)
 }
 
-func cmdLatencyLatest(s *session, a [][]byte) error {
-	l := &s.srv.latency
+// Calls is how many commands were counted.
+func (l *Monitor) Calls() (n int64) {
+	for i := range l.calls {
+		n += l.calls[i].count()
+	}
+	return n
+}
+
+// Latest replies to LATENCY LATEST.
+func (l *Monitor) Latest(w *reply.Writer, a [][]byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := 0
@@ -103,43 +112,43 @@ func cmdLatencyLatest(s *session, a [][]byte) error {
 			n++
 		}
 	}
-	s.Array(n)
+	w.Array(n)
 	for i, ev := range l.events {
 		if len(ev.samples) == 0 {
 			continue
 		}
 		last := ev.samples[len(ev.samples)-1]
-		s.Array(4)
-		s.Str(eventNames[i])
-		s.Int(last.at)
-		s.Int(last.ms)
-		s.Int(ev.worst)
+		w.Array(4)
+		w.Str(eventNames[i])
+		w.Int(last.at)
+		w.Int(last.ms)
+		w.Int(ev.worst)
 	}
 	return nil
 }
 
-func cmdLatencyHistory(s *session, a [][]byte) error {
-	l := &s.srv.latency
+// History replies to LATENCY HISTORY.
+func (l *Monitor) History(w *reply.Writer, a [][]byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, ev := range l.events {
 		if !proto.Is(a[2], eventNames[i]) {
 			continue
 		}
-		s.Array(len(ev.samples))
+		w.Array(len(ev.samples))
 		for _, smp := range ev.samples {
-			s.Array(2)
-			s.Int(smp.at)
-			s.Int(smp.ms)
+			w.Array(2)
+			w.Int(smp.at)
+			w.Int(smp.ms)
 		}
 		return nil
 	}
-	s.Array(0)
+	w.Array(0)
 	return nil
 }
 
-func cmdLatencyReset(s *session, a [][]byte) error {
-	l := &s.srv.latency
+// Reset replies to LATENCY RESET.
+func (l *Monitor) Reset(w *reply.Writer, a [][]byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := int64(0)
@@ -153,66 +162,67 @@ func cmdLatencyReset(s *session, a [][]byte) error {
 			n++
 		}
 	}
-	s.Int(n)
+	w.Int(n)
 	return nil
 }
 
-func cmdLatencyHistogram(s *session, a [][]byte) error {
+// Histogram replies to LATENCY HISTOGRAM, for the commands of a table.
+func (l *Monitor) Histogram(t *table.Table, w *reply.Writer, a [][]byte) error {
 	var list []*table.Command
 	add := func(c *table.Command) {
-		if s.srv.latency.calls[c.ID].count() > 0 {
+		if l.calls[c.ID].count() > 0 {
 			list = append(list, c)
 		}
 		for _, n := range table.SortedNames(c.Subs) {
-			if sub := c.Subs[n]; s.srv.latency.calls[sub.ID].count() > 0 {
+			if sub := c.Subs[n]; l.calls[sub.ID].count() > 0 {
 				list = append(list, sub)
 			}
 		}
 	}
 	if len(a) == 2 {
-		for _, n := range table.SortedNames(s.srv.table.By) {
-			add(s.srv.table.By[n])
+		for _, n := range table.SortedNames(t.By) {
+			add(t.By[n])
 		}
 	}
 	for _, n := range a[2:] {
-		if c := s.srv.table.Full(n); c != nil {
+		if c := t.Full(n); c != nil {
 			add(c)
 		}
 	}
-	s.Map(len(list))
+	w.Map(len(list))
 	for _, c := range list {
-		s.Str(c.Name)
-		s.Map(2)
-		s.Str("calls")
+		w.Str(c.Name)
+		w.Map(2)
+		w.Str("calls")
 		type bucket struct{ below, calls int64 } // microseconds, and how many calls took less
 		var upTo []bucket
 		n := int64(0)
-		h := &s.srv.latency.calls[c.ID]
+		h := &l.calls[c.ID]
 		for i := range h.calls {
 			if k := h.calls[i].Load(); k > 0 {
 				n += k
 				upTo = append(upTo, bucket{1 << i, n})
 			}
 		}
-		s.Int(n)
-		s.Str("histogram_usec")
-		s.Map(len(upTo))
+		w.Int(n)
+		w.Str("histogram_usec")
+		w.Map(len(upTo))
 		for _, b := range upTo {
-			s.Int(b.below)
-			s.Int(b.calls)
+			w.Int(b.below)
+			w.Int(b.calls)
 		}
-		if err := s.Over(); err != nil {
+		if err := w.Over(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func cmdLatencyDoctor(s *session, a [][]byte) error {
-	l := &s.srv.latency
-	least := l.threshold.Load()
+// Doctor replies to LATENCY DOCTOR.
+func (l *Monitor) Doctor(w *reply.Writer, a [][]byte) error {
+	least := l.Threshold.Load()
 	if least == 0 {
-		s.Verbatim("No events are recorded. CONFIG SET latency-monitor-threshold MILLISECONDS records what takes longer.\n")
+		w.Verbatim("No events are recorded. CONFIG SET latency-monitor-threshold MILLISECONDS records what takes longer.\n")
 		return nil
 	}
 	var b strings.Builder
@@ -228,7 +238,7 @@ func cmdLatencyDoctor(s *session, a [][]byte) error {
 		fmt.Fprintf(&b, "%s: %d seconds in which it took %d ms or more, %d ms on average, %d ms at worst.\n",
 			eventNames[i], len(ev.samples), least, sum/int64(len(ev.samples)), ev.worst)
 	}
-	fetched := len(l.events[eventFetch].samples) > 0
+	fetched := len(l.events[EventFetch].samples) > 0
 	l.mu.Unlock()
 	switch {
 	case b.Len() == 0:
@@ -238,6 +248,6 @@ func cmdLatencyDoctor(s *session, a [][]byte) error {
 	default:
 		b.WriteString("Far memory was not to blame: SLOWLOG GET names the commands; large values and long pipelines are the likely ones, or a busy machine.\n")
 	}
-	s.Verbatim(b.String())
+	w.Verbatim(b.String())
 	return nil
 }
