@@ -90,6 +90,7 @@ var respImports = map[string][]string{
 	"resp/latency":  {"resp/proto", "resp/reply", "resp/table"},
 	"resp/hashes":   {"far/record"},
 	"resp/keyspace": {"far", "far/record", "far/saved", "internal/invariants", "internal/wal", "resp/hashes", "resp/proto", "resp/reply", "soft"},
+	"resp/topology": {"partition", "resp/reply"},
 	"resp/table":    {"resp/proto", "resp/reply"},
 	"resp/reply":    {"far", "resp/clientmem", "resp/glob", "resp/proto"},
 }

@@ -135,7 +135,12 @@ func TestTheErrorsPageNamesWhatThereIs(t *testing.T) {
 			}
 		}
 	}
-	for _, m := range regexp.MustCompile(`"([A-Z]{3,}) [^"]`).FindAllStringSubmatch(read(t, "resp/errors.go"), -1) {
+	replied := regexp.MustCompile(`Error(?: = |\()"([A-Z]{3,}) [^"]`)
+	codes := regexp.MustCompile(`"([A-Z]{3,}) [^"]`).FindAllStringSubmatch(read(t, "resp/reply/errors.go"), -1)
+	for _, file := range []string{"resp/session.go", "resp/partitions.go"} {
+		codes = append(codes, replied.FindAllStringSubmatch(read(t, file), -1)...)
+	}
+	for _, m := range codes {
 		if code := m[1]; code != "ERR" && !named["-"+code] && !named[code] && code != "WRONGTYPE" {
 			t.Errorf("the page lacks the reply %s", code)
 		}

@@ -1,14 +1,11 @@
 package resp
 
 import (
-	"fmt"
-	"strconv"
-	"strings"
-
 	"polder/far"
 	"polder/partition"
 	"polder/resp/proto"
 	"polder/resp/reply"
+	"polder/resp/topology"
 )
 
 // mode is what Redis calls the way in which the server runs.
@@ -29,124 +26,17 @@ func clustered(run handler) handler {
 	}
 }
 
-// whereabouts returns the map of the partitions to a client, which then knows what to do with MOVED.
-func (s *session) whereabouts() *partition.Map {
-	s.redirect = true
-	return s.srv.cfg.Cluster.Map()
-}
-
-// slotRange are slots, from first to last, that one server has.
-type slotRange struct{ first, last int }
-
-// ranges are the slots of a server, as few ranges as there are.
-func ranges(m *partition.Map, id string) (list []slotRange) {
-	for p, owner := range m.Owner {
-		if owner != id {
-			continue
-		}
-		first, last := partition.Range(p, m.Partitions)
-		if n := len(list); n > 0 && list[n-1].last+1 == first {
-			list[n-1].last = last
-		} else {
-			list = append(list, slotRange{first, last})
-		}
-	}
-	return list
-}
-
-func cmdClusterSlots(s *session, a [][]byte) error {
-	m := s.whereabouts()
-	n := 0
-	for _, srv := range m.Servers {
-		n += len(ranges(m, srv.ID))
-	}
-	s.Array(n)
-	for _, srv := range m.Servers {
-		for _, r := range ranges(m, srv.ID) {
-			host, port := splitAddr(srv.Addr)
-			s.Array(3)
-			s.Int(int64(r.first))
-			s.Int(int64(r.last))
-			s.Array(4)
-			s.Str(host)
-			s.portOf(port)
-			s.Str(srv.ID)
-			s.Array(0)
-		}
-	}
-	return nil
-}
-
-func (s *session) portOf(port string) {
-	n, _ := strconv.Atoi(port)
-	s.Int(int64(n))
-}
-
-func cmdClusterShards(s *session, a [][]byte) error {
-	m := s.whereabouts()
-	s.Array(len(m.Servers))
-	for _, srv := range m.Servers {
-		host, port := splitAddr(srv.Addr)
-		list := ranges(m, srv.ID)
-		s.Map(2)
-		s.Str("slots")
-		s.Array(2 * len(list))
-		for _, r := range list {
-			s.Int(int64(r.first))
-			s.Int(int64(r.last))
-		}
-		s.Str("nodes")
-		s.Array(1)
-		s.Map(7)
-		s.Str("id")
-		s.Str(srv.ID)
-		s.Str("port")
-		s.portOf(port)
-		for _, f := range []string{"ip", host, "endpoint", host, "role", "master"} {
-			s.Str(f)
-		}
-		s.Str("replication-offset")
-		s.Int(0)
-		s.Str("health")
-		s.Str("online")
-	}
-	return nil
-}
-
-func cmdClusterNodes(s *session, a [][]byte) error {
-	m := s.whereabouts()
-	var b strings.Builder
-	for _, srv := range m.Servers {
-		flags := "master"
-		if srv.ID == s.srv.cfg.Cluster.ID {
-			flags = "myself,master"
-		}
-		fmt.Fprintf(&b, "%s %s@0 %s - 0 0 %d connected", srv.ID, srv.Addr, flags, m.Epoch)
-		for _, r := range ranges(m, srv.ID) {
-			fmt.Fprintf(&b, " %d-%d", r.first, r.last)
-		}
-		b.WriteByte('\n')
-	}
-	s.Verbatim(b.String())
-	return nil
+// mapped is the handler of a command that tells clients of the map of partitions, and so has them know what to do with MOVED.
+func mapped(run func(w *reply.Writer, m *partition.Map, self string)) handler {
+	return clustered(func(s *session, a [][]byte) error {
+		s.redirect = true
+		run(&s.Writer, s.srv.cfg.Cluster.Map(), s.srv.cfg.Cluster.ID)
+		return nil
+	})
 }
 
 func cmdClusterInfo(s *session, a [][]byte) error {
-	m := s.srv.cfg.Cluster.Map()
-	served, with := 0, 0
-	for _, srv := range m.Servers {
-		list := ranges(m, srv.ID)
-		for _, r := range list {
-			served += r.last - r.first + 1
-		}
-		with += min(1, len(list))
-	}
-	state := "ok"
-	if served < partition.Slots {
-		state = "fail"
-	}
-	s.Verbatim(fmt.Sprintf("cluster_state:%s\r\ncluster_slots_assigned:%d\r\ncluster_slots_ok:%d\r\ncluster_slots_pfail:0\r\ncluster_slots_fail:%d\r\ncluster_known_nodes:%d\r\ncluster_size:%d\r\ncluster_current_epoch:%d\r\ncluster_my_epoch:%d\r\n",
-		state, served, served, partition.Slots-served, len(m.Servers), with, m.Epoch, m.Epoch))
+	topology.Info(&s.Writer, s.srv.cfg.Cluster.Map())
 	return nil
 }
 

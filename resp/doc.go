@@ -92,19 +92,30 @@
 //
 // # Files
 //
-// In packages of their own, which know nothing of this one: commands (those about keys and values), keyspace (keys and values, with their locks, transactions and journal), hashes
-// (fields as they are stored, and which block of a large hash has them), reply (where replies are written, and errors), table (what commands there are), latency (SLOWLOG and LATENCY), feed (messages of channels, and lines of MONITOR), forward (commands for other servers), glob
-// (patterns of KEYS, SCAN and PSUBSCRIBE).
+// A command comes to a session by a driver, which moves bytes. The session finds it in the table, locks its keys, and runs its
+// handler; most handlers are in packages of their own, which know nothing of this one:
 //
-// A server and its clients: server, config, settings (CONFIG SET), stats, info, errors;
-// session is what every client is, client what CLIENT shows of it, login the door,
-// password what it asks for; kill and pause.
+//	commands   those about keys and values
+//	keyspace   keys and values themselves: locks, transactions, large hashes, the journal; it has the formats of package hashes
+//	reply      where replies are written, and errors
+//	table      what commands there are
+//	feed       what clients are told without asking: messages of channels, lines of MONITOR
+//	forward    commands for other servers, and the replies
+//	topology   what clients are told of where data is: CLUSTER, SENTINEL, ROLE
+//	latency    how long commands take: SLOWLOG, LATENCY
+//	glob       patterns of KEYS, SCAN and PSUBSCRIBE
+//	rdb        files of SYNC
+//
+// A server and its clients: server, config, settings (CONFIG SET), stats, info;
+// session is what every client is, client what CLIENT shows of it, login the door and the
+// password; kill and pause.
 //
 // Drivers: loop, conn and sys_unsafe (event loops), stream (two goroutines a client);
 // fetch brings what event loops need from far memory.
 //
-// Partitions: partitions (what is here, and what becomes of what is not), tie (keys that are watched elsewhere), spent (how much time a partition takes), cluster (CLUSTER, READONLY and the like); sight
-// (what replies show, and when they may).
+// Partitions: part (the data that a server has, or one partition of it, and what replies show of it), partitions (what becomes of a command
+// about another one), tie (keys that are watched elsewhere), cluster (READONLY and the like).
 //
-// Commands that are not about keys: table (what there is, and who runs it), connection, multi; save, dump (SYNC), snapshot (for polder heap save); pubsub; sentinel; monitor for those who operate it.
+// Handlers: table (what there is, and who runs it), connection, multi, save, dump (SYNC), snapshot (for polder heap save), pubsub, monitor,
+// sentinel.
 package resp

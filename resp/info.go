@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"polder/resp/proto"
+	"polder/resp/topology"
 )
 
 type infoSection struct {
@@ -53,7 +54,7 @@ var infoSections = []infoSection{
 		fmt.Fprintf(b, "total_connections_received:%d\r\ntotal_commands_processed:%d\r\nrejected_connections:%d\r\ntotal_error_replies:%d\r\nclient_output_buffer_limit_disconnections:%d\r\nevicted_clients:%d\r\nevicted_keys:%d\r\nkeyspace_hits:%d\r\nkeyspace_misses:%d\r\n",
 			st.Connections, st.Commands, st.Rejected, st.Errors, st.OutputDrops, st.EvictedClients, m.Removals, st.Hits, st.Misses)
 	}},
-	{"replication", infoReplication},
+	{"replication", func(srv *Server, b *strings.Builder) { topology.Replication(b, srv.masterNow()) }},
 	{"cpu", func(_ *Server, b *strings.Builder) {
 		sys, user := cpuTimes()
 		fmt.Fprintf(b, "used_cpu_sys:%.6f\r\nused_cpu_user:%.6f\r\n", sys.Seconds(), user.Seconds())

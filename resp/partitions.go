@@ -2,16 +2,12 @@ package resp
 
 import (
 	"bytes"
-	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
-	"polder/far"
 	"polder/partition"
 	"polder/resp/forward"
 	"polder/resp/keyspace"
@@ -29,97 +25,6 @@ type Cluster struct {
 	Doubt func()
 	// Links are to the other servers. They stay the caller's, who closes them after the server.
 	Links *forward.Links
-}
-
-// Partition is one partition of a heap, which is a heap by itself: what a Config is without it. See Config.
-type Partition struct {
-	Journal  keyspace.Journal
-	Evidence keyspace.Evidence
-	Ready    func(ctx context.Context) error
-}
-
-// part is data that a server has for its clients: all that there is, or one partition.
-type part struct {
-	*keyspace.Space
-	number  int
-	fetches fetcher
-	spent   atomic.Int64 // nanoseconds on commands: see Server.Spent
-}
-
-func newPart(srv *Server, number int, sp *keyspace.Space) *part {
-	p := &part{Space: sp, number: number}
-	p.fetches.start(srv, p)
-	return p
-}
-
-// close ends what is done with the data. Nobody uses it any more.
-func (p *part) close() {
-	p.StopWaiting()
-	p.fetches.stop()
-	p.Space.Close()
-}
-
-// AddPartition gives a server with a Cluster the heap of a partition. Clients are told what is there from then on. The caller
-// closes the heap, after RemovePartition. Ctx is for the call itself.
-func (srv *Server) AddPartition(ctx context.Context, number int, heap *far.Heap, p Partition) error {
-	sp := keyspace.New(keyspace.Config{OpTimeout: srv.cfg.OpTimeout, Journal: p.Journal, Evidence: p.Evidence, Ready: p.Ready, Logger: srv.cfg.Logger})
-	if err := sp.Open(ctx, heap); err != nil {
-		sp.GiveUp()
-		sp.Close()
-		return err
-	}
-	at := newPart(srv, number, sp)
-	if !srv.parts[number].CompareAndSwap(nil, at) {
-		at.GiveUp()
-		at.close()
-		return fmt.Errorf("partition %d is served already", number)
-	}
-	srv.news.tell()
-	return nil
-}
-
-// RemovePartition ends the use of a partition's heap, when the replies have been sent that show what it has, or when ctx ends: then
-// commands that wait for far memory fail, and replies that wait for the journal are not sent.
-func (srv *Server) RemovePartition(ctx context.Context, number int) error {
-	at := srv.parts[number].Swap(nil)
-	if at == nil {
-		return nil
-	}
-	at.Leave(ctx)
-	closed := make(chan struct{})
-	go func() {
-		at.close()
-		close(closed)
-	}()
-	select {
-	case <-closed:
-		return nil
-	case <-ctx.Done():
-		at.GiveUp()
-		<-closed
-		return ctx.Err()
-	}
-}
-
-// stores are the data that this server's clients see: its own, or its partitions.
-func (srv *Server) stores() (list []*part) {
-	for p := range srv.parts {
-		if at := srv.parts[p].Load(); at != nil {
-			list = append(list, at)
-		}
-	}
-	if srv.parts == nil && !srv.data.IsLoading() {
-		list = append(list, srv.data)
-	}
-	return list
-}
-
-// use returns a partition that does not go before EndUse; nil if it is not here.
-func (srv *Server) use(number int) *part {
-	if at := srv.parts[number].Load(); at != nil && at.Stay() {
-		return at
-	}
-	return nil
 }
 
 // moveTo has the commands of the session that follow be about other data.
@@ -296,32 +201,6 @@ const (
 	firstLook = time.Millisecond
 	lastLook  = 100 * time.Millisecond
 )
-
-// bulletin tells any number of goroutines that something has changed.
-type bulletin struct {
-	told atomic.Pointer[chan struct{}] // nil before somebody has asked
-}
-
-// next is closed at the next news.
-func (b *bulletin) next() <-chan struct{} {
-	for {
-		if c := b.told.Load(); c != nil {
-			return *c
-		}
-		c := make(chan struct{})
-		b.told.CompareAndSwap(nil, &c)
-	}
-}
-
-// tell has whoever waits know.
-func (b *bulletin) tell() {
-	if c := b.told.Swap(nil); c != nil {
-		close(*c)
-	}
-}
-
-// MapChanged says that Cluster.Map returns another map than before. Without it, commands that wait find that out later.
-func (srv *Server) MapChanged() { srv.news.tell() }
 
 // performAt is perform at a partition that the session uses.
 func (s *session) performAt(at *part, cmd *table.Command, args [][]byte) bool {

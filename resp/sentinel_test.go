@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+
+	"polder/resp/topology"
 )
 
 // TestSentinel: a server that stands by says where the one is that has the heap, and tells those who have subscribed when it is another one.
@@ -30,7 +32,7 @@ func TestSentinel(t *testing.T) {
 		"SENTINEL GET-MASTER-ADDR-BY-NAME orders", "*nil", "SENTINEL MASTER orders", nosuch, "SENTINEL SENTINELS orders", nosuch, "SENTINEL REPLICAS orders", nosuch,
 		"ROLE", `["slave" "" :0 "connect" :0]`)
 
-	srv.SetMaster(Master{Addr: "10.0.0.5:6379", Epoch: 3})
+	srv.SetMaster(topology.Master{Addr: "10.0.0.5:6379", Epoch: 3})
 	master := func(ip, flags, epoch, others string) string {
 		return `["name" "orders" "ip" "` + ip + `" "port" "6379" "runid" "" "flags" "` + flags + `" "role-reported" "master" "config-epoch" "` + epoch +
 			`" "num-slaves" "0" "num-other-sentinels" "` + others + `" "quorum" "1"]`
@@ -41,10 +43,10 @@ func TestSentinel(t *testing.T) {
 		"SENTINEL SENTINELS orders", `[["name" "10.0.0.5:6379" "ip" "10.0.0.5" "port" "6379" "runid" "" "flags" "sentinel"]]`,
 		"SENTINEL REPLICAS orders", "[]", "SENTINEL SLAVES orders", "[]", "ROLE", `["slave" "10.0.0.5" :6379 "connected" :0]`)
 
-	srv.SetMaster(Master{Epoch: 3, Down: true})
+	srv.SetMaster(topology.Master{Epoch: 3, Down: true})
 	check("it is down", "SENTINEL MASTER orders", master("10.0.0.5", "s_down,o_down,master", "3", "0"), "SENTINEL SENTINELS orders", "[]", "ROLE", `["slave" "10.0.0.5" :6379 "connect" :0]`)
 
-	srv.SetMaster(Master{Addr: "[fd00::7]:6379", Epoch: 4, Self: true})
+	srv.SetMaster(topology.Master{Addr: "[fd00::7]:6379", Epoch: 4, Self: true})
 	check("this one has the heap, and opens it", "PING", "-"+string(errLoading), "SENTINEL MASTER orders", master("fd00::7", "master", "4", "0"),
 		"SENTINEL GET-MASTER-ADDR-BY-NAME orders", `["fd00::7" "6379"]`, "ROLE", `["master" :0 []]`)
 	const news = "orders 10.0.0.5 6379 fd00::7 6379"

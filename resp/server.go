@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -17,8 +18,12 @@ import (
 	"polder/resp/forward"
 	"polder/resp/keyspace"
 	"polder/resp/latency"
+	"polder/resp/topology"
 	"polder/soft"
 )
+
+// ErrServerClosed is what Serve returns after Shutdown or Close.
+var ErrServerClosed = errors.New("server is closed")
 
 // Server serves Redis clients. Make one with NewServer.
 type Server struct {
@@ -30,7 +35,7 @@ type Server struct {
 	parts []atomic.Pointer[part] // by number, those partitions of a heap that are served here; see partitions.go
 	news  bulletin               // of partitions that have come, and maps
 
-	master atomic.Pointer[Master] // that has the heap Config.Heap; nil if it was not said yet
+	master atomic.Pointer[topology.Master] // that has the heap Config.Heap; nil if it was not said yet
 
 	since time.Time
 	runID string

@@ -7,6 +7,7 @@ import (
 	"polder/resp/latency"
 	"polder/resp/reply"
 	"polder/resp/table"
+	"polder/resp/topology"
 )
 
 // handler runs a command. It appends the reply to s.Out, or returns an error,
@@ -160,9 +161,9 @@ var commandTable = sync.OnceValue(func() *commandSet {
 	def("cluster|info", 2, 0, noKey, clustered(cmdClusterInfo))
 	def("cluster|keyslot", 3, 0, noKey, clustered(cmdClusterKeySlot))
 	def("cluster|myid", 2, 0, noKey, clustered(cmdClusterMyID))
-	def("cluster|nodes", 2, 0, noKey, clustered(cmdClusterNodes))
-	def("cluster|shards", 2, 0, noKey, clustered(cmdClusterShards))
-	def("cluster|slots", 2, 0, noKey, clustered(cmdClusterSlots))
+	def("cluster|nodes", 2, 0, noKey, mapped(topology.Nodes))
+	def("cluster|shards", 2, 0, noKey, mapped(topology.Shards))
+	def("cluster|slots", 2, 0, noKey, mapped(topology.Slots))
 	def("cluster|help", 2, 0, noKey, about((*table.Table).Help))
 	def("asking", 1, fast, noKey, clustered(cmdAsking))
 	def("readonly", 1, fast, noKey, clustered(cmdReadOnly))
@@ -181,11 +182,11 @@ var commandTable = sync.OnceValue(func() *commandSet {
 	def("role", 1, fast, noKey, cmdRole)
 	def("sentinel", -2, 0, noKey, about((*table.Table).Help))
 	def("sentinel|get-master-addr-by-name", 3, 0, noKey, cmdSentinelGetMaster)
-	def("sentinel|master", 3, 0, noKey, cmdSentinelMaster)
+	def("sentinel|master", 3, 0, noKey, ofMaster(topology.Describe))
 	def("sentinel|masters", 2, 0, noKey, cmdSentinelMasters)
-	def("sentinel|replicas", 3, 0, noKey, cmdSentinelReplicas)
-	def("sentinel|sentinels", 3, 0, noKey, cmdSentinelSentinels)
-	def("sentinel|slaves", 3, 0, noKey, cmdSentinelReplicas)
+	def("sentinel|replicas", 3, 0, noKey, ofMaster(topology.Replicas))
+	def("sentinel|sentinels", 3, 0, noKey, ofMaster(topology.Sentinels))
+	def("sentinel|slaves", 3, 0, noKey, ofMaster(topology.Replicas))
 	def("sentinel|help", 2, 0, noKey, about((*table.Table).Help))
 	def("sync", 1, table.Admin|table.NoMulti, noKey, cmdSync)
 	def("replconf", -1, table.Admin, noKey, cmdReplConf)

@@ -27,7 +27,7 @@ import (
 	"polder/internal/scheme"
 	"polder/pool"
 	"polder/pool/memfd"
-	"polder/resp"
+	"polder/resp/topology"
 	"polder/verbs"
 	"polder/verbs/ibv"
 	"polder/verbs/shm"
@@ -221,8 +221,8 @@ type memory struct {
 	kept   *kept         // of a heap in lent that outlives the process
 	name   string        // of the heap; "" if it ends with the process
 	heap   *far.Heap
-	moves  bool              // another process is about to open the heap: see far.Heap.HandOver
-	master func(resp.Master) // is told which process has the heap; nil if nobody wants to know
+	moves  bool                  // another process is about to open the heap: see far.Heap.HandOver
+	master func(topology.Master) // is told which process has the heap; nil if nobody wants to know
 	// restore, if it is set, makes the heap in the place of opening it.
 	restore func(ctx context.Context, st *named.Store) error
 	// closeWithin is for how long a last checkpoint is tried; 0 is the default.

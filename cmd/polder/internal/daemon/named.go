@@ -26,8 +26,8 @@ import (
 	"polder/holder"
 	"polder/internal/directory"
 	"polder/pool"
-	"polder/resp"
 	"polder/resp/keyspace"
+	"polder/resp/topology"
 )
 
 // kept is what a daemon has of a heap whose memory at nodes outlives it.
@@ -196,7 +196,7 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 		return fmt.Errorf("heap %s: %w", cfg.Heap, err)
 	}
 	p.Logger.Info("the heap is this process's", "heap", cfg.Heap, "epoch", k.owner.Epoch())
-	m.tell(resp.Master{Addr: p.me(), Epoch: k.owner.Epoch(), Self: true})
+	m.tell(topology.Master{Addr: p.me(), Epoch: k.owner.Epoch(), Self: true})
 	p.spawn("the heap is another process's", func() error {
 		select {
 		case <-k.owner.Superseded():
@@ -246,14 +246,14 @@ func (m *memory) ready(ctx context.Context) error {
 // seen tells clients what the manifest says of the server that has the heap.
 func (m *memory) seen(of *named.Manifest, still time.Duration) {
 	if directory.CheckAddress(of.Owner) != nil { // it was given up, or a tool has it, which serves nobody
-		m.tell(resp.Master{Epoch: of.Epoch, Down: true})
+		m.tell(topology.Master{Epoch: of.Epoch, Down: true})
 		return
 	}
-	m.tell(resp.Master{Addr: of.Owner, Epoch: of.Epoch, Down: still > 2*named.DefaultBeat})
+	m.tell(topology.Master{Addr: of.Owner, Epoch: of.Epoch, Down: still > 2*named.DefaultBeat})
 }
 
 // tell says who has the heap, if there is a front end that tells its clients.
-func (m *memory) tell(who resp.Master) {
+func (m *memory) tell(who topology.Master) {
 	if m.master != nil {
 		m.master(who)
 	}
