@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -277,18 +278,23 @@ func TestAPartitionGoesThoughItIsDumped(t *testing.T) {
 			}
 		}
 		for _, hash := range []bool{false, true} {
-			args := []string{"HSET", tag + "h"}
-			for i := range 300 {
-				args = append(args, strconv.Itoa(i), value[:10_000])
-			}
 			if hash { // it is copied for the dump
 				cl.do("FLUSHALL")
-				cl.do(args...)
+				for i := range 300 {
+					cl.do("HSET", tag+"h", strconv.Itoa(i), value[:40_000])
+				}
 			}
 			slow := dial(t, c.addrs[server])
+			if err := slow.c.(*net.TCPConn).SetReadBuffer(64 << 10); err != nil { // or the kernel may take all of it
+				t.Fatal(err)
+			}
 			slow.send(encode("REPLCONF", "capa", "eof") + "SYNC\r\n")
 			if got := slow.recv().String(); got != "+OK" {
 				t.Fatal(got)
+			}
+			mark, _ := slow.r.ReadString('\n')
+			if _, err := slow.r.Peek(1000); err != nil { // which a copy comes before
+				t.Fatal(err)
 			}
 			time.Sleep(50 * time.Millisecond) // until nothing more fits into what is between
 			began := time.Now()
@@ -296,7 +302,6 @@ func TestAPartitionGoesThoughItIsDumped(t *testing.T) {
 			if took := time.Since(began); took > testTimeout/4 {
 				t.Errorf("the move has taken %v", took)
 			}
-			mark, _ := slow.r.ReadString('\n')
 			b, _ := io.ReadAll(slow.r)
 			if len(b) < 1000 || strings.HasSuffix(string(b), strings.TrimSpace(mark[len("$EOF:"):])) {
 				t.Errorf("of the dump there are %d bytes, and it is whole", len(b))
