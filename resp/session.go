@@ -15,19 +15,19 @@ import (
 
 // session is one client: a state machine that turns bytes into bytes. The
 // driver that owns it gives it input in `in`, calls run, and takes replies from
-// `out`. Other goroutines touch nothing but the atomic fields.
+// `Out`. Other goroutines touch nothing but the atomic fields.
 type session struct {
 	srv    *Server // whose client it is
 	parser proto.Parser
 	in     []byte // input not yet consumed; the driver's memory
 
 	commands.Client
-	part *part // what commands are about, and access: the server's data, or while a command runs the partition that has its keys
+	part *part // what commands are about, and Access is of: the server's data, or while a command runs the partition that has its keys
 
 	authed bool
 	// entering is set while the client waits at the door for its password.
 	entering bool
-	ending   bool // close once out is written
+	ending   bool // close once Out is written
 
 	multi    bool // between MULTI and EXEC
 	abort    bool // a command was refused since MULTI
@@ -82,14 +82,14 @@ type status uint8
 
 const (
 	needInput    status = iota // all complete commands are done
-	needFlush                  // out is large: write it and call run again
+	needFlush                  // Out is large: write it and call run again
 	needFetch                  // see wants; fetch and call run again
 	needResume                 // call run again when the server's pause is over
 	sessionLogin               // the client has given the password at the door
 	sessionEnd                 // write out, then close
 )
 
-// flushAt is the size of out at which run asks for it to be written.
+// flushAt is the size of Out at which run asks for it to be written.
 const flushAt = 64 << 10
 
 func (srv *Server) newSession() *session {
