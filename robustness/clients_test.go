@@ -58,7 +58,7 @@ func TestTheExamplesRun(t *testing.T) {
 		{[]string{"polder/examples/pagesort", "-pager", pager, "-size", "16", "-local", "4"}, "in order, with all that was there before: 16 of 16 MiB"},
 		{[]string{"polder/examples/redisclient", "-addr", up.Addr("redis")}, "user:7 has 8 visits"},
 	} {
-		out, err := exec.Command("go", append([]string{"run"}, tt.args...)...).CombinedOutput()
+		out, err := exec.Command("go", append([]string{"run", "-ldflags=-w"}, tt.args...)...).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), tt.want) {
 			t.Errorf("%s: %v, got %q, want it to contain %q", tt.args[0], err, out, tt.want)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"testing"
 
@@ -21,9 +22,12 @@ func TestResidentMemoryStaysWithinTheBudget(t *testing.T) {
 		beside  = 64 * mib
 		total   = 8 * local
 		workers = 8
-		rounds  = 25
 		batch   = 500
 	)
+	rounds := 8
+	if os.Getenv("TEST_SOAK") != "" {
+		rounds = 250
+	}
 	node := startNode(t, "512MiB")
 	server := startServer(t, node.Addr("verbs"), "16MiB")
 	client := connect(t, server)
