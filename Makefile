@@ -7,7 +7,7 @@ STATICCHECK := $(BIN)/staticcheck
 STATICCHECK_VERSION := v0.8.2
 
 # How long each fuzz target runs in "make test"; "make fuzz" takes longer.
-FUZZTIME    ?= 1s
+FUZZTIME    ?= 500ms
 TESTTIMEOUT ?= 15m
 
 # The packages that are another program without the race detector: all their tests
@@ -73,7 +73,7 @@ plain: ## run without the race detector the tests of programs, and of what is bu
 	PLAIN="$(PLAIN)" .ci/longer $(GO) test $(TESTFLAGS)
 
 .PHONY: smoke-fuzz
-smoke-fuzz: ## run every fuzz target for FUZZTIME (1s), not guided by coverage
+smoke-fuzz: ## run every fuzz target for FUZZTIME (500ms), not guided by coverage
 	@GO="$(GO)" .ci/fuzz $(FUZZTIME) blind
 
 .PHONY: fuzz
