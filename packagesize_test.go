@@ -19,8 +19,7 @@ var mostOfAPackage = packageSize{lines: 6000, files: 30}
 // ceilings are of packages that were larger when the rule was made: what they have, where that is more than the rule
 // allows. They only shrink; add none.
 var ceilings = map[string]packageSize{
-	"far/heap": {lines: 6247},
-	"resp":     {lines: 11559, files: 58},
+	"far/heap": {lines: 6200},
 }
 
 func TestNoPackageIsTooLarge(t *testing.T) {

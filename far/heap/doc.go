@@ -86,7 +86,7 @@
 // # Files
 //
 // heap (the heap, and how it is divided), owner (the interfaces), budget (its lines, and SetLocal),
-// errors, calls (which Stop waits for), stats (and the audit).
+// errors, stats (and the audit).
 //
 // Local memory: logs, slot (of an object), object (the bytes of a record).
 // Far memory: far (the segments, which package farlog has, and the names of what package store has), pages (of

@@ -13,6 +13,7 @@ import (
 	"polder/far/store"
 	"polder/internal/arena"
 	"polder/internal/buddy"
+	"polder/internal/calls"
 )
 
 // Heap is memory for records of owners: a local budget and a store behind it.
@@ -57,7 +58,7 @@ type Heap struct {
 	room      room
 	Blocks    atomic.Bool // those who write may have locks that a checkpoint takes
 
-	calls  calls         // in their slow path
+	calls  *calls.Calls  // in their slow path
 	poke   chan struct{} // wakes the janitor
 	Ctx    context.Context
 	Cancel context.CancelFunc
@@ -130,7 +131,7 @@ func (h *Heap) Init(st store.Store, cfg Config, sz Sizes, host Host) error {
 	h.poke = make(chan struct{}, 1)
 	h.backs = make(chan *backing, 1)
 	h.room.more = make(chan struct{})
-	h.calls.init()
+	h.calls = calls.New()
 	h.Budget.Store(cfg.Local)
 	h.Ctx, h.Cancel = context.WithCancel(context.Background())
 	most := max(sz.Most, sz.Logs)
@@ -171,11 +172,25 @@ func (h *Heap) Start() {
 // returns when they have ended, and the calls that read from the store.
 func (h *Heap) Stop() {
 	h.Shut.Store(true)
-	h.calls.close()
+	idle := h.calls.Close()
 	h.Cancel()
-	<-h.calls.idle
+	<-idle
 	h.Wg.Wait()
 }
+
+// Begin is called by every call that leaves its shard's lock, so that Close
+// can wait for it; End when it returns.
+//
+// Hot path: a miss begins and ends once.
+func (h *Heap) Begin() error {
+	if !h.calls.Begin() {
+		return ErrClosed
+	}
+	return nil
+}
+
+// End ends what Begin has begun.
+func (h *Heap) End() { h.calls.End() }
 
 // Unmap gives the local memory back.
 func (h *Heap) Unmap() error {

@@ -1,4 +1,5 @@
-package heap
+// Package calls counts calls that are under way, for who closes what they use and has to wait for them.
+package calls
 
 import (
 	"sync/atomic"
@@ -6,10 +7,10 @@ import (
 	"polder/internal/processor"
 )
 
-// calls counts the calls that Close has to wait for. Counting is part of every
-// miss, so each processor counts in a place of its own; they are added up only
-// when the heap is being closed.
-type calls struct {
+// Calls counts the calls that whoever closes something has to wait for. Counting may be part of every
+// call, so each processor counts in a place of its own; they are added up only
+// when it is being closed. New makes one; any number of goroutines may use it.
+type Calls struct {
 	closed atomic.Bool
 	idle   chan struct{} // closed when closed and none is under way
 	ended  atomic.Bool   // idle is closed
@@ -24,40 +25,37 @@ type callPart struct {
 	_ [120]byte // two cache lines, which are fetched together
 }
 
-func (c *calls) init() { c.idle = make(chan struct{}) }
+// New returns a count of none.
+func New() *Calls { return &Calls{idle: make(chan struct{})} }
 
-func (c *calls) part() *atomic.Int64 { return &c.parts[processor.Number()&(callParts-1)].n }
+func (c *Calls) part() *atomic.Int64 { return &c.parts[processor.Number()&(callParts-1)].n }
 
-// Begin is called by every call that leaves its shard's lock, so that Close
-// can wait for it; end when it returns.
-//
-// Hot path: a miss begins and ends once.
-func (h *Heap) Begin() error {
-	c := &h.calls
+// Begin counts a call, until End is called, unless Close was.
+func (c *Calls) Begin() bool {
 	n := c.part()
 	n.Add(1)
 	if c.closed.Load() {
 		n.Add(-1)
 		c.settle()
-		return ErrClosed
+		return false
 	}
-	return nil
+	return true
 }
 
-// End may run on another processor than begin: only the sum counts.
-func (h *Heap) End() {
-	c := &h.calls
+// End may run on another processor than Begin: only the sum counts.
+func (c *Calls) End() {
 	c.part().Add(-1)
 	if c.closed.Load() {
 		c.settle()
 	}
 }
 
-// close keeps further calls from beginning. When none is under way, idle is
+// Close keeps further calls from beginning. When none is under way, the channel that it returns is
 // closed.
-func (c *calls) close() {
+func (c *Calls) Close() <-chan struct{} {
 	c.closed.Store(true)
 	c.settle()
+	return c.idle
 }
 
 // settle closes idle if no call is under way. All that began before closed was
@@ -66,7 +64,7 @@ func (c *calls) close() {
 // counted. So the sum is never too small, and whoever ends last finds it 0.
 //
 // Preconditions: closed is set.
-func (c *calls) settle() {
+func (c *Calls) settle() {
 	sum := int64(0)
 	for i := range c.parts {
 		sum += c.parts[i].n.Load()

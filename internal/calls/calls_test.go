@@ -1,7 +1,6 @@
-package heap
+package calls
 
 import (
-	"errors"
 	"sync"
 	"testing"
 )
@@ -9,57 +8,52 @@ import (
 func TestCallsThatHaveBegunAreWaitedFor(t *testing.T) {
 	const workers = 8
 	for range 200 {
-		h := new(Heap)
-		h.calls.init()
+		c := New()
 		var wg sync.WaitGroup
 		refused := make(chan int, workers)
 		for range workers {
 			wg.Go(func() {
 				for n := 0; ; n++ {
-					if err := h.Begin(); err != nil {
-						if !errors.Is(err, ErrClosed) {
-							t.Errorf("got %v, want %v", err, ErrClosed)
-						}
+					if !c.Begin() {
 						refused <- n
 						return
 					}
 					select {
-					case <-h.calls.idle:
+					case <-c.idle:
 						t.Error("no call is waited for while one is under way")
 					default:
 					}
-					h.End()
+					c.End()
 				}
 			})
 		}
-		h.calls.close()
-		<-h.calls.idle
+		c.Close()
+		<-c.idle
 		wg.Wait()
 		for range workers {
 			<-refused
 		}
-		if err := h.Begin(); !errors.Is(err, ErrClosed) {
-			t.Fatalf("afterwards: got %v, want %v", err, ErrClosed)
+		if c.Begin() {
+			t.Fatal("a call begins afterwards")
 		}
 	}
 }
 
 func TestClosingWaitsForTheLastCall(t *testing.T) {
-	h := new(Heap)
-	h.calls.init()
+	c := New()
 	for range 3 {
-		if err := h.Begin(); err != nil {
-			t.Fatal(err)
+		if !c.Begin() {
+			t.Fatal("no call begins")
 		}
 	}
-	h.calls.close()
+	c.Close()
 	for left := 3; left > 0; left-- {
 		select {
-		case <-h.calls.idle:
+		case <-c.idle:
 			t.Fatalf("idle while %d calls are under way", left)
 		default:
 		}
-		h.End()
+		c.End()
 	}
-	<-h.calls.idle
+	<-c.idle
 }
