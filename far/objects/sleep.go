@@ -26,8 +26,8 @@ import (
 // Reading as asleep is done by the kernel: a file of which every word is asleep is mapped over the page, privately. So whoever
 // looks sees a word, or asleep, and never something in between.
 //
-// A word that is asleep changes under mu only: when its page is woken. Who frees it meanwhile is content with saying so, since freeing
-// waits for nothing; that is done when the page is awake. The evacuator meets no word that is asleep, since it deals with
+// A word that is asleep changes under mu only, when its page is woken. Who frees it meanwhile leaves a note, since freeing
+// waits for nothing, and the word is freed when the page is awake. The evacuator meets no word that is asleep, since it deals with
 // local objects. The cleaner may: it says first what it is about to clean, see Learn; from then on, until it has ended, no page
 // goes, and those have been woken in which something lives that is to be moved.
 type sleeper struct {
@@ -38,10 +38,10 @@ type sleeper struct {
 	hand uint64 // the page to be looked at next; the goroutine's
 
 	class atomic.Pointer[Class] // of pages' objects; nil until the first page is about to go
-	// fetching is how many objects of a page, and of those that share its place, somebody waits for: with the page gone, he
-	// would have to begin again, and again.
+	// fetching is how many objects of a page somebody waits for, and of other pages that share its place: if such a page went,
+	// he would have to begin again, and again.
 	fetching [256]atomic.Int32
-	half     atomic.Int32 // of the reserve, in pages, is left to who may not wait for room
+	half     atomic.Int32 // half of the reserve, in pages: so much scopes leave to the cleaner
 	leaked   atomic.Bool  // pages have been lost, and what they referred to counts as live
 
 	mu       sync.Mutex
@@ -52,7 +52,7 @@ type sleeper struct {
 	pages    []pageState
 	runs     int                      // stretches of pages that overlay is mapped to
 	away     int                      // pages that are asleep
-	reserve  int                      // pages that are accounted for, and awake pages may become for the cleaner
+	reserve  int                      // pages that are paid for, to be woken by who can have no other memory
 	waking   map[uint64]chan struct{} // pages that somebody is waking; closed when he has ended
 	later    map[uint64]*laterWords   // what becomes of words when their page is woken
 	cleaning bool                     // no page may go
@@ -86,7 +86,7 @@ const (
 	// beside each other take one mapping of the process together, up to as many as overlay has.
 	overlayShare              = 256
 	leastOverlay, mostOverlay = 4, 512
-	// mostRuns is how many mappings of a process, of which Linux has 65,530, a heap takes for overlay, about half.
+	// mostRuns is how many stretches of pages overlay is mapped to. Each takes two of the 65,530 mappings that a process may have.
 	mostRuns = 8192
 )
 
@@ -95,7 +95,8 @@ func (z *sleeper) init(sp *Space, early bool) {
 	z.waking, z.later = map[uint64]chan struct{}{}, map[uint64]*laterWords{}
 }
 
-func (z *sleeper) wake() {
+// poke has the goroutine look whether there is something to do.
+func (z *sleeper) poke() {
 	select {
 	case z.kick <- struct{}{}:
 	default:
@@ -145,6 +146,9 @@ func (z *sleeper) catchUp(ctx context.Context) {
 		pages = append(pages, page)
 	}
 	z.mu.Unlock()
+	if len(pages) == 0 {
+		return
+	}
 	s := z.sp.core.Acquire(ctx)
 	defer z.sp.core.Release(s)
 	for _, page := range pages {
@@ -448,7 +452,7 @@ func (z *sleeper) freeLater(p *uint64, class int) bool {
 	if later == nil {
 		later = new(laterWords)
 		z.later[page] = later
-		z.wake()
+		z.poke()
 	}
 	switch bit := uint64(1) << (i % wordGroup); {
 	case class >= 0:
@@ -464,8 +468,8 @@ func (z *sleeper) freeLater(p *uint64, class int) bool {
 	return true
 }
 
-// begin makes the caller the one who wakes the page of word p, which it may not be asleep any more, and returns the number of the
-// word of the page's object; then end has to be called. Or it returns what is to be waited for, if another one is; nothing of both if p is awake.
+// begin makes the caller the one who wakes the page of word p: then it returns the number of the word of the page's object, and
+// end has to be called. If somebody else wakes the page, it returns what to wait for; and if p is awake, nothing.
 func (z *sleeper) begin(p *uint64) (n uint64, end func(), other <-chan struct{}) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -537,7 +541,7 @@ func (z *sleeper) place(page uint64, from []uint64, w waker) error {
 		}
 	}
 	if z.short() {
-		z.wake()
+		z.poke()
 	}
 	if ok {
 		return nil
@@ -705,7 +709,7 @@ func (sp *Space) Chores(tick bool) {
 	behind := len(z.later) > 0
 	z.mu.Unlock()
 	if behind || z.due() {
-		z.wake()
+		z.poke()
 	}
 }
 
