@@ -102,6 +102,31 @@ func TestClientsShareTheirMemory(t *testing.T) {
 	}
 }
 
+// dialNarrow is dial with socket buffers of size bytes on both sides: whatever the kernel's limits are, what is larger
+// is not sent to a client that does not read.
+func dialNarrow(t *testing.T, srv *Server, size int) *client {
+	t.Helper()
+	narrow := func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) {
+			for _, opt := range []int{unix.SO_SNDBUF, unix.SO_RCVBUF} {
+				if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, opt, size); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	ln, err := (&net.ListenConfig{Control: narrow}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go srv.Serve(ln) // until srv is shut down
+	nc, err := (&net.Dialer{Control: narrow}).DialContext(t.Context(), "tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dialed(t, nc)
+}
+
 // TestADripReaderMakesNoProgress has a client read a few bytes at a time, which
 // is never long without any: it is disconnected all the same. The sockets' buffers
 // are small, or the server would write nothing at all meanwhile.
@@ -110,26 +135,7 @@ func TestADripReaderMakesNoProgress(t *testing.T) {
 		t.Parallel() // it takes clientmem.Window
 		cfg.OutputLimit = 1 << 20
 		srv, addr := startServer(t, roomy, cfg)
-		small := func(_, _ string, c syscall.RawConn) error {
-			return c.Control(func(fd uintptr) {
-				for _, opt := range []int{unix.SO_SNDBUF, unix.SO_RCVBUF} {
-					if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, opt, 4<<10); err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		ln, err := (&net.ListenConfig{Control: small}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		go srv.Serve(ln) // until srv is shut down
-		nc, err := (&net.Dialer{Control: small}).DialContext(t.Context(), "tcp", ln.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer nc.Close()
-		c, other := dialed(t, nc), dial(t, addr)
+		c, other := dialNarrow(t, srv, 4<<10), dial(t, addr)
 		other.do("SET", "k", strings.Repeat("v", 100<<10))
 		c.send(strings.Repeat(encode("GET", "k"), 200))
 		stop := make(chan struct{})

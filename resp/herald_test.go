@@ -85,7 +85,7 @@ func TestAMessageReachesSubscribersAtAllServers(t *testing.T) {
 // TestAServerThatIsNotToldHoldsNobodyUp: who publishes does not wait for one that does not answer, what is kept for it is bounded, and others are told.
 func TestAServerThatIsNotToldHoldsNobodyUp(t *testing.T) {
 	var away atomic.Value
-	c := startClusterOver(t, 3, 3, roomy/8, forward.Config{Dial: func(ctx context.Context, addr string) (net.Conn, error) {
+	c := startClusterOver(t, 3, 3, roomy/8, Config{}, forward.Config{Dial: func(ctx context.Context, addr string) (net.Conn, error) {
 		if addr == away.Load() {
 			<-ctx.Done()
 			return nil, ctx.Err()

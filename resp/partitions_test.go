@@ -36,11 +36,11 @@ type cluster struct {
 // startCluster starts servers, among which the partitions are dealt out in turn.
 func startCluster(t *testing.T, servers, partitions int, local int64) *cluster {
 	t.Helper()
-	return startClusterOver(t, servers, partitions, local, forward.Config{})
+	return startClusterOver(t, servers, partitions, local, Config{}, forward.Config{})
 }
 
-// startClusterOver is startCluster with links of a kind between the servers.
-func startClusterOver(t *testing.T, servers, partitions int, local int64, links forward.Config) *cluster {
+// startClusterOver is startCluster with servers of a kind, and with links of a kind between them.
+func startClusterOver(t *testing.T, servers, partitions int, local int64, cfg Config, links forward.Config) *cluster {
 	t.Helper()
 	c := &cluster{t: t, local: local, stores: make([]*disk.Store, partitions), heaps: make([]*far.Heap, partitions)}
 	m := &partition.Map{Partitions: partitions, Owner: make([]string, partitions), Next: make([]string, partitions), Epoch: 1}
@@ -55,10 +55,9 @@ func startClusterOver(t *testing.T, servers, partitions int, local int64, links 
 	c.links = forward.New(links)
 	t.Cleanup(c.links.Close)
 	for i := range servers {
-		srv, err := NewLoading(Config{
-			Logger: slog.New(slog.DiscardHandler), OpTimeout: testTimeout, Loops: []int{1, -1}[i%2], MaxBulk: 1 << 20, // as startRedis
-			Cluster: &Cluster{ID: clusterID(i), Map: c.now.Load, Doubt: func() {}, Links: c.links},
-		})
+		cfg.Logger, cfg.OpTimeout, cfg.Loops, cfg.MaxBulk = slog.New(slog.DiscardHandler), testTimeout, []int{1, -1}[i%2], 1<<20 // as startRedis
+		cfg.Cluster = &Cluster{ID: clusterID(i), Map: c.now.Load, Doubt: func() {}, Links: c.links}
+		srv, err := NewLoading(cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -157,7 +157,7 @@ func TestALostServerBreaksWatches(t *testing.T) {
 
 // TestWatchesAtOtherServersAreBounded: who comes too late is told where the keys are.
 func TestWatchesAtOtherServersAreBounded(t *testing.T) {
-	c := startClusterOver(t, 2, 2, roomy/8, forward.Config{Held: 2})
+	c := startClusterOver(t, 2, 2, roomy/8, Config{}, forward.Config{Held: 2})
 	key := c.keyIn(1, "k")
 	want := fmt.Sprintf("-TRYAGAIN it takes a connection to another server: 2 connections are held already, which is the most; connect to %s, which has the keys", c.addrs[1])
 	at := c.now.Load()
