@@ -148,7 +148,7 @@ func (f *fleet) replaceNode(i int) {
 // What clients were answered is there, and nobody reads anything older.
 func TestKilledServersOfASharedHeapLoseNothing(t *testing.T) {
 	t.Parallel()
-	kills, stops, end := 10, false, time.Now().Add(24*time.Hour)
+	kills, stops, end := 20, false, time.Now().Add(24*time.Hour)
 	if soak := os.Getenv("TEST_SOAK"); soak != "" {
 		kills, stops = 1000, true
 		if d, err := time.ParseDuration(soak); err == nil {
