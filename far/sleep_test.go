@@ -21,9 +21,18 @@ func openDrowsy(t testing.TB, store heap.Store, segments int) *Heap {
 // awaitAsleep returns when at least so many words are far.
 func awaitAsleep(t *testing.T, h *Heap, n int) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); h.objects.Asleep() < n; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		far := 0
+		h.objects.All(func(_ uint64, w objects.Word) {
+			if w.Asleep() {
+				far++
+			}
+		})
+		if far >= n {
+			return
+		}
 		if time.Now().After(end) {
-			t.Fatalf("%d words are far, want at least %d", h.objects.Asleep(), n)
+			t.Fatalf("%d words are far, want at least %d", far, n)
 		}
 	}
 }

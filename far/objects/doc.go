@@ -27,7 +27,7 @@
 // # Files
 //
 // space: what there is, and auditing it. word: the bits of a word; words: the table of them; sleep: those of
-// them that go far. class, and retire: classes that have ended.
+// them that go far, and wake: how they come back. class, and retire: classes that have ended.
 // deref: using, making and freeing an object; fetch: bringing one, or many, to local memory. owner: what the evacuator, the cleaner
 // and those who fetch ask of an object.
 package objects

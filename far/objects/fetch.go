@@ -116,8 +116,7 @@ const prefetchTries = 3
 func (sp *Space) Prefetch(ctx context.Context, refs []uint64) error {
 	for _, r := range refs {
 		if r != 0 && Load(sp.words.at(r)).Asleep() {
-			var lost *heap.LostError
-			if err := sp.awaken(ctx, r/WordsPerPage); err != nil && !errors.As(err, &lost) {
+			if err := sp.awaken(ctx, r/WordsPerPage); err != nil {
 				return err
 			}
 		}

@@ -234,3 +234,54 @@ func (t *words) count() (inUse int, pages int64) {
 	defer t.mu.Unlock()
 	return t.inUse, t.pages.Load()
 }
+
+// page is the words of a page.
+func (t *words) page(n uint64) []uint64 { return t.table[n*WordsPerPage : (n+1)*WordsPerPage] }
+
+// isTaken reports whether word i of a page is in use. t.mu must be held.
+func (t *words) isTaken(page uint64, i int) bool {
+	return t.taken[page*pageGroups+uint64(i/wordGroup)]>>(i%wordGroup)&1 != 0
+}
+
+// agrees reports whether those words of a page are in use that are not free. t.mu must be held.
+func (t *words) agrees(page uint64, ws *[WordsPerPage]uint64) bool {
+	for i, w := range ws {
+		if t.isTaken(page, i) == Word(w).Free() {
+			return false
+		}
+	}
+	return true
+}
+
+// hide has no word of a page be handed out. t.mu must be held.
+func (t *words) hide(page uint64) {
+	for g := page * pageGroups; g < (page+1)*pageGroups; g++ {
+		t.spare[g/64] &^= 1 << (g % 64)
+		if t.taken[g] == 0 {
+			t.whole--
+		}
+	}
+}
+
+// show undoes hide. t.mu must be held.
+func (t *words) show(page uint64) {
+	for g := page * pageGroups; g < (page+1)*pageGroups; g++ {
+		if t.taken[g] == 0 {
+			t.whole++
+		}
+		if t.taken[g] != ^uint64(0) {
+			t.spare[g/64] |= 1 << (g % 64)
+			t.first = min(t.first, int(g/64))
+		}
+	}
+}
+
+// giveBack takes back word n of a page that is hidden. t.mu must be held.
+func (t *words) giveBack(n uint64) {
+	t.generation(n)
+	t.taken[n/wordGroup] &^= 1 << (n % wordGroup)
+	t.inUse--
+}
+
+// hidden reports whether group g, of which no word is in use, is in a page that is asleep. t.mu must be held.
+func (t *words) hidden(g int) bool { return t.spare[g/64]>>(g%64)&1 == 0 }
