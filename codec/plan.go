@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"time"
 )
 
@@ -194,6 +195,32 @@ func findPointer(t reflect.Type, path string) (string, reflect.Type) {
 		return "", nil
 	}
 	return path, t
+}
+
+// Layout says how a value of type t without Go pointers is laid out, so that two types that differ differ in that: the names and the types of its
+// fields, in order. Special says of a type that it is to be called something else, or why there is no layout.
+func Layout(t reflect.Type, special func(t reflect.Type) (string, error)) (string, error) {
+	if name, err := special(t); name != "" || err != nil {
+		return name, err
+	}
+	switch t.Kind() {
+	case reflect.Array:
+		elem, err := Layout(t.Elem(), special)
+		return fmt.Sprintf("[%d]%s", t.Len(), elem), err
+	case reflect.Struct:
+	default:
+		return t.Kind().String(), nil
+	}
+	fields := make([]string, t.NumField())
+	for i := range fields {
+		f := t.Field(i)
+		l, err := Layout(f.Type, special)
+		if err != nil {
+			return "", fmt.Errorf("field %s of %v: %w", f.Name, t, err)
+		}
+		fields[i] = f.Name + " " + l
+	}
+	return "struct{" + strings.Join(fields, "; ") + "}", nil
 }
 
 var errLong = errors.New("a length is more than follows")

@@ -1,6 +1,7 @@
 package far
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"reflect"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/objects"
 )
 
@@ -17,6 +19,9 @@ import (
 type StructureConfig struct {
 	// Name appears in statistics.
 	Name string
+	// Keep says that on a heap of Open the structure outlives the process: it is part of checkpoints, and who makes one with the Name gets it back, if
+	// T is laid out as it was. An Array and a Vector can be kept.
+	Keep bool
 	// Group is how many elements lie in one far object, rounded up to a power
 	// of two. An object is what is fetched and evacuated, and costs 24 bytes of
 	// header and pointer. Zero means as many as fit into 1 KiB of an Array or a
@@ -53,8 +58,19 @@ func newTracker[T any](h *Heap, kind string, cfg StructureConfig, room int) (*tr
 	} else {
 		group = 1 << bits.Len(uint(group-1))
 	}
+	layout := ""
+	if cfg.Keep {
+		var err error
+		if layout, err = layoutOf(t); kind != "array" && kind != "vector" {
+			err = errors.New("only arrays and vectors can be: use a map, or objects of a class")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot keep %s %q: %w", kind, cfg.Name, err)
+		}
+		layout = kind + " of " + layout
+	}
 	tr := &tracker{h: h, kind: kind, group: group, make: cfg.NewPrefetcher}
-	c, err := h.objects.NewClass(objects.Config{Name: cfg.Name, HotBits: cfg.HotBits, Evacuated: tr.evacuated}, group*size)
+	c, err := h.objects.NewClass(objects.Config{Name: cfg.Name, HotBits: cfg.HotBits, Evacuated: tr.evacuated, Outlives: cfg.Keep, Layout: layout}, group*size)
 	if err != nil {
 		return nil, err
 	}
@@ -95,10 +111,10 @@ func NewArray[T any](ctx context.Context, h *Heap, n int, cfg StructureConfig) (
 	if err != nil {
 		return nil, err
 	}
-	words, err := h.objects.NewRun(ctx, tr.c, (n+tr.group-1)/tr.group)
+	words, err := tr.arrayWords(ctx, n)
 	if err != nil {
-		h.objects.Retire(tr.c)
-		return nil, fmt.Errorf("cannot make array %q of %d elements: %w", cfg.Name, n, err)
+		h.objects.Disown(tr.c)
+		return nil, err
 	}
 	a := &Array[T]{n: n, shift: bits.TrailingZeros(uint(tr.group)), words: words, tr: tr, idx: make([]struct{}, n)}
 	tr.word = func(i int) *uint64 {
@@ -111,6 +127,30 @@ func NewArray[T any](ctx context.Context, h *Heap, n int, cfg StructureConfig) (
 	tr.len = func() int { return n }
 	h.track(tr)
 	return a, nil
+}
+
+// arrayWords are the words of an array of n elements: new ones, or those that were kept.
+func (tr *tracker) arrayWords(ctx context.Context, n int) ([]uint64, error) {
+	objs := (n + tr.group - 1) / tr.group
+	st, ok, err := tr.keptRuns()
+	switch {
+	case err != nil || ok && len(st.firsts) != 1:
+		return nil, fmt.Errorf("cannot open array %q: what was kept of it is damaged: %w", tr.c.Name(), cmp.Or(err, errors.New("it is of no array")))
+	case ok && st.n != n:
+		return nil, fmt.Errorf("cannot open array %q: it has %d elements, want %d", tr.c.Name(), st.n, n)
+	case ok:
+		return tr.keptWords(st.firsts[0], objs)
+	}
+	words, err := tr.h.objects.NewRun(ctx, tr.c, objs)
+	if err != nil {
+		return nil, fmt.Errorf("cannot make array %q of %d elements: %w", tr.c.Name(), n, err)
+	}
+	first := uint64(0)
+	if objs > 0 {
+		first = tr.h.objects.Number(&words[0])
+	}
+	tr.keep(func() runsState { return runsState{n, []uint64{first}} })
+	return words, nil
 }
 
 // Len is the number of elements.
@@ -308,7 +348,7 @@ func chunkEnter[T any](tr *tracker, s *heap.Scope, p *uint64, i, n, what int) []
 }
 
 // chunkEnter is the function of that name, for elements of any type.
-func (tr *tracker) chunkEnter(s *heap.Scope, p *uint64, i, n, what int) heap.Object {
+func (tr *tracker) chunkEnter(s *heap.Scope, p *uint64, i, n, what int) object.Object {
 	if w := objects.Load(p); w.Far() || w.Coldness() != 0 {
 		tr.h.ahead.usedNow(tr, p)
 	}
@@ -332,7 +372,7 @@ func (tr *tracker) chunkEnter(s *heap.Scope, p *uint64, i, n, what int) heap.Obj
 
 // enterFor enters s and returns the object of p, or else leaves s as it was: nil, and
 // tr.h.heldIn(s).err says why, or a panic.
-func (tr *tracker) enterFor(s *heap.Scope, p *uint64, what int) (o heap.Object) {
+func (tr *tracker) enterFor(s *heap.Scope, p *uint64, what int) (o object.Object) {
 	s.Enter()
 	defer func() {
 		if o == nil {
@@ -374,11 +414,11 @@ func overwriteIn[T any](tr *tracker, s *heap.Scope, p *uint64, b []T) (done bool
 	if objects.Load(p).Free() {
 		return false, heap.ErrClosed
 	}
-	o, addr, err := h.core.NewSlot(s, heap.Streamed, heap.ObjectHead(h.objects.Number(p), tr.c.Size), heap.NewTail(0, tr.c.Owner()), tr.c.Size)
+	o, addr, err := h.core.NewSlot(s, heap.Streamed, object.Head(h.objects.Number(p), tr.c.Size), object.NewTail(0, tr.c.Owner()), tr.c.Size)
 	if err != nil {
 		return false, err
 	}
-	clear(o[heap.ObjectHeader+tr.c.Size:])
+	clear(o[object.Header+tr.c.Size:])
 	es := elementsOf[T](o, tr.group)
 	clear(es[copy(es, b):])
 	return h.objects.Replace(p, addr, tr.c), nil
@@ -419,7 +459,7 @@ func (tr *tracker) prefetch(ctx context.Context, i, j int) error {
 	for ; i < j && room > 0; i++ {
 		if p := tr.word(i); p != nil && (objects.Load(p).Far() || objects.Load(p).Asleep()) {
 			refs = append(refs, tr.h.objects.Number(p))
-			room -= tr.c.Size + heap.ObjectHeader
+			room -= tr.c.Size + object.Header
 		}
 		if len(refs) == cap(refs) || i == j-1 || room <= 0 {
 			if err := tr.h.objects.Prefetch(ctx, refs); err != nil {

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/objects"
 )
 
@@ -91,7 +92,7 @@ func elemFor(s *heap.Scope, e elem, what int) unsafe.Pointer {
 	if o == nil {
 		return nil
 	}
-	return unsafe.Pointer(unsafe.SliceData(o[heap.ObjectHeader+e.off:]))
+	return unsafe.Pointer(unsafe.SliceData(o[object.Header+e.off:]))
 }
 
 // elemAt is element i of the object of word w, which holds 1<<shift elements of
@@ -128,6 +129,6 @@ func wordIndex(words []uint64, p *uint64) int {
 }
 
 // elementsOf is the n elements that the object o holds.
-func elementsOf[T any](o heap.Object, n int) []T {
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(o[heap.ObjectHeader:]))), n)
+func elementsOf[T any](o object.Object, n int) []T {
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(o[object.Header:]))), n)
 }

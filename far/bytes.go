@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/objects"
 )
 
@@ -354,7 +355,7 @@ func (h *Heap) copyObject(ctx context.Context, n uint64, dst []byte) ([]byte, er
 			h.core.Fail(s, err)
 			return
 		}
-		dst = append(dst[:start], o[heap.ObjectHeader:heap.ObjectHeader+heap.HeadLen(o.Head())]...)
+		dst = append(dst[:start], o[object.Header:object.Header+object.HeadLen(o.Head())]...)
 	})
 	return dst, err
 }

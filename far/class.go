@@ -15,6 +15,9 @@ import (
 type ClassConfig struct {
 	// Name appears in statistics.
 	Name string
+	// Keep says that on a heap of Open the objects outlive the process: they are part of checkpoints, and NewClass gives the class back that had the
+	// Name, with all its objects, if T is laid out as it was. An object refers by Refs to objects of such classes only.
+	Keep bool
 	// HotBits is how many passes of the evacuator an object survives without
 	// being used, 1 to 8: CLOCK with so many hot bits. Zero means 1. What was
 	// used only once since it was made or fetched does not survive any.
@@ -37,8 +40,8 @@ type ClassConfig struct {
 type ClassStats = objects.Stats
 
 // newClass makes a class of objects of size bytes, or of any size if that is negative.
-func (h *Heap) newClass(cfg ClassConfig, size int) (*objects.Class, error) {
-	c := objects.Config{Name: cfg.Name, HotBits: cfg.HotBits, Evacuating: cfg.Evacuating, Fetched: cfg.Fetched}
+func (h *Heap) newClass(cfg ClassConfig, size int, layout string) (*objects.Class, error) {
+	c := objects.Config{Name: cfg.Name, HotBits: cfg.HotBits, Evacuating: cfg.Evacuating, Fetched: cfg.Fetched, Outlives: cfg.Keep, Layout: layout}
 	if cfg.Evacuated != nil {
 		c.Evacuated = func(number uint64) { cfg.Evacuated(AnyRef{number}) }
 	}
@@ -49,8 +52,9 @@ func (h *Heap) newClass(cfg ClassConfig, size int) (*objects.Class, error) {
 // alike, such as the elements of one data structure. All methods may be called
 // by any number of goroutines.
 type Class[T any] struct {
-	h *Heap
-	c *objects.Class
+	h     *Heap
+	c     *objects.Class
+	names *names
 }
 
 // NewClass makes a class of objects of type T, which must not hold Go
@@ -61,11 +65,26 @@ func NewClass[T any](h *Heap, cfg ClassConfig) (*Class[T], error) {
 	if err := pointerless(t); err != nil {
 		return nil, fmt.Errorf("cannot make class %q: %w", cfg.Name, err)
 	}
-	c, err := h.newClass(cfg, int(t.Size()))
+	layout := ""
+	if cfg.Keep {
+		var err error
+		if layout, err = layoutOf(t); err != nil {
+			return nil, fmt.Errorf("cannot keep class %q: %w", cfg.Name, err)
+		}
+	}
+	oc, err := h.newClass(cfg, int(t.Size()), layout)
 	if err != nil {
 		return nil, err
 	}
-	return &Class[T]{h, c}, nil
+	c := &Class[T]{h, oc, new(names)}
+	if err := c.names.decode(h, h.objects.State(oc)); err != nil {
+		h.objects.Disown(oc)
+		return nil, fmt.Errorf("cannot open class %q: its names: %w", cfg.Name, err)
+	}
+	if oc.Outlives() {
+		h.objects.SetState(oc, c.names.encode)
+	}
+	return c, nil
 }
 
 // Heap is the heap that the class is of.

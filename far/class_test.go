@@ -12,6 +12,7 @@ import (
 
 	"polder/codec"
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/objects"
 	"polder/far/record"
 	"polder/internal/ended"
@@ -206,7 +207,7 @@ func TestAClassThatHasObjectsIsNotFreed(t *testing.T) {
 func TestFarObjectsOfAnOldClassAreNotThoseOfANewOne(t *testing.T) {
 	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	old := newPoints(t, h, ClassConfig{})
-	b := make([]byte, heap.FarObjectSize(old.c.Size))
+	b := make([]byte, object.FarSize(old.c.Size))
 	record.Put(b, record.Header{Kind: record.Object, Owner: old.c.Owner(), Number: 5}, make([]byte, old.c.Size))
 	record.Record(b).SetVersion(h.core.Far.Version() + 1)
 	fillFar(t, h, 12000) // other objects are evacuated meanwhile

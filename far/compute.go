@@ -11,6 +11,7 @@ import (
 	"polder/far/bytemap"
 	"polder/far/farlog"
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/objects"
 	"polder/far/store"
 	"polder/internal/offload"
@@ -418,7 +419,7 @@ func (w *window) here(ctx context.Context, j int) (next int, err error) {
 	s := tr.h.core.Acquire(ctx)
 	defer tr.h.core.Release(s)
 	bytes, open := 0, false
-	size := tr.c.Size + heap.ObjectHeader
+	size := tr.c.Size + object.Header
 	for at := w.i; at < j && err == nil; at = w.j {
 		c := at / tr.group
 		w.j = min((c+1)*tr.group, j)
@@ -440,7 +441,7 @@ func (w *window) here(ctx context.Context, j int) (next int, err error) {
 		case word.Local() && !word.Marked():
 			// As in Deref's fast path, the object stays where it is until s is left. What is
 			// used here and there is no hotter for that.
-			w.look(at, w.j, tr.h.core.Logs.Object(word.Addr())[heap.ObjectHeader:])
+			w.look(at, w.j, tr.h.core.Logs.Object(word.Addr())[object.Header:])
 		case word.Zero():
 			if w.zeros == nil {
 				w.zeros = make([]byte, tr.c.Size)
@@ -484,7 +485,7 @@ func (w *window) take(p *uint64, word objects.Word, c, i, j int) bool {
 	if seg == nil {
 		return false
 	}
-	number, size := tr.h.objects.Number(p), heap.FarObjectSize(tr.c.Size)
+	number, size := tr.h.objects.Number(p), object.FarSize(tr.c.Size)
 	k := len(w.parts) - 1
 	if k < 0 || w.next != word.FarAddr() || w.parts[k].Seg != seg.Seg || w.parts[k].Number+uint64(w.parts[k].N) != number ||
 		w.first[k]+w.parts[k].N != c || (w.parts[k].N+1)*size > lookRun || (w.parts[k].N+1)*w.per > lookBits {
@@ -532,7 +533,7 @@ func (w *window) read(ctx context.Context, i, j int) error {
 			if o == nil {
 				return
 			}
-			w.look(i, end, o[heap.ObjectHeader:])
+			w.look(i, end, o[object.Header:])
 			s.Leave()
 			i = end
 		}

@@ -164,8 +164,8 @@
 // What is far is in the format of package record, which can read it without the heap: every record says
 // of which map or class it is, its key or number, and, by its version, which of two is the right one.
 // That is not all that it takes to use it again: hashes are seeded by the heap that wrote them.
-// A heap whose store is a heap.Keeper keeps that, too, and is opened again with its maps by [Open], as they were at the
-// last checkpoint: see keep.
+// A heap whose store is a heap.Keeper keeps that, too, and is opened again by [Open] as it was at the last checkpoint, with its maps, and with
+// those classes of objects, arrays and vectors that were made to be kept.
 // What comes back is checked as if anybody had written it, and refused if it was written by another heap,
 // elsewhere or at another time.
 //
@@ -177,7 +177,7 @@
 // package record.
 //
 // The heap: heap, api, errors, host, scopes, registry (the heap of a pointer),
-// keep (checkpoints, opening a heap again, and what package saved copies to a file).
+// keep (checkpoints, opening a heap again, and what package saved copies to a file), kept (what is kept of classes, arrays and vectors).
 //
 // Maps: typedmap, mapttl. Pointers: ptr, class, shared, bytes. Structures: array, vector, list, queue (and stack); prefetch
 // brings their objects. Looking through structures where their elements are: compute. The

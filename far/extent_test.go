@@ -11,6 +11,7 @@ import (
 	"polder/codec"
 	"polder/far/farlog"
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/objects"
 )
 
@@ -74,7 +75,7 @@ func TestObjectsSideBySideAreReadTogether(t *testing.T) {
 			if w.FarAddr() != next || w.FarAddr()%h.core.Far.Units == 0 {
 				most++
 			}
-			next = w.FarAddr() + uint64(heap.FarObjectSize(1<<10)/heap.Unit)
+			next = w.FarAddr() + uint64(object.FarSize(1<<10)/heap.Unit)
 			refs = append(refs, AnyRef{h.objects.Number(p)})
 		}
 		before, objects := store.reads.Load(), h.Stats().Fetches
@@ -138,7 +139,7 @@ func TestDamageInAnExtentIsOfOneObject(t *testing.T) {
 	const groups = 200
 	a := sequence(t, h, groups*128)
 	store.damage = func(op *heap.ReadOp) {
-		if each := heap.FarObjectSize(1 << 10); len(op.Buf) >= 3*each {
+		if each := object.FarSize(1 << 10); len(op.Buf) >= 3*each {
 			op.Buf[each+100] ^= 4 // in the data of the second one
 		}
 	}

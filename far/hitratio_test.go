@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/object"
 )
 
 // lru is an ideal LRU of so many entries, without overhead.
@@ -50,7 +51,7 @@ func hitRatios(tb testing.TB, local int64, size, writes int, s float64) (got, id
 	}
 	z := newZipf(rand.New(rand.NewPCG(1, 2)), s, n)
 	best := lru{order: list.New(), at: map[int]*list.Element{}}
-	best.max = int((local - h.Stats().Index) / int64(heap.ObjectSize(4+len(key(0))+size)))
+	best.max = int((local - h.Stats().Index) / int64(object.Size(4+len(key(0))+size)))
 	reads, hits := 0, 0
 	buf := make([]byte, 0, size)
 	var before Stats

@@ -21,11 +21,19 @@ import (
 //
 //	what bytemap.Maps.Freeze says
 //	u32 length of the program's own state, and that
+//	what objects.Space.Freeze says, if there are objects that outlive the process
+//
+// Objects change under no lock of the heap's. So the evacuator does nothing while a checkpoint with objects is taken; and who writes
+// to them has to be held off by the program.
 
 // Open opens the heap that store has kept, with its maps as they were at its last checkpoint, or makes
-// a new one if there is none: [Heap.NewByteMap] and [NewMap] give the map back that had the name. Pointers are
-// no part of a checkpoint. Local may be another budget than before, unless it is so much smaller that
+// a new one if there is none: [Heap.NewByteMap] and [NewMap] give the map back that had the name, and [NewClass], [NewArray] and [NewVector] the
+// class, with all its objects, and the array or vector, where their configurations say Keep. [Class.Named] gives pointers back by name; [Ref]s in objects
+// stay what they are. Other pointers and structures are no part of a checkpoint. Local may be another budget than before, unless it is so much smaller that
 // large values were stored in longer pieces.
+//
+// A checkpoint has maps as they are at one moment. The bytes of objects the heap cannot hold still: a program that writes to objects that are kept
+// holds that off in what it gives to [Heap.KeepState], or takes no other checkpoints than its own, with [Heap.Checkpoint] and Close.
 //
 // The heap takes a checkpoint when it is closed, when [Heap.Checkpoint] is called, every so often if
 // [Config.CheckpointEvery] says so, and when what it would give back is needed.
@@ -92,7 +100,13 @@ func (h *Heap) decode(ctx context.Context, d *record.Decoder) error {
 		return err
 	}
 	h.state = append([]byte(nil), d.Bytes(int(d.U32()))...)
-	return d.Err
+	if d.Err != nil || len(d.B) == 0 {
+		return d.Err
+	}
+	if err := h.objects.Load(ctx, d); err != nil {
+		return fmt.Errorf("objects: %w", err)
+	}
+	return nil
 }
 
 // Kept reports whether the heap was made by Open, and so outlives its process.
@@ -108,7 +122,7 @@ type State struct {
 	Kept  func(err error) // called when the checkpoint counts, or err says why it does not; nil if there is nothing to do
 }
 
-// KeepState has each checkpoint keep what state returns, which is called right before: what is in maps has to agree
+// KeepState has each checkpoint keep what state returns, which is called right before: what is in maps, and in objects that are kept, has to agree
 // with it until Thaw is called. It may wait for locks that are held by those who write: so a write that finds the store full waits for no
 // checkpoint from then on, and fails at once.
 func (h *Heap) KeepState(state func() State) {
@@ -145,7 +159,7 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 	changes := h.maps.Changes() // or more
 	size := int64(0)
 	for {
-		need, err := size, h.core.WriteBack(ctx)
+		need, err := size, h.core.WriteBack(ctx, h.objects.Keeps())
 		switch {
 		case err == nil:
 			need, err = h.tryCheckpoint(ctx, size)
@@ -198,10 +212,7 @@ func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
 	defer mem.Close()
 	h.core.Far.Hold()
 	state := h.stateOf()
-	b, segs, need, err := h.maps.Freeze(mem.Bytes(), len(state.Bytes))
-	if err == nil {
-		b = append(binary.LittleEndian.AppendUint32(b, uint32(len(state.Bytes))), state.Bytes...)
-	}
+	b, segs, need, err := h.freeze(ctx, mem.Bytes(), state.Bytes)
 	if state.Thaw != nil {
 		state.Thaw()
 	}
@@ -214,6 +225,30 @@ func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
 		state.Kept(err)
 	}
 	return need, err
+}
+
+// freeze puts a checkpoint into mem. If that is too small it fails with bytemap.ErrGrown, and says how much it has to be.
+func (h *Heap) freeze(ctx context.Context, mem, state []byte) (b []byte, segs []store.Segment, need int64, err error) {
+	keeps := h.objects.Keeps()
+	if keeps {
+		resume, err := h.core.Pause(ctx)
+		if err != nil {
+			return nil, nil, 0, err
+		}
+		defer resume()
+	}
+	if b, segs, need, err = h.maps.Freeze(mem, len(state)); err != nil {
+		return nil, nil, need, err
+	}
+	b = append(binary.LittleEndian.AppendUint32(b, uint32(len(state))), state...)
+	if !keeps {
+		return b, segs, 0, nil
+	}
+	used := int64(len(b))
+	if b, need = h.objects.Freeze(b); need > 0 { // behind maps, who say what lives in far memory: see there
+		return nil, nil, used + need, bytemap.ErrGrown
+	}
+	return b, segs, 0, nil
 }
 
 const (

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/objects"
 )
 
@@ -112,14 +113,14 @@ func (tr *tracker) stats() PrefetchStats {
 
 // object returns the object of p, as a structure uses it: with its prefetcher
 // told.
-func (tr *tracker) object(s *heap.Scope, p *uint64, what int) heap.Object {
+func (tr *tracker) object(s *heap.Scope, p *uint64, what int) object.Object {
 	tr.touch(s, p)
 	return tr.use(s, p, what)
 }
 
 // use is object for callers that hold a lock, under which the prefetcher, which may be the
 // program's, is not told.
-func (tr *tracker) use(s *heap.Scope, p *uint64, what int) heap.Object {
+func (tr *tracker) use(s *heap.Scope, p *uint64, what int) object.Object {
 	if s.H != &tr.h.core {
 		panic("BUG: a far structure is used in a scope of another heap")
 	}

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/objects"
 	"polder/internal/invariants"
 )
@@ -245,5 +246,5 @@ func derefFor(s *heap.Scope, p *uint64, what int) unsafe.Pointer {
 		h.core.Fail(s, err)
 		return nil
 	}
-	return unsafe.Pointer(unsafe.SliceData(o[heap.ObjectHeader:]))
+	return unsafe.Pointer(unsafe.SliceData(o[object.Header:]))
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/objects"
 )
 
@@ -55,7 +56,7 @@ func takeAll[T any](t *testing.T, scopes []*heap.Scope) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	each := heap.ObjectSize(c.c.Size) + wordCost
+	each := object.Size(c.c.Size) + wordCost
 	for i := range scopes[0].H.Cfg.ScopeBytes / each {
 		for j, s := range scopes {
 			if _, _, err := c.NewIn(s); err != nil {
@@ -98,7 +99,7 @@ func TestScopesGetTheirsWhileAnIndexGrows(t *testing.T) {
 // temporal locality, too.
 func TestScopesGetTheirsInOneKindOfLogs(t *testing.T) {
 	h, scopes := promised(t, 1)
-	_, addr, err := h.core.NewSlot(scopes[0], heap.Streamed, heap.ObjectHead(0, 16), 0, 16)
+	_, addr, err := h.core.NewSlot(scopes[0], heap.Streamed, object.Head(0, 16), 0, 16)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/objects"
 	"polder/far/store/storetest"
 	"polder/internal/failpoint"
@@ -54,7 +55,7 @@ func TestAnObjectIsTakenWhileItIsEvacuated(t *testing.T) {
 			if test.lose {
 				store.Lose(func(int, heap.Segment) bool { return true })
 			}
-			if !h.core.FarReady(heap.FarObjectSize(sizeOf[point]())) {
+			if !h.core.FarReady(object.FarSize(sizeOf[point]())) {
 				t.Fatal("there is no far memory")
 			}
 			p := ps[i].word()
@@ -103,7 +104,7 @@ func TestObjectsOfNoSizeAreOfTheirSegment(t *testing.T) {
 	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	c := got(NewClass[struct{}](h, ClassConfig{}))(t)
 	var ps []Ptr[struct{}]
-	for range 3 * h.core.Logs.SegSize / heap.ObjectSize(0) {
+	for range 3 * h.core.Logs.SegSize / object.Size(0) {
 		ps = append(ps, got(c.New(t.Context(), struct{}{}))(t))
 	}
 	for _, p := range ps {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/objects"
 	"polder/far/record"
 )
@@ -100,7 +101,7 @@ func farSpots(h *Heap, id uint16) map[spot]bool {
 		if w.Far() {
 			add(w.FarAddr())
 		} else if w.Local() {
-			if far := heap.TailFar(*h.core.Logs.Object(w.Addr()).Tail()); far != 0 {
+			if far := object.TailFar(*h.core.Logs.Object(w.Addr()).Tail()); far != 0 {
 				add(far)
 			}
 		}

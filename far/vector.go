@@ -2,6 +2,7 @@ package far
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"math/bits"
@@ -49,11 +50,43 @@ func NewVector[T any](h *Heap, cfg StructureConfig) (*Vector[T], error) {
 		return nil, err
 	}
 	v := &Vector[T]{tr: tr, shift: bits.TrailingZeros(uint(tr.group))}
+	if err := v.open(); err != nil {
+		h.objects.Disown(tr.c)
+		return nil, err
+	}
 	tr.word = v.word
 	tr.index = v.index
 	tr.len = v.Len
 	h.track(tr)
 	return v, nil
+}
+
+// open makes the vector what was kept of it.
+func (v *Vector[T]) open() error {
+	st, ok, err := v.tr.keptRuns()
+	if err == nil && ok && (len(st.firsts) > vectorParts || v.objects(st.n) > 0 && v.objects(st.n) > vectorPart<<len(st.firsts)>>1) {
+		err = errors.New("it is of no vector")
+	}
+	if err != nil {
+		return fmt.Errorf("cannot open vector %q: what was kept of it is damaged: %w", v.tr.c.Name(), err)
+	}
+	for part, first := range st.firsts {
+		words, err := v.tr.keptWords(first, vectorPartLen(part))
+		if err != nil {
+			return err
+		}
+		v.dir[part] = &words[0]
+	}
+	v.n.Store(int64(st.n))
+	v.all.Store(int64(len(st.firsts)))
+	v.tr.keep(func() runsState {
+		st := runsState{n: v.Len()}
+		for _, p := range v.dir[:v.all.Load()] {
+			st.firsts = append(st.firsts, v.tr.h.objects.Number(p))
+		}
+		return st
+	})
+	return nil
 }
 
 // partOf is the part of the directory that has chunk c, and its place there.

@@ -6,6 +6,7 @@ import (
 
 	"polder/far/entry"
 	"polder/far/heap"
+	"polder/far/pagelog"
 	"polder/internal/sizeclass"
 )
 
@@ -88,7 +89,7 @@ func (h *Maps) auditLeaves(sh *shard, add func(addr uint64, size int)) error {
 		}
 		size := sizeclass.Size(ref.Class())
 		add(ref.Addr(), size)
-		leaves, errs := h.readLeaves(ctx, []heap.PageRead{h.core.PageRead(ref.Addr(), make([]byte, size))})
+		leaves, errs := h.readLeaves(ctx, []pagelog.Read{pagelog.NewRead(h.core, ref.Addr(), make([]byte, size))})
 		if errs[0] != nil {
 			return errs[0]
 		}

@@ -10,6 +10,7 @@ import (
 	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
+	"polder/far/pagelog"
 	"polder/internal/sizeclass"
 )
 
@@ -136,7 +137,7 @@ func (h *Maps) unknown(rs []heap.Suspect) (all []unsureOf, err error) {
 func (h *Maps) learnFrom(ctx context.Context, rs []heap.Suspect, all []unsureOf) error {
 	buf := *h.settler.learn.Load()
 	for len(all) > 0 {
-		var reads []heap.PageRead
+		var reads []pagelog.Read
 		n, bytes := 0, 0
 		stale := uint64(0) // address of a leaf that has been replaced
 		for ; n < len(all); n++ {
@@ -149,7 +150,7 @@ func (h *Maps) learnFrom(ctx context.Context, rs []heap.Suspect, all []unsureOf)
 			if a.sh.refers(a.part, a.addr) {
 				size := sizeclass.Size(a.sh.cold.At(a.part).Class())
 				if full = bytes+size > len(buf); !full {
-					reads = append(reads, h.core.PageRead(a.addr, buf[bytes:bytes+size:bytes+size]))
+					reads = append(reads, pagelog.NewRead(h.core, a.addr, buf[bytes:bytes+size:bytes+size]))
 					bytes += size
 				}
 			} else {

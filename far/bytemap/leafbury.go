@@ -6,6 +6,7 @@ import (
 
 	"polder/far/heap"
 	"polder/far/index"
+	"polder/far/pagelog"
 	"polder/internal/sizeclass"
 )
 
@@ -61,7 +62,7 @@ func (s *settler) burying() bool {
 func (s *settler) buryLeaves(d *corpse) bool {
 	all := true
 	for i := 0; i < d.dir.Len() && s.h.core.Ctx.Err() == nil; {
-		var reads []heap.PageRead
+		var reads []pagelog.Read
 		var at []int
 		for bytes := 0; i < d.dir.Len() && len(at) < visitLeaves; {
 			first, n := d.dir.Group(i)
@@ -76,7 +77,7 @@ func (s *settler) buryLeaves(d *corpse) bool {
 			case s.h.core.Far.Seg(ref.Addr()).Gone():
 				s.buried(d, first)
 			default:
-				reads = append(reads, s.h.core.PageRead(ref.Addr(), s.bodies[bytes:bytes+size:bytes+size]))
+				reads = append(reads, pagelog.NewRead(s.h.core, ref.Addr(), s.bodies[bytes:bytes+size:bytes+size]))
 				at = append(at, first)
 				bytes += size
 			}

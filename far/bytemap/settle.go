@@ -9,6 +9,7 @@ import (
 
 	"polder/far/heap"
 	"polder/far/index"
+	"polder/far/pagelog"
 	"polder/internal/arena"
 )
 
@@ -29,10 +30,10 @@ type settler struct {
 
 	// The rest is the goroutine's.
 	mem    *arena.Mapping
-	pages  *heap.Pages
+	pages  *pagelog.Log
 	bodies []byte // of the leaves of a visit
 	units  []unit
-	reads  []heap.PageRead
+	reads  []pagelog.Read
 	slots  []index.Slot
 	hot    []hotSlot
 	groups []group
@@ -123,8 +124,8 @@ func (s *settler) ready() error {
 	}
 	s.mem = mem
 	b := mem.Bytes()
-	s.pages = s.h.core.NewPages(b[:n:n]) // for leaves that are to be written
-	s.bodies = b[n : 2*n : 2*n]          // for leaves that were read
+	s.pages = pagelog.New(s.h.core, b[:n:n]) // for leaves that are to be written
+	s.bodies = b[n : 2*n : 2*n]              // for leaves that were read
 	s.learn.Store(new(b[2*n:]))
 	return nil
 }

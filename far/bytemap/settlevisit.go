@@ -8,6 +8,7 @@ import (
 
 	"polder/far/heap"
 	"polder/far/index"
+	"polder/far/pagelog"
 	"polder/far/record"
 	"polder/internal/failpoint"
 	"polder/internal/sizeclass"
@@ -75,7 +76,7 @@ func (s *settler) visit(m *Map, sh *shard, gen int, ranges []int) (n int, err er
 	err = s.read()
 	for at := 0; at < len(s.units); {
 		k, werr := s.stage(m, sh, gen, at)
-		if heap.IsStagingFull(werr) {
+		if pagelog.IsStagingFull(werr) {
 			// What is staged is of nobody: one of two leaves for which there was no room behind it.
 			if werr = s.pages.Flush(); werr == nil {
 				k, werr = s.stage(m, sh, gen, at)
@@ -120,7 +121,7 @@ func (s *settler) choose(sh *shard, gen int, ranges []int) (n int) {
 			break
 		}
 		if u.ref.Addr() != 0 {
-			s.reads = append(s.reads, s.h.core.PageRead(u.ref.Addr(), s.bodies[bytes:bytes+size:bytes+size]))
+			s.reads = append(s.reads, pagelog.NewRead(s.h.core, u.ref.Addr(), s.bodies[bytes:bytes+size:bytes+size]))
 			bytes += size
 		}
 		s.units = append(s.units, u)
@@ -148,15 +149,15 @@ func (s *settler) read() (err error) {
 	return err
 }
 
-// readLeaves reads leaves, as heap.ReadPages does.
-func (h *Maps) readLeaves(ctx context.Context, reads []heap.PageRead) ([]index.Leaf, []error) {
+// readLeaves reads leaves, as pagelog.ReadAll does.
+func (h *Maps) readLeaves(ctx context.Context, reads []pagelog.Read) ([]index.Leaf, []error) {
 	if len(reads) == 0 {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
 	defer cancel()
 	leaves, errs := make([]index.Leaf, len(reads)), make([]error, len(reads))
-	h.core.ReadPages(ctx, reads)
+	pagelog.ReadAll(ctx, h.core, reads)
 	h.leafReads.Add(uint64(len(reads)))
 	for i := range reads {
 		r := &reads[i]
@@ -200,7 +201,7 @@ func (s *settler) stage(m *Map, sh *shard, gen, at int) (n int, err error) {
 			}
 			u.news, u.groups = before.news, before.groups
 			s.groups = s.groups[:u.groups[0]]
-			if heap.IsStagingFull(err) && n > 0 {
+			if pagelog.IsStagingFull(err) && n > 0 {
 				return n, nil
 			}
 			u.bad = true

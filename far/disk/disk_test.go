@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -16,7 +17,17 @@ import (
 	"polder/far/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(lineVariable); dir != "" { // see TestObjectsOutliveAKilledProcess
+		l, err := openLine(dir)
+		if err == nil {
+			err = l.extend()
+		}
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func open(t *testing.T, cfg Config) *Store {
 	t.Helper()

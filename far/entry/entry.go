@@ -6,12 +6,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"polder/far/heap"
 	"polder/far/index"
+	"polder/far/object"
 	"polder/far/record"
 )
 
-// Local is an entry in local memory: a heap.Object whose data is
+// Local is an entry in local memory: a object.Object whose data is
 //
 //	16  u16  length of the key
 //	18  u8   tag
@@ -24,11 +24,11 @@ import (
 //
 // The number is the hash of the key. What the evacuator reads without the lock of the shard is
 // the length and the owner, which never change.
-type Local heap.Object
+type Local object.Object
 
 const (
 	// Header is the bytes in front of the body.
-	Header = heap.ObjectHeader + 4
+	Header = object.Header + 4
 
 	expires = 1 << 0 // there is an expiry
 
@@ -40,21 +40,21 @@ const (
 
 func (e Local) head() uint64     { return binary.LittleEndian.Uint64(e) }
 func (e Local) tail() uint64     { return binary.LittleEndian.Uint64(e[8:]) }
-func (e Local) Hash() Hash       { return Hash(heap.HeadNumber(e.head())) }
-func (e Local) Owner() uint16    { return heap.TailOwner(e.tail()) }
-func (e Local) Far() uint64      { return heap.TailFar(e.tail()) }
-func (e Local) Staged() bool     { return e.tail()&heap.TailStaged != 0 }
+func (e Local) Hash() Hash       { return Hash(object.HeadNumber(e.head())) }
+func (e Local) Owner() uint16    { return object.TailOwner(e.tail()) }
+func (e Local) Far() uint64      { return object.TailFar(e.tail()) }
+func (e Local) Staged() bool     { return e.tail()&object.TailStaged != 0 }
 func (e Local) Klen() int        { return int(binary.LittleEndian.Uint16(e[16:])) }
 func (e Local) Vlen() int        { return e.End() - e.valueAt() }
 func (e Local) Tag() uint8       { return e[18] }
 func (e Local) Big() bool        { return e[19]&Big != 0 }
 func (e Local) Key() []byte      { n := e.valueAt(); return e[n-e.Klen() : n : n] }
 func (e Local) Value() []byte    { n := e.End(); return e[e.valueAt():n:n] }
-func (e Local) Size() int        { return heap.ObjectSize(e.End() - heap.ObjectHeader) }
+func (e Local) Size() int        { return object.Size(e.End() - object.Header) }
 func (e Local) FarSize() int     { return record.Size(e.End() - Header) }
 func (e Local) Expired() bool    { return e.expires() && e.late() }
 func (e Local) expires() bool    { return e[19]&expires != 0 }
-func (e Local) setTail(t uint64) { atomic.StoreUint64(heap.Object(e).Tail(), t) }
+func (e Local) setTail(t uint64) { atomic.StoreUint64(object.Object(e).Tail(), t) }
 
 // late is Expired of an entry that has an expiry: most have none, and are told so without a call.
 func (e Local) late() bool { return Expired(e.Expire()) }
@@ -63,13 +63,13 @@ func (e Local) late() bool { return Expired(e.Expire()) }
 func (e Local) Clean() bool { return e.Far() != 0 }
 
 // SetFar gives the entry the far copy at addr, or none.
-func (e Local) SetFar(addr uint64) { e.setTail(heap.NewTail(addr, e.Owner())) }
+func (e Local) SetFar(addr uint64) { e.setTail(object.NewTail(addr, e.Owner())) }
 
 // SetStaged notes that the far copy of the entry is being written.
-func (e Local) SetStaged() { e.setTail(heap.NewTail(0, e.Owner()) | heap.TailStaged) }
+func (e Local) SetStaged() { e.setTail(object.NewTail(0, e.Owner()) | object.TailStaged) }
 
 // End is where the value ends.
-func (e Local) End() int { return heap.ObjectHeader + heap.HeadLen(e.head()) }
+func (e Local) End() int { return object.Header + object.HeadLen(e.head()) }
 
 // valueAt is where the value begins.
 func (e Local) valueAt() int {
@@ -133,13 +133,13 @@ func (r *New) Body() int {
 }
 
 // Size is how long the entry is in local memory, and FarSize in far memory.
-func (r *New) Size() int    { return heap.ObjectSize(Header - heap.ObjectHeader + r.Body()) }
+func (r *New) Size() int    { return object.Size(Header - object.Header + r.Body()) }
 func (r *New) FarSize() int { return record.Size(r.Body()) }
 
 // Put writes r into e, which is r.Size() bytes.
 func (r *New) Put(e Local, h Hash, owner uint16) {
-	heap.Object(e).SetHead(heap.ObjectHead(uint64(h), Header-heap.ObjectHeader+r.Body()))
-	e.setTail(heap.NewTail(0, owner))
+	object.Object(e).SetHead(object.Head(uint64(h), Header-object.Header+r.Body()))
+	e.setTail(object.NewTail(0, owner))
 	binary.LittleEndian.PutUint16(e[16:], uint16(len(r.Key)))
 	e[18], e[19] = r.Tag, r.Flags
 	n := Header
@@ -181,8 +181,8 @@ func Localize(r record.Record, addr uint64) Local {
 	if r.Flags()&record.Large != 0 {
 		flags |= Big
 	}
-	head := heap.ObjectHead(r.Number(), Header-heap.ObjectHeader+r.Len())
-	tail, klen, tag := heap.NewTail(addr, r.Owner()), r.KeyLen(), r.Tag()
+	head := object.Head(r.Number(), Header-object.Header+r.Len())
+	tail, klen, tag := object.NewTail(addr, r.Owner()), r.KeyLen(), r.Tag()
 	e := Localized(r)
 	binary.LittleEndian.PutUint64(e, head)
 	binary.LittleEndian.PutUint64(e[8:], tail)
@@ -203,11 +203,11 @@ const HashBits = 40
 func (h Hash) Tag() uint32 { return uint32(h) }
 
 // Kept is what a checkpoint has of e beside its hash.
-func (e Local) Kept() []byte { return e[heap.ObjectHeader:e.End()] }
+func (e Local) Kept() []byte { return e[object.Header:e.End()] }
 
 // NewOfKept is what an entry is made of that a checkpoint has kept as b.
 func NewOfKept(b []byte) (New, error) {
-	const at = Header - heap.ObjectHeader
+	const at = Header - object.Header
 	if len(b) < at {
 		return New{}, fmt.Errorf("an entry of %d bytes", len(b))
 	}

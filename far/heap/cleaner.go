@@ -251,9 +251,9 @@ func (h *Heap) cleanable(s *FarSegment, off int, b []byte) (record.Record, error
 	return e, o.Check(e, nil)
 }
 
-// rereadCleanable is reread of what is to be cleaned.
+// rereadCleanable is Reread of what is to be cleaned.
 func (h *Heap) rereadCleanable(s *FarSegment, off int, b []byte) bool {
-	return h.reread(s, off, b, func() bool { _, err := h.cleanable(s, off, b); return err == nil })
+	return h.Reread(s, off, b, func() bool { _, err := h.cleanable(s, off, b); return err == nil })
 }
 
 // learnAll has the host learn about all records in s. What cleans a full store must not end in the middle of a

@@ -8,7 +8,7 @@
 //
 // # Records and owners
 //
-// A record is a header and bytes. In local memory it is an [Object] in a segment of a log,
+// A record is a header and bytes. In local memory it is an [object.Object] in a segment of a log,
 // which mutators fill from the front and the evacuator empties as a whole. There are
 // three kinds of segments. [Locked] ones hold records that a lock of their
 // owner keeps in place: whoever looks at one holds the lock. [Scoped] ones hold
@@ -88,7 +88,7 @@
 // heap (the heap, and how it is divided), owner (the interfaces), budget (its lines, and SetLocal),
 // errors, stats (and the audit).
 //
-// Local memory: logs, slot (of an object), object (the bytes of a record).
+// Local memory: logs, slot (of an object). What the bytes of a record are there, package object says.
 // Far memory: far (the segments, which package farlog has, and the names of what package store has), pages (of
 // indexes), cleaner, janitor, writeback.
 // Fetching: flight, batch.

@@ -6,6 +6,7 @@ import (
 
 	"polder/far/record"
 	"polder/internal/failpoint"
+	"polder/internal/goroutine"
 	"polder/internal/invariants"
 )
 
@@ -36,11 +37,11 @@ const (
 	compact    aim = iota // keep them
 	Evict                 // keep the hot
 	evictClean            // keep the hot, and those without a far copy
-	writeBack             // write those without a far copy, and leave all where they are
+	writeBack             // write those without a far copy, and keep all local
 )
 
 func (h *Heap) evacuator() {
-	h.evacuates.Store(goroutine())
+	h.evacuates.Store(goroutine.Number())
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -53,12 +54,15 @@ func (h *Heap) evacuator() {
 		case b := <-h.Far.landing:
 			h.arrived(b)
 		case h.backing = <-h.backs:
-			h.Logs.sealAll()
+			h.Logs.sealAll(h.backing.scoped)
+		case p := <-h.pauses:
+			close(p.began)
+			<-p.over
 		case <-timer.C:
 		}
 		h.turn.begin()
 		// Those who write without end do not keep a checkpoint waiting.
-		for h.Ctx.Err() == nil && len(h.backs) == 0 && !h.saves() && h.makeRoom() {
+		for h.Ctx.Err() == nil && len(h.backs)+len(h.pauses) == 0 && !h.saves() && h.makeRoom() {
 			h.turn.keep()
 		}
 		if h.Pass.active() {
@@ -103,7 +107,7 @@ func (h *Heap) RetryIn() (time.Duration, bool) {
 		return MaxPoll << min(h.untidy, 10), h.untidy > 0
 	}
 	d := time.Until(h.Far.Retry)
-	return max(d, minBackoff), d > 0 || !h.Logs.Satisfied()
+	return max(d, MinBackoff), d > 0 || !h.Logs.Satisfied()
 }
 
 // askWaiters has those who wait for room look whether it is a scope of theirs that
@@ -518,6 +522,9 @@ func (l *Logs) debts(s *LogSegment) (debts [2]int64) {
 
 // Cools reports whether what is kept is to count as used less of late than before.
 func (ev *Evacuation) Cools() bool { return ev.what != compact }
+
+// WritesBack reports whether records are written so that they have a far copy, and for no room.
+func (ev *Evacuation) WritesBack() bool { return ev.what == writeBack }
 
 // Empty moves what lives in segment s elsewhere, and reports whether that makes some
 // room, at the latest when what it has staged has been written. If the store fails, what could not be

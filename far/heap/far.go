@@ -48,16 +48,16 @@ type farLog struct {
 }
 
 const (
-	minBackoff = 5 * time.Millisecond
+	MinBackoff = 5 * time.Millisecond
 	MaxBackoff = time.Second
 )
 
 // Failed notes an error of the store, and that it is to be left alone for a
 // while. A full one is asked again soon.
 func (f *farLog) Failed(err error) error {
-	f.backoff = min(max(2*f.backoff, minBackoff), MaxBackoff)
+	f.backoff = min(max(2*f.backoff, MinBackoff), MaxBackoff)
 	if errors.Is(err, ErrStoreFull) {
-		f.backoff = minBackoff
+		f.backoff = MinBackoff
 	}
 	f.err, f.Retry = err, time.Now().Add(f.backoff)
 	return err

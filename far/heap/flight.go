@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"polder/far/object"
 	"polder/far/record"
 	"polder/far/store"
 	"polder/internal/buddy"
@@ -58,7 +59,7 @@ type Flight struct {
 	Short bool          // N was too little for the key
 
 	// Of other records, the object that it is from now on, and where its data lies.
-	Object Object
+	Object object.Object
 	At     uintptr
 
 	seg     *FarSegment
@@ -90,7 +91,7 @@ type block struct {
 	buddy.Buffer
 	refs atomic.Int32
 
-	slot Object
+	slot object.Object
 	addr uintptr // of slot's data
 	dead int     // bytes of slot that are nobody's
 
@@ -351,7 +352,7 @@ func (f *Flight) Wait(ctx context.Context) error {
 func (f *Flight) op(h *Heap) store.ReadOp {
 	buf := f.buf
 	if f.block.slot != nil {
-		buf = f.block.slot[ObjectHeader:]
+		buf = f.block.slot[object.Header:]
 	}
 	return store.ReadOp{Seg: f.seg.Seg, Off: h.Far.Offset(f.Addr), Buf: buf}
 }
@@ -417,9 +418,9 @@ func (f *Flight) decode(h *Heap) (e record.Record, err error) {
 	return e, err
 }
 
-// rereadFlight is reread of what f has brought. It is apart from inspect since its function is garbage.
+// rereadFlight is Reread of what f has brought. It is apart from inspect since its function is garbage.
 func (h *Heap) rereadFlight(f *Flight) bool {
-	return h.reread(f.seg, h.Far.Offset(f.Addr), f.buf, func() bool { _, err := f.decode(h); return err == nil || f.Short })
+	return h.Reread(f.seg, h.Far.Offset(f.Addr), f.buf, func() bool { _, err := f.decode(h); return err == nil || f.Short })
 }
 
 // inspect checks the bytes that f has brought. They may be anything.
@@ -444,8 +445,8 @@ func (h *Heap) inspect(f *Flight) {
 	}
 }
 
-// reread reads n bytes of s again that were not good, from other copies of s, if the store has some.
-func (h *Heap) reread(s *FarSegment, off int, buf []byte, good func() bool) bool {
+// Reread reads n bytes of s again that were not good, from other copies of s, if the store has some.
+func (h *Heap) Reread(s *FarSegment, off int, buf []byte, good func() bool) bool {
 	m, ok := h.Far.Store.(store.Mirror)
 	if !ok {
 		return false
@@ -463,13 +464,13 @@ func (h *Heap) land(f *Flight) {
 	}
 	if f.Kind.scoped() && f.Object == nil {
 		n := f.Rec.Len()
-		o, addr, err := h.NewSlot(f.Scope, f.Kind, ObjectHead(f.Number, n), NewTail(f.Addr, f.ID), n)
+		o, addr, err := h.NewSlot(f.Scope, f.Kind, object.Head(f.Number, n), object.NewTail(f.Addr, f.ID), n)
 		if err != nil {
 			f.Rec, f.Err, f.mine = nil, err, true
 			return
 		}
-		clear(o[ObjectHeader+copy(o[ObjectHeader:], f.Rec.Value()):])
-		f.Object, f.At = o[:ObjectHeader+n], addr
+		clear(o[object.Header+copy(o[object.Header:], f.Rec.Value()):])
+		f.Object, f.At = o[:object.Header+n], addr
 		h.endUses(f.block, 1)
 		f.block = nil
 	}
@@ -479,14 +480,14 @@ func (h *Heap) land(f *Flight) {
 		h.dropOwn(f)
 		f.Rec = nil
 	case f.Object != nil && f.block != nil:
-		f.block.dead -= ObjectSize(len(f.Object) - ObjectHeader)
+		f.block.dead -= object.Size(len(f.Object) - object.Header)
 	}
 }
 
 // dropOwn accounts for the slot of f's own, if it has one, to which nobody refers.
 func (h *Heap) dropOwn(f *Flight) {
 	if f.Object != nil && f.block == nil {
-		h.DropSlot(f.At, len(f.Object)-ObjectHeader)
+		h.DropSlot(f.At, len(f.Object)-object.Header)
 	}
 }
 

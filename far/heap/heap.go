@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/far/record"
 	"polder/far/store"
 	"polder/internal/arena"
 	"polder/internal/buddy"
@@ -49,6 +50,7 @@ type Heap struct {
 	LastLost  atomic.Pointer[string] // name of the last segment that was lost
 
 	backs   chan *backing // asks the evacuator to write back
+	pauses  chan *pause   // asks it to do nothing
 	backing *backing      // what it was asked for; the evacuator's
 
 	committed atomic.Bool  // there has been a checkpoint since the heap was opened
@@ -119,6 +121,12 @@ func (sz *Sizes) others() int64 {
 // Local is the budget that is so divided.
 func (sz *Sizes) Local() int64 { return sz.Logs + sz.others() }
 
+const (
+	Unit     = record.Unit // records are aligned to it, addresses count it
+	AddrBits = record.AddrBits
+	AddrMask = record.MaxAddr
+)
+
 // MinLocal is the smallest local budget.
 const MinLocal = 4 << 20
 
@@ -129,7 +137,7 @@ func (h *Heap) Init(st store.Store, cfg Config, sz Sizes, host Host) error {
 	h.Cfg, h.host = cfg, host
 	h.entries.h, h.Pass.Ev.h = h, h
 	h.poke = make(chan struct{}, 1)
-	h.backs = make(chan *backing, 1)
+	h.backs, h.pauses = make(chan *backing, 1), make(chan *pause, 1)
 	h.room.more = make(chan struct{})
 	h.calls = calls.New()
 	h.Budget.Store(cfg.Local)

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"sync/atomic"
 	"time"
+
+	"polder/internal/goroutine"
 )
 
 // closeFor is how long Close waits for scopes that are open.
@@ -123,18 +125,18 @@ func init() { doName = runtime.FuncForPC(reflect.ValueOf((*Heap).Do).Pointer()).
 // isHeldUpHere reports whether the evacuator's pass waits for a scope that the calling
 // goroutine holds. It takes some microseconds.
 func (h *Heap) isHeldUpHere() bool {
-	me, mine, pooled := goroutine(), false, false
+	me, mine, pooled := goroutine.Number(), false, false
 	h.eachHeldUp(func(s *Scope) {
 		user := s.user.Load()
 		mine = mine || user == me
 		pooled = pooled || user == 0
 	})
-	return mine || pooled && inDo()
+	return mine || pooled && goroutine.In(doName)
 }
 
 // isEvacuator reports whether the calling goroutine is the evacuator, in a callback of the
 // program's: it must not wait for what it makes itself.
-func (h *Heap) isEvacuator() bool { return h.evacuates.Load() == goroutine() }
+func (h *Heap) isEvacuator() bool { return h.evacuates.Load() == goroutine.Number() }
 
 // heldUpBy returns a scope that the evacuator's pass waits for, or nil.
 func (h *Heap) heldUpBy() (by *Scope) {
@@ -150,33 +152,4 @@ func (h *Heap) eachHeldUp(fn func(s *Scope)) {
 			fn(s)
 		}
 	})
-}
-
-// inDo reports whether the calling goroutine is in a Heap.Do.
-func inDo() bool {
-	var pcs [64]uintptr
-	for skip := 0; ; skip += len(pcs) {
-		n := runtime.Callers(skip, pcs[:])
-		for frames := runtime.CallersFrames(pcs[:n]); ; {
-			f, more := frames.Next()
-			if f.Function == doName {
-				return true
-			}
-			if !more {
-				break
-			}
-		}
-		if n < len(pcs) {
-			return false
-		}
-	}
-}
-
-// goroutine is the number of the calling goroutine. It takes about a
-// microsecond.
-func goroutine() uint64 {
-	var b [64]byte
-	s := bytes.TrimPrefix(b[:runtime.Stack(b[:], false)], []byte("goroutine "))
-	n, _ := strconv.ParseUint(string(s[:max(bytes.IndexByte(s, ' '), 0)]), 10, 64)
-	return n
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/far/object"
 	"polder/internal/arena"
 )
 
@@ -235,21 +236,21 @@ func (l *Logs) keep(c Claim) int {
 func (l *Logs) edges() int { return len(l.Objects) + 1 }
 
 // At returns the record at a local address.
-func (l *Logs) At(addr uint64) Object { return Object(l.mem[addr*Unit:]) }
+func (l *Logs) At(addr uint64) object.Object { return object.Object(l.mem[addr*Unit:]) }
 
 // Object returns the object whose data lies at addr.
-func (l *Logs) Object(addr uintptr) Object {
-	return Object(l.mem[addr-l.Base-ObjectHeader:])
+func (l *Logs) Object(addr uintptr) object.Object {
+	return object.Object(l.mem[addr-l.Base-object.Header:])
 }
 
 // SegmentOf returns the segment of the local object whose data lies at addr, which
 // is where its header lies: what has no data may be the last in a segment.
 func (l *Logs) SegmentOf(addr uintptr) *LogSegment {
-	return &l.Segs[int(addr-l.Base-ObjectHeader)/l.SegSize]
+	return &l.Segs[int(addr-l.Base-object.Header)/l.SegSize]
 }
 
 // DataOf is where the data of the local object at addr lies.
-func (l *Logs) DataOf(addr uint64) uintptr { return l.Base + uintptr(addr)*Unit + ObjectHeader }
+func (l *Logs) DataOf(addr uint64) uintptr { return l.Base + uintptr(addr)*Unit + object.Header }
 
 // Seg returns the segment of a local address.
 func (l *Logs) Seg(addr uint64) *LogSegment {
@@ -343,7 +344,7 @@ func (l *Logs) assess() {
 // Place finds room for n bytes at the end of ol, opening another segment if
 // c may have one, and accounts for them. ol.Mu must be held until the
 // record is written, since the evacuator reads every segment that is sealed.
-func (l *Logs) Place(ol *OpenLog, n int, c Claim) (Object, uint64, bool) {
+func (l *Logs) Place(ol *OpenLog, n int, c Claim) (object.Object, uint64, bool) {
 	if ol.lent && c == ForMutator {
 		// Or who can wait would use up what is set aside for scopes.
 		if !l.intact() {
@@ -366,7 +367,7 @@ func (l *Logs) Place(ol *OpenLog, n int, c Claim) (Object, uint64, bool) {
 	off := ol.Seg*l.SegSize + s.Used
 	s.Used += n
 	s.Live.Add(int64(n))
-	return Object(l.mem[off : off+n : off+n]), uint64(off) / Unit, true
+	return object.Object(l.mem[off : off+n : off+n]), uint64(off) / Unit, true
 }
 
 // intact reports whether all is there that is set aside.
@@ -403,24 +404,26 @@ func (l *Logs) walk(s int, fn func(r Local, owner uint16) bool) {
 	end := begin + seg.Used
 	for off := begin; off < end; {
 		r := Local{l.mem[off:end], uint64(off) / Unit}
-		head := Object(r.Mem).Head()
-		r.Mem = r.Mem[:ObjectHeader+HeadLen(head)]
-		somebodys := HeadNumber(head) != 0 || !seg.Kind.scoped()
+		head := object.Object(r.Mem).Head()
+		r.Mem = r.Mem[:object.Header+object.HeadLen(head)]
+		somebodys := object.HeadNumber(head) != 0 || !seg.Kind.scoped()
 		if somebodys && !fn(r, r.owner()) {
 			return
 		}
-		off += ObjectSize(HeadLen(head))
+		off += object.Size(object.HeadLen(head))
 	}
 }
 
 // local is the record at a local address.
 func (l *Logs) local(addr uint64) Local {
 	o := l.At(addr)
-	return Local{o[:ObjectHeader+HeadLen(o.Head())], addr}
+	return Local{o[:object.Header+object.HeadLen(o.Head())], addr}
 }
 
 // owner is the number of the owner of r.
-func (r Local) owner() uint16 { return TailOwner(atomic.LoadUint64(Object(r.Mem).Tail())) }
+func (r Local) owner() uint16 {
+	return object.TailOwner(atomic.LoadUint64(object.Object(r.Mem).Tail()))
+}
 
 // Release takes back a segment that nothing refers to any more.
 func (l *Logs) Release(s int) {
@@ -570,7 +573,7 @@ func (l *Logs) refuse(err error, shrinking bool) bool {
 		return false
 	}
 	was := l.full.Load()
-	if was == 0 || !l.full.CompareAndSwap(was, time.Now().Add(minBackoff).UnixNano()) {
+	if was == 0 || !l.full.CompareAndSwap(was, time.Now().Add(MinBackoff).UnixNano()) {
 		return false
 	}
 	l.endRound(err)

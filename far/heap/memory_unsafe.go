@@ -10,6 +10,3 @@ func padding(mem []byte, align int) int {
 
 // addressOf is where the bytes of b, which are off the Go heap, lie.
 func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
-
-// word64 is the first 8 bytes of b, which is aligned to them, as a word.
-func word64(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceData(b[:8]))) }

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/far/object"
 	"polder/internal/failpoint"
 )
 
@@ -73,6 +74,13 @@ func (h *Heap) beginPass(n int, what aim) bool {
 	if len(ps.segs) == 0 {
 		return false
 	}
+	h.mark(what)
+	return true
+}
+
+// mark marks what is in the segments of the pass, which begins with that.
+func (h *Heap) mark(what aim) {
+	ps := &h.Pass
 	ps.number++
 	ps.Passes.Add(1)
 	h.Count.passes.Add(1)
@@ -86,14 +94,13 @@ func (h *Heap) beginPass(n int, what aim) bool {
 	for _, s := range ps.segs {
 		h.turn.keep()
 		h.Logs.walk(s, func(r Local, _ uint16) bool {
-			m.Mark(HeadNumber(Object(r.Mem).Head()), h.Logs.DataOf(r.Addr), ps.number)
+			m.Mark(object.HeadNumber(object.Object(r.Mem).Head()), h.Logs.DataOf(r.Addr), ps.number)
 			return true
 		})
 	}
 	ps.epoch.Store(h.Scopes.Begin())
 	ps.since = time.Now()
 	failpoint.Hit("far.waiting")
-	return true
 }
 
 // selectObjects appends up to n sealed segments of objects: those in which
@@ -174,7 +181,7 @@ func (h *Heap) finishPass() {
 	for _, addr := range ps.pinned {
 		// A pin may be of an earlier pass, and what is there be anything.
 		if l.SegmentOf(addr).Phase.Load() == PhaseSettling {
-			h.host.Marker().Unmark(HeadNumber(l.Object(addr).Head()), addr)
+			h.host.Marker().Unmark(object.HeadNumber(l.Object(addr).Head()), addr)
 		}
 	}
 	for _, s := range ps.segs {
@@ -185,6 +192,10 @@ func (h *Heap) finishPass() {
 		h.turn.keep()
 		ps.Ev.Tight = l.tight()
 		l.Segs[s].passed = ps.epoch.Load()
+		if ps.what == writeBack {
+			h.backing.failed(h.writeBack(s, &ps.Ev))
+			continue
+		}
 		h.Empty(s, &ps.Ev, ps.what)
 		if l.HasRoom() {
 			l.finish(nil) // nobody waits for the rest of the pass
@@ -228,7 +239,7 @@ func (h *Heap) leave(seg *LogSegment) {
 		// What is left is what could not be moved, or was used meanwhile.
 		m := h.host.Marker()
 		l.walk(seg.id, func(r Local, _ uint16) bool {
-			m.Unmark(HeadNumber(Object(r.Mem).Head()), l.DataOf(r.Addr))
+			m.Unmark(object.HeadNumber(object.Object(r.Mem).Head()), l.DataOf(r.Addr))
 			return true
 		})
 	}

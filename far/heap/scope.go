@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"polder/internal/arena"
+	"polder/internal/goroutine"
 	"polder/internal/invariants"
 	"polder/internal/processor"
 )
@@ -392,7 +393,7 @@ func (s *Scope) enterSlow() {
 	}
 	if sc := &s.H.Scopes; s.epoch == &sc.unused {
 		s.epoch = &sc.epoch
-		s.user.Store(goroutine())
+		s.user.Store(goroutine.Number())
 	}
 	if atomic.LoadInt64(s.epoch) < 0 {
 		s.H.admit(s)

@@ -3,6 +3,7 @@ package heap
 import (
 	"sync/atomic"
 
+	"polder/far/object"
 	"polder/far/record"
 	"polder/internal/processor"
 )
@@ -10,8 +11,8 @@ import (
 // NewSlot makes room for an object of n bytes in a log of kind k and writes its header.
 // With s nil it may be followed by a wait for room, in which s may not be: see
 // ErrNoRoom.
-func (h *Heap) NewSlot(s *Scope, k Kind, head, tail uint64, n int) (Object, uintptr, error) {
-	c := h.Claim(s, ObjectSize(n))
+func (h *Heap) NewSlot(s *Scope, k Kind, head, tail uint64, n int) (object.Object, uintptr, error) {
+	c := h.Claim(s, object.Size(n))
 	if k == Streamed && c == ForScope {
 		// What is set aside for scopes is enough for the other logs only.
 		if o, addr, err := h.slotIn(k, ForMutator, head, tail, n); err == nil {
@@ -22,7 +23,7 @@ func (h *Heap) NewSlot(s *Scope, k Kind, head, tail uint64, n int) (Object, uint
 	return h.slotIn(k, c, head, tail, n)
 }
 
-func (h *Heap) slotIn(k Kind, c Claim, head, tail uint64, n int) (Object, uintptr, error) {
+func (h *Heap) slotIn(k Kind, c Claim, head, tail uint64, n int) (object.Object, uintptr, error) {
 	ol := h.Logs.Buffer(k)
 	ol.Mu.Lock()
 	defer ol.Mu.Unlock()
@@ -39,12 +40,12 @@ func (l *Logs) Buffer(k Kind) *OpenLog {
 }
 
 // Slot is NewSlot in ol, whose mutex must be held.
-func (l *Logs) Slot(ol *OpenLog, c Claim, head, tail uint64, n int) (Object, uintptr, error) {
-	b, at, ok := l.Place(ol, ObjectSize(n), c)
+func (l *Logs) Slot(ol *OpenLog, c Claim, head, tail uint64, n int) (object.Object, uintptr, error) {
+	b, at, ok := l.Place(ol, object.Size(n), c)
 	if !ok {
 		return nil, 0, ErrNoRoom
 	}
-	o := Object(b)
+	o := object.Object(b)
 	atomic.StoreUint64(o.Tail(), tail)
 	o.SetHead(head)
 	return o, l.DataOf(at), nil
@@ -52,7 +53,7 @@ func (l *Logs) Slot(ol *OpenLog, c Claim, head, tail uint64, n int) (Object, uin
 
 // DropSlot accounts for a slot of n bytes of data that nothing refers to.
 func (h *Heap) DropSlot(addr uintptr, n int) {
-	h.Logs.SegmentOf(addr).Live.Add(-int64(ObjectSize(n)))
+	h.Logs.SegmentOf(addr).Live.Add(-int64(object.Size(n)))
 }
 
 // fetchInPlace is the size in bytes from which on far objects are read to where
@@ -88,29 +89,29 @@ func (h *Heap) seatRow(c *block, fs []*Flight) (n int, err error) {
 		return 0, err
 	}
 	c.dead = len(c.slot)
-	n = (len(c.slot) - ObjectHeader) / w.N
+	n = (len(c.slot) - object.Header) / w.N
 	c.refs.Store(int32(n))
 	for i, f := range fs[:n] {
-		begin, end := ObjectHeader+i*w.N, ObjectHeader+(i+1)*w.N
+		begin, end := object.Header+i*w.N, object.Header+(i+1)*w.N
 		f.block, f.follows = c, i > 0
-		f.buf = c.slot[begin:end:min(end+ObjectHeader, len(c.slot))]
-		f.At = c.addr + uintptr(begin+ObjectHeader)
+		f.buf = c.slot[begin:end:min(end+object.Header, len(c.slot))]
+		f.At = c.addr + uintptr(begin+object.Header)
 	}
 	return n, nil
 }
 
 // rowSlot makes a slot for n records of each bytes, or for as many of them as the
 // open segment has room for, unless that is not even one.
-func (h *Heap) rowSlot(s *Scope, k Kind, n, each int) (Object, uintptr, error) {
+func (h *Heap) rowSlot(s *Scope, k Kind, n, each int) (object.Object, uintptr, error) {
 	if n == 1 {
-		return h.NewSlot(s, k, ObjectHead(0, each), 0, each)
+		return h.NewSlot(s, k, object.Head(0, each), 0, each)
 	}
 	l := &h.Logs
 	ol := l.Buffer(k)
 	ol.Mu.Lock()
 	defer ol.Mu.Unlock()
 	n = min(n, l.rowRoomIn(ol, each))
-	return l.Slot(ol, ForMutator, ObjectHead(0, n*each), 0, n*each)
+	return l.Slot(ol, ForMutator, object.Head(0, n*each), 0, n*each)
 }
 
 // rowRoom is how many records of each bytes a slot in ol may be for, at least one.
@@ -123,33 +124,33 @@ func (l *Logs) rowRoom(ol *OpenLog, each int) int {
 // rowRoomIn is rowRoom with the mutex of ol held.
 func (l *Logs) rowRoomIn(ol *OpenLog, each int) int {
 	if ol.Seg >= 0 {
-		if n := (l.SegSize - l.Segs[ol.Seg].Used - ObjectHeader) / each; n > 0 {
+		if n := (l.SegSize - l.Segs[ol.Seg].Used - object.Header) / each; n > 0 {
 			return n
 		}
 	}
-	return (l.SegSize - ObjectHeader) / each
+	return (l.SegSize - object.Header) / each
 }
 
 // layOut makes of the record that f was read to where it stays an object, in front of
 // which another one ends, and of the rest one that is nobody's. Those behind f in its row have been
 // laid out.
 func (f *Flight) layOut() {
-	area := Object(f.buf[ObjectHeader:cap(f.buf)])
-	head, tail := ObjectHead(0, len(area)-ObjectHeader), uint64(0)
+	area := object.Object(f.buf[object.Header:cap(f.buf)])
+	head, tail := object.Head(0, len(area)-object.Header), uint64(0)
 	if f.Rec != nil {
 		n := f.Rec.Len()
-		head, tail = ObjectHead(f.Number, n), NewTail(f.Addr, f.ID)
-		clear(area[ObjectHeader+n : ObjectSize(n)])
-		f.Object = area[:ObjectHeader+n]
+		head, tail = object.Head(f.Number, n), object.NewTail(f.Addr, f.ID)
+		clear(area[object.Header+n : object.Size(n)])
+		f.Object = area[:object.Header+n]
 	}
-	size := ObjectSize(HeadLen(head))
+	size := object.Size(object.HeadLen(head))
 	if rest := len(area) - size; rest > 0 {
 		atomic.StoreUint64(area[size:].Tail(), 0)
-		area[size:].SetHead(ObjectHead(0, rest-ObjectHeader))
+		area[size:].SetHead(object.Head(0, rest-object.Header))
 	}
 	atomic.StoreUint64(area.Tail(), tail)
 	area.SetHead(head)
 	if !f.follows { // the first, and so the last that is laid out: others may walk over them now
-		f.block.slot.SetHead(ObjectHead(0, record.HeaderSize-ObjectHeader))
+		f.block.slot.SetHead(object.Head(0, record.HeaderSize-object.Header))
 	}
 }

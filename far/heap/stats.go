@@ -10,7 +10,7 @@ import (
 
 // counters are those of the slow paths. Those of the fast ones are the owners'.
 type counters struct {
-	Fetches, BytesIn, bytesOut         atomic.Uint64
+	Fetches, BytesIn, BytesOut         atomic.Uint64
 	evacuated, evacuatedClean          atomic.Uint64
 	evacuatedSegments, cleanedSegments atomic.Uint64
 	cleanedBytes, Lost, Corrupt        atomic.Uint64
@@ -52,7 +52,7 @@ func (h *Heap) Stats() Stats {
 	s := Stats{
 		Fetches:           c.Fetches.Load(),
 		BytesIn:           c.BytesIn.Load(),
-		BytesOut:          c.bytesOut.Load(),
+		BytesOut:          c.BytesOut.Load(),
 		Evacuated:         c.evacuated.Load(),
 		EvacuatedClean:    c.evacuatedClean.Load(),
 		EvacuatedSegments: c.evacuatedSegments.Load(),

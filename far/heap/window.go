@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"polder/far/object"
 	"polder/far/record"
 	"polder/far/store"
 	"polder/internal/arena"
@@ -304,7 +305,7 @@ func (h *Heap) settle(b *staging) {
 		if b.number > f.suspect {
 			f.succeeded()
 		}
-		h.Count.bytesOut.Add(uint64(b.used))
+		h.Count.BytesOut.Add(uint64(b.used))
 		s.Wrote(b.off + b.used)
 	}
 	failpoint.Hit("far.settled")
@@ -346,7 +347,7 @@ func (h *Heap) settleRecord(r record.Record, from source, addr uint64, s *FarSeg
 		}
 		return
 	}
-	n := ObjectSize(len(l.Mem) - ObjectHeader)
+	n := object.Size(len(l.Mem) - object.Header)
 	seg := h.Logs.Seg(l.Addr)
 	if o.Settled(l, s, addr, written, false) {
 		h.Count.evacuated.Add(1)

@@ -1,21 +1,31 @@
 package heap
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"sync/atomic"
 
+	"polder/far/object"
 	"polder/far/record"
 )
 
 // backing is a request to write back what is local and has no far copy.
 type backing struct {
-	segs []int // that are left
-	done chan error
-	new  bool // segs is not known yet
+	scoped bool // records that scopes keep in place, too
+	done   chan error
+	err    error // why some could not be written
+
+	segs    []int // of locked records, that are left
+	objects []int // of others, that are left
+	new     bool  // neither is known yet
 
 	writing  bool // it is being done just now
 	reserved bool // what is written goes to the reserve
 }
+
+// failed notes that writing has failed, unless err is nil.
+func (b *backing) failed(err error) { b.err = cmp.Or(b.err, err) }
 
 // saves reports whether the store is full, so that what room it has is for what is written back before a checkpoint: nothing else is evacuated
 // until that has been done.
@@ -23,25 +33,45 @@ func (h *Heap) saves() bool {
 	return h.backing != nil && (h.backing.reserved || h.limited.Load() || errors.Is(h.Far.err, ErrStoreFull))
 }
 
-// WriteBack writes the locked records that have no far copy, and leaves them where they are. What changes
-// meanwhile may be written or not.
-func (h *Heap) WriteBack(ctx context.Context) error {
-	b := &backing{done: make(chan error, 1), new: true}
-	select {
-	case h.backs <- b:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-h.Ctx.Done():
-		return ErrClosed
+// WriteBack writes the locked records that have no far copy, and with scoped set those that scopes keep in place, too. They stay local, but
+// for scoped ones for which there is no room to be moved. What changes meanwhile may be written or not, and what a scope has in use is not.
+func (h *Heap) WriteBack(ctx context.Context, scoped bool) error {
+	b := &backing{done: make(chan error, 1), new: true, scoped: scoped}
+	return ask(ctx, h, h.backs, b, b.done)
+}
+
+// ask sends what to the evacuator, and waits for the answer.
+func ask[T any](ctx context.Context, h *Heap, to chan<- T, what T, answer <-chan error) error {
+	for {
+		select {
+		case to <- what:
+			to = nil
+		case err := <-answer:
+			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-h.Ctx.Done():
+			return ErrClosed
+		}
 	}
-	select {
-	case err := <-b.done:
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-h.Ctx.Done():
-		return ErrClosed
+}
+
+// pause has the evacuator do nothing from when it has closed began until over is closed.
+type pause struct {
+	began chan error
+	over  chan struct{}
+}
+
+// Pause returns when no record moves any more, and the store is written to by nobody, until resume is called. Nobody may wait for local memory before
+// that, who calls it least of all.
+func (h *Heap) Pause(ctx context.Context) (resume func(), err error) {
+	p := &pause{make(chan error), make(chan struct{})}
+	resume = func() { close(p.over) }
+	if err := ask(ctx, h, h.pauses, p, p.began); err != nil {
+		resume()
+		return nil, err
 	}
+	return resume, nil
 }
 
 // Dirty is the bytes of the local records of owners that have no far copy. It is the least that there were of late.
@@ -57,18 +87,25 @@ func (h *Heap) Dirty() (n int64) {
 	return n
 }
 
-// sealAll hands what mutators have open to the evacuator, of locked records.
-func (l *Logs) sealAll() {
+// sealAll hands what mutators have open to the evacuator: locked records, and with scoped set all.
+func (l *Logs) sealAll(scoped bool) {
 	seal := func(ol *OpenLog) {
 		ol.Mu.Lock()
 		l.Seal(ol)
 		ol.Mu.Unlock()
 	}
-	for i := range l.Open {
-		seal(&l.Open[i])
+	for _, ols := range [][]OpenLog{l.Open, l.Objects, l.Streams} {
+		for i := range ols {
+			if scoped || ols[i].Kind == Locked {
+				seal(&ols[i])
+			}
+		}
 	}
 	seal(&l.Shrunk)
 	seal(&l.kept[0])
+	if scoped {
+		seal(&l.kept[1])
+	}
 }
 
 // writeSome does some of what WriteBack asks for, and has the evacuator come back for the rest.
@@ -79,49 +116,97 @@ func (h *Heap) writeSome() {
 	}
 	if b.new {
 		b.new = false
-		l.Mu.Lock()
-		for i := range l.Segs[:l.top] {
-			if s := &l.Segs[i]; s.sealed && s.Kind == Locked && s.Live.Load() > s.Clean.Load() {
-				b.segs = append(b.segs, i)
-			}
-		}
-		l.Mu.Unlock()
+		h.listDirty(b)
 	}
-	n := len(b.segs) - 1
-	if n < 0 {
+	switch n := len(b.segs) - 1; {
+	case b.err != nil:
+	case n >= 0:
+		s := b.segs[n]
+		b.segs = b.segs[:n]
+		b.failed(h.writeBack(s, &h.entries))
+		l.Wake()
+		return
+	case h.writeObjects():
+		return
+	}
+	if b.err == nil {
 		h.closeFar() // so that there is nothing behind what counts
 		h.Drain()
 		l.Stir() // what has a far copy now may go
-		b.done <- nil
-		h.backing = nil
-		l.Wake() // who waited meanwhile
-		return
 	}
-	s := b.segs[n]
-	b.segs = b.segs[:n]
-	b.writing = true
-	err := h.writeBack(s)
-	b.writing = false
-	if err != nil {
-		b.done <- err
-		h.backing = nil
-		l.Wake()
-		return
+	b.done <- b.err
+	h.backing = nil
+	l.Wake() // who waited meanwhile
+}
+
+// listDirty finds the segments in which something has no far copy.
+func (h *Heap) listDirty(b *backing) {
+	l := &h.Logs
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	for i := range l.Segs[:l.top] {
+		switch s := &l.Segs[i]; {
+		case !s.sealed:
+		case s.Kind == Locked && s.Live.Load() > s.Clean.Load():
+			b.segs = append(b.segs, i)
+		case s.Kind.scoped() && b.scoped && s.Live.Load() > 0:
+			b.objects = append(b.objects, i)
+		}
 	}
+}
+
+// hasDirty reports whether a segment of objects has one without a far copy.
+func (l *Logs) hasDirty(s int) (some bool) {
+	l.walk(s, func(r Local, _ uint16) bool {
+		some = object.TailFar(atomic.LoadUint64(object.Object(r.Mem).Tail())) == 0
+		return !some
+	})
+	return some
+}
+
+// writeObjects does some of what WriteBack asks for, of what scopes keep in place: it marks objects, and when those scopes have been left that were open
+// writes them. It reports whether the evacuator has to come back for the rest.
+func (h *Heap) writeObjects() bool {
+	ps, l := &h.Pass, &h.Logs
+	if ps.active() {
+		if !h.passReady() {
+			return true // see RetryIn
+		}
+		h.finishPass()
+	}
+	b := h.backing
+	ps.segs = ps.segs[:0]
+	for len(b.objects) > 0 && len(ps.segs) < passSegments && b.err == nil {
+		n := len(b.objects) - 1
+		s := b.objects[n]
+		b.objects = b.objects[:n]
+		l.Mu.Lock()
+		ok := l.Segs[s].sealed && l.Segs[s].Kind.scoped()
+		l.Mu.Unlock()
+		if ok && l.hasDirty(s) { // it has not been emptied meanwhile
+			ps.segs = append(ps.segs, s)
+		}
+	}
+	if len(ps.segs) == 0 {
+		return false
+	}
+	h.mark(writeBack)
 	l.Wake()
+	return true
 }
 
 // writeBack writes what has no far copy in segment s.
-func (h *Heap) writeBack(s int) error {
+func (h *Heap) writeBack(s int, ev *Evacuation) error {
 	l := &h.Logs
 	seg := &l.Segs[s]
 	l.Mu.Lock()
-	ok := seg.sealed && seg.Kind == Locked
+	ok := seg.sealed && seg.Kind.scoped() == (ev == &h.Pass.Ev)
 	l.Mu.Unlock()
 	if !ok {
 		return nil // it is being emptied, or was
 	}
-	ev := &h.entries
+	h.backing.writing = true
+	defer func() { h.backing.writing = false }()
 	ev.what, ev.seg = writeBack, seg
 	fails := h.Far.fails
 	var err error

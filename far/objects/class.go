@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/record"
 )
 
@@ -16,6 +17,11 @@ type Config struct {
 	Evacuating func(object []byte)
 	Evacuated  func(number uint64) // of the object's word
 	Fetched    func(object []byte)
+
+	// Outlives says that the class is part of checkpoints. Layout is then what an object is made of: another process may open
+	// the class with the same only.
+	Outlives bool
+	Layout   string
 }
 
 // Stats is what the objects of a class have been through.
@@ -59,6 +65,11 @@ type Class struct {
 
 	ended atomic.Bool // nothing is to be made of it any more
 
+	kept  bool          // it is from a checkpoint, and nobody has asked for it; immutable
+	again bool          // it is from a checkpoint; immutable
+	gone  bool          // of the process before, and did not outlive it; immutable
+	state func() []byte // what is kept with it, see SetState; under Space.mu
+
 	misses, coalesced, warmed, rescued atomic.Uint64
 	prefetched, bytesIn, bytesOut      atomic.Uint64
 	evacuatedDirty, evacuatedClean     atomic.Uint64
@@ -76,7 +87,7 @@ const FirstOwner = 1<<16 - MaxClasses
 func (c *Class) Owner() uint16 { return FirstOwner + c.ID }
 
 // classIn is the class that a local object's second word tells of.
-func classIn(tail uint64) uint16 { return heap.TailOwner(tail) % MaxClasses }
+func classIn(tail uint64) uint16 { return object.TailOwner(tail) % MaxClasses }
 
 // putFar makes b, which has room for it, the record of an object, and returns its data.
 func (c *Class) putFar(b []byte, number uint64, data []byte) []byte {
@@ -96,11 +107,18 @@ func (sp *Space) newClass(cfg Config, size int, kind record.Kind) (*Class, error
 		return nil, fmt.Errorf("cannot make class %q: its objects are %d bytes, at most %d fit into a log: %w", cfg.Name, size, sp.most, heap.ErrTooLarge)
 	}
 	cfg.HotBits = max(cfg.HotBits, 1)
+	cfg.Outlives = cfg.Outlives && sp.core.Far.Keeps()
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	old := *sp.classes.Load()
 	if len(old) == 0 {
 		defer sp.core.UseScopes()
+	}
+	if cfg.Outlives {
+		sp.keeps.Store(true)
+		if c, err := sp.claim(cfg, size, kind); c != nil || err != nil {
+			return c, err
+		}
 	}
 	id, again := sp.usedID()
 	c := &Class{Born: sp.core.Far.Version(), cfg: cfg, Size: size, kind: kind}

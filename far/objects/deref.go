@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/internal/sizeclass"
 )
 
@@ -20,7 +21,7 @@ const (
 
 // Deref returns the object of p, which is local and stays where it is until s
 // is left.
-func (sp *Space) Deref(s *heap.Scope, p *uint64, what int) (heap.Object, error) {
+func (sp *Space) Deref(s *heap.Scope, p *uint64, what int) (object.Object, error) {
 	sp.core.MustBeOpen(s)
 	for {
 		if o := sp.DerefLocal(s, p, what); o != nil {
@@ -52,13 +53,13 @@ func (sp *Space) Deref(s *heap.Scope, p *uint64, what int) (heap.Object, error) 
 }
 
 // DerefLocal is Deref of an object that is local; nil if it is not.
-func (sp *Space) DerefLocal(s *heap.Scope, p *uint64, what int) heap.Object {
+func (sp *Space) DerefLocal(s *heap.Scope, p *uint64, what int) object.Object {
 	for {
 		w := Load(p)
 		if !w.Local() {
 			return nil
 		}
-		var o heap.Object
+		var o object.Object
 		if w.Marked() {
 			o = sp.meet(s, p, w, what)
 		} else {
@@ -72,7 +73,7 @@ func (sp *Space) DerefLocal(s *heap.Scope, p *uint64, what int) heap.Object {
 
 // use returns the local object of p, whose word is w, or nil if the word has
 // changed.
-func (sp *Space) use(p *uint64, w Word, what int) heap.Object {
+func (sp *Space) use(p *uint64, w Word, what int) object.Object {
 	o := sp.core.Logs.Object(w.Addr())
 	cold := 0
 	if what&Stream != 0 {
@@ -93,15 +94,15 @@ func (sp *Space) use(p *uint64, w Word, what int) heap.Object {
 }
 
 // soil makes a local object one without a far copy.
-func (sp *Space) soil(o heap.Object) {
+func (sp *Space) soil(o object.Object) {
 	for {
 		tail := atomic.LoadUint64(o.Tail())
-		far := heap.TailFar(tail)
+		far := object.TailFar(tail)
 		if far == 0 {
 			return
 		}
-		if atomic.CompareAndSwapUint64(o.Tail(), tail, heap.NewTail(0, heap.TailOwner(tail))) {
-			sp.core.BuryFar(far, sizeclass.Round(heap.FarObjectSize(heap.HeadLen(o.Head()))))
+		if atomic.CompareAndSwapUint64(o.Tail(), tail, object.NewTail(0, object.TailOwner(tail))) {
+			sp.core.BuryFar(far, sizeclass.Round(object.FarSize(object.HeadLen(o.Head()))))
 			return
 		}
 	}
@@ -109,7 +110,7 @@ func (sp *Space) soil(o heap.Object) {
 
 // meet returns the object of p, whose word is w, marked; or nil if the word is
 // to be looked at again.
-func (sp *Space) meet(s *heap.Scope, p *uint64, w Word, what int) heap.Object {
+func (sp *Space) meet(s *heap.Scope, p *uint64, w Word, what int) object.Object {
 	seg := sp.core.Logs.SegmentOf(w.Addr())
 	switch seg.Phase.Load() {
 	case heap.PhaseWaiting:
@@ -144,27 +145,27 @@ func (sp *Space) meet(s *heap.Scope, p *uint64, w Word, what int) heap.Object {
 
 // copyOut moves a marked object to where it is left alone. The evacuator or
 // others may have been faster, and the bytes may then be anything.
-func (sp *Space) copyOut(s *heap.Scope, p *uint64, w Word, what int, seg *heap.LogSegment) heap.Object {
+func (sp *Space) copyOut(s *heap.Scope, p *uint64, w Word, what int, seg *heap.LogSegment) object.Object {
 	o := sp.core.Logs.Object(w.Addr())
 	head, tail := o.Head(), atomic.LoadUint64(o.Tail())
-	n := heap.HeadLen(head)
-	if sp.words.number(p) != heap.HeadNumber(head) || n > sp.maxLocal || heap.ObjectSize(n) > len(o) ||
+	n := object.HeadLen(head)
+	if sp.words.number(p) != object.HeadNumber(head) || n > sp.maxLocal || object.Size(n) > len(o) ||
 		int(classIn(tail)) >= len(*sp.classes.Load()) {
 		return nil // it is not there any more
 	}
 	c := sp.class(classIn(tail))
-	to, addr, err := sp.core.NewSlot(s, heap.Scoped, heap.ObjectHead(heap.HeadNumber(head), n), tail, n)
+	to, addr, err := sp.core.NewSlot(s, heap.Scoped, object.Head(object.HeadNumber(head), n), tail, n)
 	if err != nil {
 		casWord(p, w, w.unmarked().cooled(0)) // it stays
 		return nil
 	}
-	copy(to[heap.ObjectHeader:], o[heap.ObjectHeader:heap.ObjectHeader+n])
+	copy(to[object.Header:], o[object.Header:object.Header+n])
 	if !casWord(p, w, localWord(addr, 0)) {
 		sp.core.DropSlot(addr, n)
 		return nil
 	}
 	c.rescued.Add(1)
-	seg.Live.Add(-int64(heap.ObjectSize(n)))
+	seg.Live.Add(-int64(object.Size(n)))
 	if what&Mut != 0 {
 		sp.soil(to)
 	}
@@ -191,14 +192,14 @@ func (sp *Space) New(c *Class, s *heap.Scope, n, what int, data []byte) (*uint64
 		ol.Mu.Unlock()
 		return nil, err
 	}
-	o, addr, err := sp.core.Logs.Slot(ol, sp.core.Claim(s, heap.ObjectSize(n)), heap.ObjectHead(number, n), heap.NewTail(0, c.Owner()), n)
+	o, addr, err := sp.core.Logs.Slot(ol, sp.core.Claim(s, object.Size(n)), object.Head(number, n), object.NewTail(0, c.Owner()), n)
 	if err != nil {
 		sp.cacheOf(ol).left |= 1 << (number % wordGroup)
 		ol.Mu.Unlock()
 		return nil, err
 	}
 	ol.Mu.Unlock()
-	clear(o[heap.ObjectHeader+copy(o[heap.ObjectHeader:], data):])
+	clear(o[object.Header+copy(o[object.Header:], data):])
 	p := sp.words.at(number)
 	storeWord(p, localWord(addr, coldness))
 	return p, nil
@@ -244,11 +245,11 @@ func (sp *Space) fill(ctx context.Context, n uint64, c *Class, coldness int, b [
 	if sp.core.Shut.Load() {
 		return heap.ErrClosed
 	}
-	o, addr, err := sp.core.NewSlot(nil, heap.Scoped, heap.ObjectHead(n, len(b)), heap.NewTail(0, c.Owner()), len(b))
+	o, addr, err := sp.core.NewSlot(nil, heap.Scoped, object.Head(n, len(b)), object.NewTail(0, c.Owner()), len(b))
 	if err != nil {
 		return err
 	}
-	clear(o[heap.ObjectHeader+copy(o[heap.ObjectHeader:], b):])
+	clear(o[object.Header+copy(o[object.Header:], b):])
 	for p := sp.words.at(n); ; {
 		w := Load(p)
 		if w.Asleep() {
@@ -270,11 +271,11 @@ func (sp *Space) materialize(s *heap.Scope, p *uint64, w Word, what int) error {
 	if what&Stream != 0 {
 		k, coldness = heap.Streamed, Coldest
 	}
-	o, addr, err := sp.core.NewSlot(s, k, heap.ObjectHead(sp.words.number(p), c.Size), heap.NewTail(0, c.Owner()), c.Size)
+	o, addr, err := sp.core.NewSlot(s, k, object.Head(sp.words.number(p), c.Size), object.NewTail(0, c.Owner()), c.Size)
 	if err != nil {
 		return err
 	}
-	clear(o[heap.ObjectHeader:])
+	clear(o[object.Header:])
 	if !casWord(p, w, localWord(addr, coldness)) {
 		sp.core.DropSlot(addr, c.Size)
 	}
@@ -335,7 +336,7 @@ func (sp *Space) buryObject(w Word) {
 		sp.core.BuryFar(w.FarAddr(), w.FarSize())
 	case w.Local():
 		o := sp.core.Logs.Object(w.Addr())
-		n := heap.HeadLen(o.Head())
+		n := object.HeadLen(o.Head())
 		sp.soil(o)
 		seg := sp.core.Logs.SegmentOf(w.Addr())
 		for now := sp.core.Scopes.Now(); ; {
@@ -343,7 +344,7 @@ func (sp *Space) buryObject(w Word) {
 				break
 			}
 		}
-		seg.Live.Add(-int64(heap.ObjectSize(n)))
+		seg.Live.Add(-int64(object.Size(n)))
 	}
 	sp.core.Logs.Stir()
 }

@@ -7,6 +7,8 @@
 // comparison with [Top], and calls [Space.Deref] for all the rest. The words that Space.Run makes lie side by side, and their
 // objects are zero, and take no memory, until they are used.
 //
+// The objects of classes that are made so outlive the process: Freeze says in a checkpoint what words are, and Load makes the words of another process so.
+//
 // Words of objects that nobody uses go far, a page of 512 at a time; their addresses then read as one that is asleep.
 //
 // A [Class] is objects that are treated alike: it says how often they may go unused before they are evacuated, and counts what they have
@@ -29,5 +31,5 @@
 // space: what there is, and auditing it. word: the bits of a word; words: the table of them; sleep: those of
 // them that go far, and wake: how they come back. class, and retire: classes that have ended.
 // deref: using, making and freeing an object; fetch: bringing one, or many, to local memory. owner: what the evacuator, the cleaner
-// and those who fetch ask of an object.
+// and those who fetch ask of an object. checkpoint: what of all that outlives the process.
 package objects

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"polder/far/heap"
+	"polder/far/object"
 )
 
 // extentLeast is the size in bytes from which on far objects that lie side by side are read
@@ -32,8 +33,8 @@ func (sp *Space) wantOf(p *uint64, w Word, what int) heap.Want {
 	// Objects of a class are of one size, exactly, or else there are so many bytes at the most.
 	want.N = min(want.Size, sp.core.Far.SegSize-sp.core.Far.Offset(want.Addr))
 	if c.Size >= 0 {
-		want.N = min(heap.FarObjectSize(c.Size), want.Size)
-		want.Row = c.Size >= extentLeast && want.N == heap.FarObjectSize(c.Size)
+		want.N = min(object.FarSize(c.Size), want.Size)
+		want.Row = c.Size >= extentLeast && want.N == object.FarSize(c.Size)
 	}
 	return want
 }
@@ -82,7 +83,7 @@ func (sp *Space) miss(s *heap.Scope, p *uint64, w Word, what int) error {
 	if f.Local() {
 		c := f.Of.(*Class)
 		c.misses.Add(1)
-		c.bytesIn.Add(uint64(len(f.Object) - heap.ObjectHeader))
+		c.bytesIn.Add(uint64(len(f.Object) - object.Header))
 	}
 	return sp.core.NoRoom(s, f.Err, w.FarSize())
 }
@@ -285,7 +286,7 @@ func (g *brought) add(f *heap.Flight, asked bool) {
 		g.c = c
 	}
 	g.n++
-	g.size += len(f.Object) - heap.ObjectHeader
+	g.size += len(f.Object) - object.Header
 	g.asked = g.asked || asked
 }
 

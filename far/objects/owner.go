@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/record"
 	"polder/internal/failpoint"
 	"polder/internal/sizeclass"
@@ -45,7 +46,7 @@ func (o *owner) Unmark(number uint64, addr uintptr) {
 // marked returns the word of the marked object of r, and what it is now; nil if it is
 // not there any more, or not marked.
 func (o *owner) marked(r heap.Local) (*uint64, Word) {
-	p := o.words.at(heap.HeadNumber(heap.Object(r.Mem).Head()))
+	p := o.words.at(object.HeadNumber(object.Object(r.Mem).Head()))
 	w := Load(p)
 	if !w.Local() || !w.Marked() || w.Addr() != o.core.Logs.DataOf(r.Addr) {
 		return nil, 0
@@ -55,7 +56,7 @@ func (o *owner) marked(r heap.Local) (*uint64, Word) {
 
 // Evacuate implements Owner, for an object that was marked and is nobody's.
 func (o *owner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
-	sp, from := (*Space)(o), heap.Object(r.Mem)
+	sp, from := (*Space)(o), object.Object(r.Mem)
 	p, w := o.marked(r)
 	if p == nil {
 		return false
@@ -63,8 +64,12 @@ func (o *owner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 	tail := atomic.LoadUint64(from.Tail())
 	failpoint.Hit("far.evacuating")
 	c := sp.class(classIn(tail))
-	n := len(from) - heap.ObjectHeader
-	far := heap.TailFar(tail)
+	if ev.WritesBack() && !c.Outlives() {
+		o.Unmark(object.HeadNumber(from.Head()), w.Addr())
+		return false
+	}
+	n := len(from) - object.Header
+	far := object.TailFar(tail)
 	clean := false
 	if far != 0 {
 		seg := sp.core.Far.Seg(far)
@@ -74,44 +79,47 @@ func (o *owner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 		clean = !seg.Gone()
 	}
 	cold := w.Coldness()
-	switch f, to, at := ev.Place(heap.Scoped, heap.ObjectSize(n), heap.FarObjectSize(n), cold < c.cfg.HotBits, clean); f {
+	switch f, to, at := ev.Place(heap.Scoped, object.Size(n), object.FarSize(n), cold < c.cfg.HotBits, clean); f {
 	case heap.FateKept:
 		if ev.Cools() {
 			cold = min(cold+1, Coldest)
 		}
-		kept := heap.Object(to)
-		copy(kept[heap.ObjectHeader:], from[heap.ObjectHeader:])
-		clear(kept[heap.ObjectHeader+n:])
+		kept := object.Object(to)
+		copy(kept[object.Header:], from[object.Header:])
+		clear(kept[object.Header+n:])
 		atomic.StoreUint64(kept.Tail(), tail)
 		kept.SetHead(from.Head())
 		return casWord(p, w, localWord(sp.core.Logs.DataOf(at), cold))
 	case heap.FateDropped:
-		if !casWord(p, w, farWord(far, heap.FarObjectSize(n), c.ID)) {
+		if !casWord(p, w, farWord(far, object.FarSize(n), c.ID)) {
 			return false
 		}
 		c.evacuatedClean.Add(1)
 		sp.becameFar(c, from)
 	case heap.FateStaged:
-		data := c.putFar(to, heap.HeadNumber(from.Head()), from[heap.ObjectHeader:])
+		data := c.putFar(to, object.HeadNumber(from.Head()), from[object.Header:])
 		if c.cfg.Evacuating != nil {
 			c.cfg.Evacuating(data)
 		}
 	case heap.FateStuck:
-		o.Unmark(heap.HeadNumber(from.Head()), w.Addr())
+		o.Unmark(object.HeadNumber(from.Head()), w.Addr())
 	}
 	return true
 }
 
 // Settled implements Owner.
-func (o *owner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written, _ bool) bool {
-	sp, from := (*Space)(o), heap.Object(r.Mem)
+func (o *owner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written, stays bool) bool {
+	sp, from := (*Space)(o), object.Object(r.Mem)
 	p, w := o.marked(r)
 	if p == nil || !written || s.Gone() {
 		return false
 	}
-	n := len(from) - heap.ObjectHeader
+	n := len(from) - object.Header
 	c := sp.class(classIn(atomic.LoadUint64(from.Tail())))
-	if !casWord(p, w, farWord(addr, heap.FarObjectSize(n), c.ID)) {
+	if stays {
+		return sp.stay(p, w, from, c, addr)
+	}
+	if !casWord(p, w, farWord(addr, object.FarSize(n), c.ID)) {
 		return false
 	}
 	c.evacuatedDirty.Add(1)
@@ -121,10 +129,36 @@ func (o *owner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written, 
 	return true
 }
 
+// stay makes a marked object, which has been written to addr, one with a far copy, and reports whether it is still the one that was written. Since
+// others could not be told of a far copy of the object where it is, it moves; where there is no room for that, it goes.
+func (sp *Space) stay(p *uint64, w Word, from object.Object, c *Class, addr uint64) bool {
+	n := len(from) - object.Header
+	to, at, err := sp.core.NewSlot(nil, heap.Scoped, from.Head(), object.NewTail(addr, c.Owner()), n)
+	now := farWord(addr, object.FarSize(n), c.ID)
+	if err == nil {
+		clear(to[object.Header+copy(to[object.Header:], from[object.Header:]):])
+		now = localWord(at, w.Coldness())
+	}
+	if !casWord(p, w, now) {
+		if err == nil {
+			sp.core.DropSlot(at, n)
+		}
+		return false
+	}
+	c.bytesOut.Add(uint64(n))
+	sp.core.DropSlot(w.Addr(), n)
+	sp.soil(from) // as in Settled
+	if err != nil {
+		c.evacuatedDirty.Add(1)
+		sp.becameFar(c, from)
+	}
+	return true
+}
+
 // becameFar tells the class of o.
-func (sp *Space) becameFar(c *Class, o heap.Object) {
+func (sp *Space) becameFar(c *Class, o object.Object) {
 	if c.cfg.Evacuated != nil {
-		c.cfg.Evacuated(heap.HeadNumber(o.Head()))
+		c.cfg.Evacuated(object.HeadNumber(o.Head()))
 	}
 }
 
@@ -158,7 +192,7 @@ func (o *owner) Refers(w *heap.Want) bool { return Load(o.words.at(w.Number)) ==
 func (o *owner) Landed(f *heap.Flight) heap.Landing {
 	c := f.Of.(*Class)
 	if c.cfg.Fetched != nil {
-		v := f.Object[heap.ObjectHeader:]
+		v := f.Object[object.Header:]
 		c.cfg.Fetched(v[:len(v):len(v)])
 	}
 	coldness := c.cfg.HotBits
@@ -185,7 +219,7 @@ func (o *owner) Live(e record.Record, addr uint64) bool {
 		return false
 	}
 	at := o.core.Logs.Object(w.Addr())
-	return heap.TailFar(atomic.LoadUint64(at.Tail())) == addr && sizeclass.Round(heap.FarObjectSize(heap.HeadLen(at.Head()))) == size
+	return object.TailFar(atomic.LoadUint64(at.Tail())) == addr && sizeclass.Round(object.FarSize(object.HeadLen(at.Head()))) == size
 }
 
 // Moved implements Owner. The evacuator calls it between passes, so that what is
@@ -210,13 +244,13 @@ func (o *owner) Moved(e record.Record, from, to uint64, s *heap.FarSegment) bool
 		case w.Local():
 			tail := o.core.Logs.Object(w.Addr()).Tail()
 			t := atomic.LoadUint64(tail)
-			if heap.TailFar(t) != from {
+			if object.TailFar(t) != from {
 				if Load(p) == w {
 					return false
 				}
 				continue
 			}
-			if atomic.CompareAndSwapUint64(tail, t, heap.NewTail(to, heap.TailOwner(t))) {
+			if atomic.CompareAndSwapUint64(tail, t, object.NewTail(to, object.TailOwner(t))) {
 				return true
 			}
 		default:

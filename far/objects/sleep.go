@@ -36,7 +36,8 @@ type sleeper struct {
 
 	hand uint64 // the page to be looked at next; the goroutine's
 
-	class atomic.Pointer[Class] // of pages' objects; nil until the first page is about to go
+	class    atomic.Pointer[Class] // of pages' objects; nil until the first page is about to go
+	restored *Class                // the same, from a checkpoint; immutable once the heap is open
 	// fetching is how many objects of a page somebody waits for, and of other pages that share its place: if such a page went,
 	// he would have to begin again, and again.
 	fetching [256]atomic.Int32
@@ -179,8 +180,8 @@ func (z *sleeper) ready() error {
 		return err
 	}
 	m, err := fd.Map(0, n*pageBytes, true)
-	var c *Class
-	if err == nil {
+	c := z.restored
+	if err == nil && c == nil {
 		c, err = z.sp.newClass(Config{Name: "words"}, pageBytes, record.Page)
 		if err != nil {
 			err = errors.Join(err, m.Close())

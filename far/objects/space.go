@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/record"
 	"polder/internal/ended"
 	"polder/internal/sizeclass"
@@ -22,6 +23,7 @@ type Space struct {
 	classes  atomic.Pointer[[]*Class] // by id; replaced under mu
 	most     int                      // bytes of an object's data; immutable
 	maxLocal int                      // the same of a slot that is being read into; immutable
+	keeps    atomic.Bool              // there are classes that outlive the process
 
 	mu      sync.Mutex
 	retired []retiredClass    // whose numbers are free, or about to be; under mu
@@ -37,10 +39,10 @@ func (sp *Space) Init(core *heap.Heap, sz heap.Sizes, early bool) error {
 		return err
 	}
 	sp.caches = make([]wordCache, 2*sz.Open)
-	sp.most = min(sz.SegSize-heap.ObjectHeader, sz.Staging-record.SegmentSize-record.HeaderSize)
-	sp.most = min(sp.most, sz.SegSize-heap.ObjectHeader-record.HeaderSize-heap.Unit) // of which the class has to fit, too
+	sp.most = min(sz.SegSize-object.Header, sz.Staging-record.SegmentSize-record.HeaderSize)
+	sp.most = min(sp.most, sz.SegSize-object.Header-record.HeaderSize-heap.Unit) // of which the class has to fit, too
 	sp.most = sizeclass.Size(sizeclass.Of(sp.most)-1) - record.HeaderSize - heap.Unit
-	sp.maxLocal = sz.SegSize - heap.ObjectHeader
+	sp.maxLocal = sz.SegSize - object.Header
 	return nil
 }
 
@@ -74,6 +76,23 @@ func (sp *Space) At(n uint64) *uint64 { return sp.words.at(n) }
 
 // Has reports whether p is a word of the heap.
 func (sp *Space) Has(p *uint64) bool { return isIn(sp.words.table, p) }
+
+// Taken are n words in a row, from word first on, which are all in use.
+func (sp *Space) Taken(first uint64, n int) ([]uint64, error) {
+	t := &sp.words
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := uint64(t.pages.Load()) * WordsPerPage
+	if first == 0 || n < 0 || first >= all || uint64(n) > all-first {
+		return nil, fmt.Errorf("there are no %d words from %d on", n, first)
+	}
+	for i := first; i < first+uint64(n); i++ {
+		if !t.isTaken(i/WordsPerPage, int(i%WordsPerPage)) {
+			return nil, fmt.Errorf("word %d of those from %d on is nobody's", i, first)
+		}
+	}
+	return t.table[first : first+uint64(n) : first+uint64(n)], nil
+}
 
 // Generation is how often the word p was freed, in builds with invariants.
 func (sp *Space) Generation(p *uint64) uint32 {
@@ -153,13 +172,13 @@ func (sp *Space) Audit(t *heap.Tally) error {
 			t.AddFar(w.FarAddr(), w.FarSize())
 		case w.Local():
 			o := sp.core.Logs.Object(w.Addr())
-			if heap.HeadNumber(o.Head()) != n {
-				bad = fmt.Errorf("word %d refers to the object of word %d", n, heap.HeadNumber(o.Head()))
+			if object.HeadNumber(o.Head()) != n {
+				bad = fmt.Errorf("word %d refers to the object of word %d", n, object.HeadNumber(o.Head()))
 				return
 			}
-			t.AddLocal(uint64(w.Addr()-sp.core.Logs.Base-heap.ObjectHeader)/heap.Unit, heap.ObjectSize(heap.HeadLen(o.Head())), false)
-			if a := heap.TailFar(*o.Tail()); a != 0 {
-				t.AddFar(a, heap.FarObjectSize(heap.HeadLen(o.Head())))
+			t.AddLocal(uint64(w.Addr()-sp.core.Logs.Base-object.Header)/heap.Unit, object.Size(object.HeadLen(o.Head())), false)
+			if a := object.TailFar(*o.Tail()); a != 0 {
+				t.AddFar(a, object.FarSize(object.HeadLen(o.Head())))
 			}
 		}
 	}

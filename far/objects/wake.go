@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"polder/far/heap"
+	"polder/far/object"
+	"polder/far/pagelog"
 )
 
 // begin makes the caller the one who wakes the page of word p: then it returns the number of the word of the page's object, and
@@ -170,7 +172,7 @@ func (z *sleeper) peek(ctx context.Context, s *heap.Scope, n uint64, buf []uint6
 	defer pins.Release()
 	for {
 		w := Load(p)
-		var o heap.Object
+		var o object.Object
 		switch {
 		case !w.Local():
 		case s == nil:
@@ -179,7 +181,7 @@ func (z *sleeper) peek(ctx context.Context, s *heap.Scope, n uint64, buf []uint6
 			o = z.sp.DerefLocal(s, p, Stream)
 		}
 		if o != nil {
-			return buf[:copy(buf, wordsOf(o[heap.ObjectHeader:heap.ObjectHeader+pageBytes]))], nil
+			return buf[:copy(buf, wordsOf(o[object.Header:object.Header+pageBytes]))], nil
 		}
 		if !w.Far() {
 			continue // it is far by now
@@ -193,8 +195,8 @@ func (z *sleeper) peek(ctx context.Context, s *heap.Scope, n uint64, buf []uint6
 		}
 		ctx, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
 		defer cancel()
-		reads := []heap.PageRead{core.PageRead(w.FarAddr(), bytesOf(buf)[:w.FarSize()])}
-		core.ReadPages(ctx, reads)
+		reads := []pagelog.Read{pagelog.NewRead(core, w.FarAddr(), bytesOf(buf)[:w.FarSize()])}
+		pagelog.ReadAll(ctx, core, reads)
 		switch err := reads[0].Err; {
 		case seg.Gone():
 			return nil, nil
@@ -222,6 +224,11 @@ func (z *sleeper) put(page uint64, from []uint64, paid, half bool) bool {
 	delete(z.later, page)
 	ws := t.page(page)
 	var dead []Word
+	free := func(i int, w *Word) {
+		dead = append(dead, *w)
+		*w = freeWord
+		t.giveBack(page*WordsPerPage + uint64(i))
+	}
 	t.mu.Lock()
 	for i := range ws {
 		w := freeWord
@@ -240,10 +247,11 @@ func (z *sleeper) put(page uint64, from []uint64, paid, half bool) bool {
 				if w.Free() {
 					panic("BUG: a far pointer is freed twice")
 				}
-				dead = append(dead, w)
-				w = freeWord
-				t.giveBack(page*WordsPerPage + uint64(i))
+				free(i, &w)
 			}
+		}
+		if z.restored != nil && z.sp.isGone(w) {
+			free(i, &w)
 		}
 		storeWord(&ws[i], w)
 	}

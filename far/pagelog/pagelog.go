@@ -1,4 +1,11 @@
-package heap
+// Package pagelog is the far log of pages of owners' indexes: segments apart from data, since pages are
+// rewritten, and so die, much sooner than what they refer to; and the reading of pages, which may lie anywhere. A [Log] has one user, which knows what of
+// it lives, cleans it by writing that anew, and accounts for what it
+// replaces with heap.Heap.BuryFar. The cleaner leaves these segments alone.
+//
+// Making room does not need it: it is the evacuator that a log's user may wait for, never the
+// other way round.
+package pagelog
 
 import (
 	"context"
@@ -6,21 +13,16 @@ import (
 	"fmt"
 	"time"
 
+	"polder/far/heap"
 	"polder/far/record"
 	"polder/far/store"
 	"polder/internal/sizeclass"
 )
 
-// Pages is the far log of pages of owners' indexes: segments apart from data, since pages are
-// rewritten, and so die, much sooner than what they refer to. It has one user, a goroutine of the
-// host's, which knows what of it lives, cleans it by writing that anew, and accounts for what it
-// replaces with BuryFar. The cleaner leaves these segments alone.
-//
-// Making room does not need it: it is the evacuator that pages' user may wait for, never the
-// other way round.
-type Pages struct {
-	h       *Heap
-	open    *FarSegment
+// Log is the far log. It has one user, a goroutine.
+type Log struct {
+	h       *heap.Heap
+	open    *heap.FarSegment
 	staging []byte
 	staged  int // bytes in staging, to be written at open.end
 
@@ -29,13 +31,13 @@ type Pages struct {
 	backoff time.Duration
 }
 
-// NewPages makes the log, which stages in staging.
-func (h *Heap) NewPages(staging []byte) *Pages { return &Pages{h: h, staging: staging} }
+// New makes the log of a heap, which stages in staging.
+func New(h *heap.Heap, staging []byte) *Log { return &Log{h: h, staging: staging} }
 
 // Ready sees to it that a record of n bytes fits behind what is staged; it writes that if it has to, and
 // reports whether it did. It fails if the store fails, or has no memory left; the last spare segments are
 // for cleaning.
-func (p *Pages) Ready(n int, cleaning bool) error {
+func (p *Log) Ready(n int, cleaning bool) error {
 	if p.open != nil && p.open.Gone() {
 		p.close()
 	}
@@ -74,7 +76,7 @@ var errStagingFull = errors.New("the staging buffer is full")
 func IsStagingFull(err error) bool { return err == errStagingFull }
 
 // pending is the bytes of the records that are staged.
-func (p *Pages) pending() int {
+func (p *Log) pending() int {
 	if p.open != nil && p.open.End == 0 {
 		return p.staged - record.SegmentSize
 	}
@@ -83,7 +85,7 @@ func (p *Pages) pending() int {
 
 // Reserve returns the n bytes behind what is staged, their address to be, which counts as live from now
 // on, and the position and the offset that this is. Ready must have said that they fit.
-func (p *Pages) Reserve(n int) (b []byte, addr, position uint64, off int) {
+func (p *Log) Reserve(n int) (b []byte, addr, position uint64, off int) {
 	off = p.open.End + p.staged
 	addr = p.open.Address(off)
 	b = p.staging[p.staged : p.staged+n]
@@ -93,26 +95,26 @@ func (p *Pages) Reserve(n int) (b []byte, addr, position uint64, off int) {
 }
 
 // Seal completes a record in the room that Reserve has returned with that offset.
-func (p *Pages) Seal(r record.Record, off int) {
+func (p *Log) Seal(r record.Record, off int) {
 	r.SetVersion(p.h.Far.NextVersion())
 	r.Seal(p.open.Seed, off)
 }
 
 // Open is the segment that is being written.
-func (p *Pages) Open() *FarSegment { return p.open }
+func (p *Log) Open() *heap.FarSegment { return p.open }
 
 // Flush writes what is staged. If it fails, the caller accounts for that as dead.
-func (p *Pages) Flush() error {
+func (p *Log) Flush() error {
 	if p.pending() == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(p.h.Ctx, StoreTimeout)
+	ctx, cancel := context.WithTimeout(p.h.Ctx, heap.StoreTimeout)
 	defer cancel()
 	s, n := p.open, p.staged
 	err := s.Seg.Write(ctx, p.staging[:n], s.End)
 	p.staged = 0
 	if err == nil && s.Gone() {
-		err = &LostError{Segment: s.Seg.Name()}
+		err = &heap.LostError{Segment: s.Seg.Name()}
 	}
 	if err != nil {
 		p.close()
@@ -120,64 +122,64 @@ func (p *Pages) Flush() error {
 	}
 	s.End += n
 	s.Wrote(s.End)
-	p.h.Count.bytesOut.Add(uint64(n))
+	p.h.Count.BytesOut.Add(uint64(n))
 	p.err, p.backoff = nil, 0
 	return nil
 }
 
-func (p *Pages) close() {
+func (p *Log) close() {
 	if p.open != nil {
 		p.open.Seal()
 		p.open, p.staged = nil, 0
 	}
 }
 
-func (p *Pages) failed(err error) error {
-	if errors.Is(err, ErrStoreFull) {
+func (p *Log) failed(err error) error {
+	if errors.Is(err, heap.ErrStoreFull) {
 		return err // to ask again costs nothing, and cleaning may have more
 	}
-	p.backoff = min(max(2*p.backoff, minBackoff), MaxBackoff)
+	p.backoff = min(max(2*p.backoff, heap.MinBackoff), heap.MaxBackoff)
 	p.err, p.retry = err, time.Now().Add(p.backoff)
 	return err
 }
 
 // Keep has n spare segments kept, or as many as the store had until it was full. With them what
 // is in pages can be written anew, and so cleaned, when there is no other far memory.
-func (p *Pages) Keep(n int) {
+func (p *Log) Keep(n int) {
 	p.h.Far.KeepForPages(n)
 }
 
-// PageRead is a page that is to be read.
-type PageRead struct {
+// Read is a page that is to be read.
+type Read struct {
 	Addr uint64
 	Buf  []byte // has room for the class of the record; then, the body
 	Err  error  // the record cannot be had, or is no page
-	Seg  *FarSegment
+	Seg  *heap.FarSegment
 	pin  int // of Seg
 }
 
-// PageRead prepares the reading of the page at addr, which must be alive; it stays so until it has been read.
-func (h *Heap) PageRead(addr uint64, buf []byte) PageRead {
+// NewRead prepares the reading of the page of h at addr, which must be alive; it stays so until it has been read.
+func NewRead(h *heap.Heap, addr uint64, buf []byte) Read {
 	s := h.Far.Seg(addr)
-	return PageRead{Addr: addr, Buf: buf, Seg: s, pin: s.Pin()}
+	return Read{Addr: addr, Buf: buf, Seg: s, pin: s.Pin()}
 }
 
 // decodePage is the page that was read at off of s.
-func decodePage(s *FarSegment, b []byte, off int) (record.Record, error) {
+func decodePage(s *heap.FarSegment, b []byte, off int) (record.Record, error) {
 	r, err := s.Decode(b, off)
 	if err == nil && r.Kind() != record.Page {
-		err = ErrForeign
+		err = heap.ErrForeign
 	}
 	return r, err
 }
 
-// rereadPage is reread of a page.
-func (h *Heap) rereadPage(s *FarSegment, b []byte, off int) bool {
-	return h.reread(s, off, b, func() bool { _, err := decodePage(s, b, off); return err == nil })
+// reread is heap.Heap.Reread of a page.
+func reread(h *heap.Heap, s *heap.FarSegment, b []byte, off int) bool {
+	return h.Reread(s, off, b, func() bool { _, err := decodePage(s, b, off); return err == nil })
 }
 
-// ReadPages reads pages with one read of the store.
-func (h *Heap) ReadPages(ctx context.Context, ps []PageRead) {
+// ReadAll reads pages of h with one read of the store.
+func ReadAll(ctx context.Context, h *heap.Heap, ps []Read) {
 	f := &h.Far
 	ops := make([]store.ReadOp, len(ps))
 	bytes := 0
@@ -195,14 +197,14 @@ func (h *Heap) ReadPages(ctx context.Context, ps []PageRead) {
 			r, err := decodePage(s, op.Buf, op.Off)
 			if err != nil {
 				h.Count.Corrupt.Add(1)
-				if h.rereadPage(s, op.Buf, op.Off) {
+				if reread(h, s, op.Buf, op.Off) {
 					r, err = decodePage(s, op.Buf, op.Off)
 				}
 			}
 			if err == nil {
 				p.Buf = r.Body()
 			} else {
-				p.Err = &CorruptError{Segment: s.Seg.Name(), Off: op.Off, Err: err}
+				p.Err = &heap.CorruptError{Segment: s.Seg.Name(), Off: op.Off, Err: err}
 			}
 		}
 		s.Unpin(p.pin)

@@ -1,15 +1,10 @@
-package heap
+// Package object is the format of a record in local memory: what package heap has in its logs, and what the owners of records read and write of it.
+package object
 
 import (
 	"sync/atomic"
 
 	"polder/far/record"
-)
-
-const (
-	Unit     = record.Unit // records are aligned to it, addresses count it
-	AddrBits = record.AddrBits
-	AddrMask = record.MaxAddr
 )
 
 // Object is the bytes of a record in local memory, of whatever owner. It lies in the local logs
@@ -37,7 +32,7 @@ const (
 type Object []byte
 
 const (
-	ObjectHeader = 16 // bytes in front of the data
+	Header = 16 // bytes in front of the data
 
 	copyShift  = 24
 	ownerShift = 8
@@ -48,13 +43,13 @@ const (
 	TailStaged = 1 << 1
 )
 
-// ObjectSize is the room that n bytes of data take in the logs.
-func ObjectSize(n int) int { return (ObjectHeader + n + Unit - 1) &^ (Unit - 1) }
+// Size is the room that n bytes of data take in the logs.
+func Size(n int) int { return (Header + n + record.Unit - 1) &^ (record.Unit - 1) }
 
-// FarObjectSize is the bytes that n bytes of data are in far memory.
-func FarObjectSize(n int) int { return record.Size(n) }
+// FarSize is the bytes that n bytes of data are in far memory.
+func FarSize(n int) int { return record.Size(n) }
 
-func ObjectHead(number uint64, n int) uint64 { return number<<24 | uint64(n) }
+func Head(number uint64, n int) uint64 { return number<<24 | uint64(n) }
 
 func (o Object) Head() uint64 { return atomic.LoadUint64(word64(o)) }
 

@@ -1,0 +1,145 @@
+package far
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+
+	"polder/codec"
+	"polder/far/record"
+)
+
+// layoutOf is codec.Layout of a type whose Refs are what they are in another process, too; what else refers to something is refused.
+func layoutOf(t reflect.Type) (string, error) {
+	return codec.Layout(t, func(t reflect.Type) (string, error) {
+		name, _, generic := strings.Cut(t.Name(), "[")
+		switch {
+		case t.PkgPath() != reflect.TypeFor[BytesRef]().PkgPath():
+		case name == "Ref" && generic:
+			return "far.Ref", nil
+		case name == "BytesRef" || name == "SharedRef" && generic:
+			return "", fmt.Errorf("a %v cannot be kept, since what it refers to is not: use a far.Ref, or a map", t)
+		}
+		return "", nil
+	})
+}
+
+// names are the pointers of a class that have names.
+type names struct {
+	mu sync.Mutex
+	of map[string]uint64 // numbers of words; under mu
+}
+
+// encode is what is kept of the names with their class.
+func (ns *names) encode() []byte {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	var b []byte
+	for _, name := range slices.Sorted(maps.Keys(ns.of)) {
+		b = binary.LittleEndian.AppendUint64(b, ns.of[name])
+		b = append(binary.LittleEndian.AppendUint16(b, uint16(len(name))), name...)
+	}
+	return b
+}
+
+// decode takes names of pointers of h from what was kept.
+func (ns *names) decode(h *Heap, b []byte) error {
+	ns.of = map[string]uint64{}
+	for d := (&record.Decoder{B: b}); len(d.B) > 0; {
+		n := d.U64()
+		name := string(d.Bytes(int(d.U16())))
+		if d.Err != nil {
+			return d.Err
+		}
+		if _, err := h.objects.Taken(n, 1); err == nil { // else it was freed
+			ns.of[name] = n
+		}
+	}
+	return nil
+}
+
+// maxName is how many bytes the name of a pointer has.
+const maxName = 1 << 10
+
+// SetNamed gives p a name, by which Named finds it again, in another process that opens the heap as well if the class is kept. A nil p takes the name
+// away; so do that before the pointer that has it is freed.
+func (c *Class[T]) SetNamed(name string, p Ptr[T]) error {
+	if len(name) > maxName {
+		return fmt.Errorf("cannot name a pointer: the name has %d bytes, at most %d are possible", len(name), maxName)
+	}
+	n := p.Ref().n
+	c.names.mu.Lock()
+	defer c.names.mu.Unlock()
+	if n == 0 {
+		delete(c.names.of, name)
+	} else {
+		c.names.of[name] = n
+	}
+	return nil
+}
+
+// Named returns the pointer that has a name, and whether there is one.
+func (c *Class[T]) Named(name string) (Ptr[T], bool) {
+	c.names.mu.Lock()
+	defer c.names.mu.Unlock()
+	n, ok := c.names.of[name]
+	return Ref[T]{n: n}.Ptr(c.h), ok
+}
+
+// runsState is what is kept of an array or a vector with its class: how many elements there are, and where the words of their objects are.
+type runsState struct {
+	n      int
+	firsts []uint64 // the number of the first word of each part
+}
+
+func (st runsState) encode() []byte {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(st.n))
+	for _, first := range st.firsts {
+		b = binary.LittleEndian.AppendUint64(b, first)
+	}
+	return b
+}
+
+// keptRuns is what was kept with the class of tr. If that is nothing, since the structure was not made yet, what is left of it is freed.
+func (tr *tracker) keptRuns() (st runsState, ok bool, err error) {
+	b := tr.h.objects.State(tr.c)
+	if b == nil {
+		if tr.c.Again() {
+			tr.h.objects.Each(tr.c, tr.h.objects.Free)
+		}
+		return st, false, nil
+	}
+	d := &record.Decoder{B: b}
+	st.n = int(d.U64())
+	for len(d.B) > 0 {
+		st.firsts = append(st.firsts, d.U64())
+	}
+	if d.Err == nil && st.n < 0 {
+		d.Err = errors.New("its length is negative")
+	}
+	return st, true, d.Err
+}
+
+// keep has st say what is kept with the class of tr.
+func (tr *tracker) keep(st func() runsState) {
+	if tr.c.Outlives() {
+		tr.h.objects.SetState(tr.c, func() []byte { return st().encode() })
+	}
+}
+
+// keptWords are n words of the class of tr in a row.
+func (tr *tracker) keptWords(first uint64, n int) ([]uint64, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	words, err := tr.h.objects.Taken(first, n)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open %s %q: %w", tr.kind, tr.c.Name(), err)
+	}
+	return words, nil
+}
