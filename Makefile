@@ -72,7 +72,7 @@ race: ## run the tests of every package with the race detector, but for programs
 .PHONY: plain
 plain: ## run without the race detector the tests of programs, and of what is built differently then: plain stores, all interleavings
 	$(GO) test $(TESTFLAGS) $(PROGRAMS) $(PLAIN)
-	PLAIN="$(PLAIN)" .ci/longer $(GO) test $(TESTFLAGS)
+	PLAIN="$(PLAIN)" PROGRAMS="$(PROGRAMS)" .ci/longer $(GO) test $(TESTFLAGS)
 
 .PHONY: smoke-fuzz
 smoke-fuzz: ## run every fuzz target for FUZZTIME (500ms), not guided by coverage
