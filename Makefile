@@ -16,11 +16,12 @@ TESTTIMEOUT ?= 15m
 # only, or are longer then. The other tests are run once, with the race detector.
 PLAIN = $(shell grep -rlE --include='*.go' --exclude='*_test.go' '^//go:build .*\brace\b' [a-z]*/ | xargs -n1 dirname | sed 's|/internal/.*||' | sort -u | sed 's|^|./|')
 
-# Programs, rules of the tree, tests of the binary from outside, and the managers
-# that only measurements use: what they are made of is tested with the race detector
-# where it is. "make soak" runs them with it. Robustness comes first, since it takes
-# longest and waits a lot.
-PROGRAMS = ./robustness . ./cmd/polder ./examples/... ./measure/... ./pool/baseline/...
+# Programs and their commands, rules of the tree, tests of daemons from outside, and the
+# managers that only measurements use: what they are made of is tested with the race
+# detector where it is. "make soak" runs them with it. Robustness comes first, since it
+# takes longest and waits a lot.
+PROGRAMS = ./robustness . ./cmd/polder $(COMMANDS:%=./cmd/polder/internal/%) ./examples/... ./measure/... ./pool/baseline/... ./share/robustness
+COMMANDS = advise demo doctor swap top
 
 # Everything but the race detector builds without cgo, as what ships, so that
 # nothing is compiled twice.
@@ -67,7 +68,7 @@ TESTFLAGS = -vet=off -ldflags=-w -timeout $(TESTTIMEOUT) -p $(shell expr $$(npro
 # that are not waited for: goleak has seen that there are none.
 .PHONY: race
 race: ## run the tests of every package with the race detector, but for programs
-	GORACE=atexit_sleep_ms=0 $(GO) test -race $(TESTFLAGS) $$(comm -23 <($(GO) list ./... | sort) <($(GO) list $(PROGRAMS) | sort))
+	GORACE=atexit_sleep_ms=0 $(GO) test -race $(TESTFLAGS) $$(comm -23 <($(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | sort) <($(GO) list $(PROGRAMS) | sort))
 
 .PHONY: plain
 plain: ## run without the race detector the tests of programs, and of what is built differently then: plain stores, all interleavings
