@@ -16,21 +16,24 @@ TESTTIMEOUT ?= 15m
 # only, or are longer then. The other tests are run once, with the race detector.
 PLAIN = $(shell grep -rlE --include='*.go' --exclude='*_test.go' '^//go:build .*\brace\b' [a-z]*/ | xargs -n1 dirname | sed 's|/internal/.*||' | sort -u | sed 's|^|./|')
 
-# Programs, rules of the tree, tests of the binary from outside, and the managers
-# that only measurements use: what they are made of is tested with the race detector
-# where it is. "make soak" runs them with it. Robustness comes first, since it takes
-# longest and waits a lot.
-PROGRAMS = ./robustness . ./cmd/polder ./examples/... ./measure/... ./pool/baseline/...
+# Programs and their commands, rules of the tree, tests of daemons from outside, and the
+# managers that only measurements use: what they are made of is tested with the race
+# detector where it is. "make soak" runs them with it. Robustness comes first, since it
+# takes longest and waits a lot.
+PROGRAMS = ./robustness . ./cmd/polder $(COMMANDS:%=./cmd/polder/internal/%) ./examples/... ./measure/... ./pool/baseline/... ./share/robustness
+COMMANDS = advise demo doctor swap top
 
 # Everything but the race detector builds without cgo, as what ships, so that
 # nothing is compiled twice.
 export CGO_ENABLED = 0
 race soak: export CGO_ENABLED = 1
 
-# A third of the processor time of compiling, and half of staticcheck's, went into their
-# garbage collection. Tests do not see this.
-TOOLGOGC = 400
-export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS) '-toolexec=env GOGC=$(TOOLGOGC)')
+# A third of the processor time of compiling went into its garbage collection. Tests do not see this.
+export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS) '-toolexec=env GOGC=off GOMEMLIMIT=1GiB')
+
+# Nobody debugs the programs of "make test", and a fifth of the time of compiling and half
+# of the time of linking went into what only debuggers read. Stack traces do without.
+test: export GOFLAGS := $(GOFLAGS) -gcflags=all=-dwarf=false -ldflags=-w
 
 # How long "make soak" runs each soak test.
 SOAK ?= 10m
@@ -65,12 +68,12 @@ TESTFLAGS = -vet=off -ldflags=-w -timeout $(TESTTIMEOUT) -p $(shell expr $$(npro
 # that are not waited for: goleak has seen that there are none.
 .PHONY: race
 race: ## run the tests of every package with the race detector, but for programs
-	GORACE=atexit_sleep_ms=0 $(GO) test -race $(TESTFLAGS) $$(comm -23 <($(GO) list ./... | sort) <($(GO) list $(PROGRAMS) | sort))
+	GORACE=atexit_sleep_ms=0 $(GO) test -race $(TESTFLAGS) $$(comm -23 <($(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | sort) <($(GO) list $(PROGRAMS) | sort))
 
 .PHONY: plain
 plain: ## run without the race detector the tests of programs, and of what is built differently then: plain stores, all interleavings
 	$(GO) test $(TESTFLAGS) $(PROGRAMS) $(PLAIN)
-	PLAIN="$(PLAIN)" .ci/longer $(GO) test $(TESTFLAGS)
+	PLAIN="$(PLAIN)" PROGRAMS="$(PROGRAMS)" .ci/longer $(GO) test $(TESTFLAGS)
 
 .PHONY: smoke-fuzz
 smoke-fuzz: ## run every fuzz target for FUZZTIME (500ms), not guided by coverage
@@ -213,7 +216,7 @@ lint: $(STATICCHECK) ## vet, check formatting, staticcheck
 	cd bench && $(GO) vet ./...
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then \
 		echo "not formatted (make fmt):"; echo "$$unformatted"; exit 1; fi
-	GOGC=$(TOOLGOGC) $(STATICCHECK) ./...
+	GOGC=400 $(STATICCHECK) ./... # half of its time went into garbage collection
 
 $(STATICCHECK):
 	GOBIN=$(BIN) $(GO) install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"polder/far/heap"
+	"polder/internal/invariants"
 )
 
 // patterned is n bytes that tell where they belong.
@@ -73,6 +74,9 @@ func TestByteStringsOfAllSizes(t *testing.T) {
 
 // A string is read back that is several times as large as local memory.
 func TestByteStringLargerThanLocalMemory(t *testing.T) {
+	if invariants.Enabled {
+		return // one goroutine does much; "make plain" runs it
+	}
 	t.Parallel()
 	longString(t, 32<<20)
 }

@@ -13,6 +13,7 @@ import (
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/far/saved"
+	"polder/internal/invariants"
 	"polder/pool/pooltest"
 )
 
@@ -92,6 +93,9 @@ func churn(t *testing.T, m *ByteMap, r *rand.Rand, want map[string]Entry, keys, 
 // by other checkpoints before the first byte was read; and the heap that was loaded goes on as any other.
 func TestASnapshotIsOfTheMomentWhenItWasTaken(t *testing.T) {
 	for _, early := range []bool{false, true} {
+		if invariants.Enabled && !early {
+			continue // "make plain" has both
+		}
 		t.Run(fmt.Sprintf("early=%v", early), func(t *testing.T) {
 			k := newKeeper(heap.MinSegmentSize, 1200)
 			h := openKept(t, k, 4<<20, early)
@@ -205,6 +209,9 @@ func TestASnapshotGivesWayToWrites(t *testing.T) {
 
 // A file that was cut anywhere is continued behind its last whole part, also by a later snapshot, and nothing that it has is read again.
 func TestAPartialFileIsContinued(t *testing.T) {
+	if invariants.Enabled {
+		return // one goroutine does much; "make plain" runs it
+	}
 	k := newKeeper(heap.MinSegmentSize, 600)
 	h := openKept(t, k, heap.MinLocal, false)
 	m, r := h.NewByteMap("things"), rand.New(rand.NewPCG(5, 6))

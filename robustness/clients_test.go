@@ -28,7 +28,7 @@ func TestRedisBenchmarkRunsUnchanged(t *testing.T) {
 	}
 	for _, pipeline := range []string{"1", "16"} {
 		out, err := exec.Command("redis-benchmark", "-p", port, "-t", "set,get,incr,mset,hset", "-P", pipeline,
-			"-n", "5000", "-r", "10000", "-d", "1024", "--csv").CombinedOutput()
+			"-n", "2000", "-r", "10000", "-d", "1024", "--csv").CombinedOutput()
 		if err != nil {
 			t.Fatalf("redis-benchmark -P %s: %v\n%s", pipeline, err, out)
 		}
@@ -43,22 +43,19 @@ func TestRedisBenchmarkRunsUnchanged(t *testing.T) {
 	}
 }
 
-// TestTheExamplesRun runs the programs that newcomers copy.
+// TestTheExamplesRun runs the programs that newcomers copy, as the documents do not: over far memory of other processes.
 func TestTheExamplesRun(t *testing.T) {
 	t.Parallel()
 	node := startNode(t, "512MiB")
 	_, pager := startPager(t, node)
-	up := proctest.Start(t, "up", "--local", "8MiB", "--lend", "64MiB")
 	for _, tt := range []struct {
 		args []string
 		want string
 	}{
 		{[]string{"polder/examples/farmap", "-node", node.Addr("verbs")}, "32768 pages, 128 MiB, all read back"},
-		{[]string{"polder/examples/softcache"}, "the cache may use 32 MiB now"},
 		{[]string{"polder/examples/pagesort", "-pager", pager, "-size", "16", "-local", "4"}, "in order, with all that was there before: 16 of 16 MiB"},
-		{[]string{"polder/examples/redisclient", "-addr", up.Addr("redis")}, "user:7 has 8 visits"},
 	} {
-		out, err := exec.Command("go", append([]string{"run", "-ldflags=-w"}, tt.args...)...).CombinedOutput()
+		out, err := exec.Command("go", append([]string{"run"}, tt.args...)...).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), tt.want) {
 			t.Errorf("%s: %v, got %q, want it to contain %q", tt.args[0], err, out, tt.want)
 		}

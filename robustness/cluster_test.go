@@ -223,6 +223,7 @@ func (c *crowd) start(name string, client redis.UniversalClient) {
 			default:
 			}
 			for i := range keys {
+				time.Sleep(pause)
 				k := &keys[i]
 				k.high++
 				var unsure atomic.Bool

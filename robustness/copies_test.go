@@ -193,14 +193,18 @@ func TestNothingIsLostWithANode(t *testing.T) {
 	t.Logf("%d operations; the slowest took %v", done.Load(), time.Duration(slowest.Load()))
 }
 
-// copiesLoad reads and writes keys that nobody else writes, until stop is closed.
+// pause is how long a client thinks between two commands: long enough for several to leave the processors to what happens to servers and nodes, short
+// enough that whatever happens comes in the middle of some.
+const pause = time.Millisecond
+
+// copiesLoad writes keys that nobody else writes, then reads and writes them at random, until stop is closed.
 func copiesLoad(ctx context.Context, c *redis.Client, worker, keys int, stop <-chan struct{}, done, slowest *atomic.Int64) error {
 	r := rand.New(rand.NewPCG(uint64(worker), 3))
 	versions := make([]int, keys)
 	key := func(i int) string { return fmt.Sprintf("key:%d:%d", worker, i) }
 	size := func(i int) int { return 100 + i*7%4000 }
-	check := func(i int) error {
-		got, err := c.Get(ctx, key(i)).Result()
+	check := func(i int, get *redis.StringCmd) error {
+		got, err := get.Result()
 		if err != nil || got != value(key(i), versions[i], size(i)) {
 			return fmt.Errorf("GET %s: %d bytes %.20q, %v; want version %d", key(i), len(got), got, err, versions[i])
 		}
@@ -209,27 +213,22 @@ func copiesLoad(ctx context.Context, c *redis.Client, worker, keys int, stop <-c
 	for n := 0; ; n++ {
 		select {
 		case <-stop:
-			for i := range versions {
-				if versions[i] > 0 {
-					if err := check(i); err != nil {
-						return err
-					}
-				}
-			}
-			return nil
+			return pipelined(ctx, c, min(n, keys), func(p redis.Pipeliner, i int) { p.Get(ctx, key(i)) },
+				func(i int, cmd redis.Cmder) error { return check(i, cmd.(*redis.StringCmd)) })
 		default:
 		}
 		began := time.Now()
 		i := n
 		if n >= keys {
-			i = r.IntN(keys)
+			time.Sleep(pause)
+			began, i = time.Now(), r.IntN(keys)
 		}
 		if n < keys || r.IntN(3) == 0 {
 			versions[i]++
 			if err := c.Set(ctx, key(i), value(key(i), versions[i], size(i)), 0).Err(); err != nil {
 				return fmt.Errorf("SET %s: %w", key(i), err)
 			}
-		} else if err := check(i); err != nil {
+		} else if err := check(i, c.Get(ctx, key(i))); err != nil {
 			return err
 		}
 		done.Add(1)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -185,10 +187,14 @@ func TestAFullHeapIsOpenedAgain(t *testing.T) {
 		if got, err := c.DBSize(ctx).Result(); err != nil || int(got) != len(keys) {
 			t.Fatalf("round %d: there are %d keys, %v, want %d", round, got, err, len(keys))
 		}
-		for k := range keys {
-			if got, err := c.Get(ctx, k).Result(); err != nil || got != strings.TrimPrefix(k, "key ")+" "+value {
-				t.Fatalf("round %d: %s is %.20q, %v", round, k, got, err)
+		all := slices.Collect(maps.Keys(keys))
+		if err := pipelined(ctx, c, len(all), func(p redis.Pipeliner, i int) { p.Get(ctx, all[i]) }, func(i int, cmd redis.Cmder) error {
+			if got, err := cmd.(*redis.StringCmd).Result(); err != nil || got != strings.TrimPrefix(all[i], "key ")+" "+value {
+				return fmt.Errorf("round %d: %s is %.20q, %w", round, all[i], got, err)
 			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

@@ -26,18 +26,37 @@ func everything(t *testing.T, c *redis.Client) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, k := range keys {
-		var v any
-		if typ := c.Type(ctx, k).Val(); typ == "hash" {
-			v, err = c.HGetAll(ctx, k).Result() // Sprint sorts it
-		} else {
-			v, err = c.Get(ctx, k).Result()
+	ask := func(add func(p redis.Pipeliner, i int), note func(i int, cmd redis.Cmder)) {
+		t.Helper()
+		if err := pipelined(ctx, c, len(keys), add, func(i int, cmd redis.Cmder) error {
+			if err := cmd.Err(); err != nil {
+				return fmt.Errorf("key %.40q: %w", keys[i], err)
+			}
+			note(i, cmd)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
 		}
-		if err != nil {
-			t.Fatalf("key %.40q: %v", k, err)
-		}
-		all[k] = fmt.Sprintf("%q until %d", fmt.Sprint(v), c.Do(ctx, "PEXPIRETIME", k).Val())
 	}
+	types := make([]string, len(keys))
+	ask(func(p redis.Pipeliner, i int) { p.Type(ctx, keys[i]) }, func(i int, cmd redis.Cmder) { types[i] = cmd.(*redis.StatusCmd).Val() })
+	ask(func(p redis.Pipeliner, i int) {
+		if types[i] == "hash" {
+			p.HGetAll(ctx, keys[i])
+		} else {
+			p.Get(ctx, keys[i])
+		}
+	}, func(i int, cmd redis.Cmder) {
+		switch v := cmd.(type) {
+		case *redis.MapStringStringCmd:
+			all[keys[i]] = fmt.Sprint(v.Val()) // sorted
+		case *redis.StringCmd:
+			all[keys[i]] = v.Val()
+		}
+	})
+	ask(func(p redis.Pipeliner, i int) { p.Do(ctx, "PEXPIRETIME", keys[i]) }, func(i int, cmd redis.Cmder) {
+		all[keys[i]] = fmt.Sprintf("%q until %d", all[keys[i]], cmd.(*redis.Cmd).Val())
+	})
 	return all
 }
 

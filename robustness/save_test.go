@@ -109,6 +109,7 @@ func write(t *testing.T, c *redis.Client) (end func()) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for n := 1; ctx.Err() == nil; n++ {
+			time.Sleep(pause)
 			_, err := c.TxPipelined(ctx, func(p redis.Pipeliner) error {
 				p.Set(ctx, "left", n, 0)
 				p.Set(ctx, fmt.Sprint("other:", n%500), strings.Repeat("x", 2000+n%1000), 0)

@@ -40,13 +40,21 @@ func TestASharedHeapIsSavedWhileServersComeAndGo(t *testing.T) {
 	}
 	expectGoods := func(what string, c *redis.Client) {
 		t.Helper()
-		for i := range keys {
-			if got, err := c.Get(ctx, key(i)).Result(); err != nil || got != value(key(i), i, 2000) {
-				t.Fatalf("%s: %s is %.20q, %v", what, key(i), got, err)
+		if err := pipelined(ctx, c, keys, func(p redis.Pipeliner, i int) { p.Get(ctx, key(i)) }, func(i int, cmd redis.Cmder) error {
+			if got, err := cmd.(*redis.StringCmd).Result(); err != nil || got != value(key(i), i, 2000) {
+				return fmt.Errorf("%s: %s is %.20q, %w", what, key(i), got, err)
 			}
-			if ttl, err := c.TTL(ctx, key(i)).Result(); err != nil || (ttl > 0) != (i%2 == 1) {
-				t.Fatalf("%s: the time to live of %s is %v, %v", what, key(i), ttl, err)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := pipelined(ctx, c, keys, func(p redis.Pipeliner, i int) { p.TTL(ctx, key(i)) }, func(i int, cmd redis.Cmder) error {
+			if ttl, err := cmd.(*redis.DurationCmd).Result(); err != nil || (ttl > 0) != (i%2 == 1) {
+				return fmt.Errorf("%s: the time to live of %s is %v, %w", what, key(i), ttl, err)
 			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
 		}
 	}
 	quit := make(chan struct{})
@@ -58,7 +66,7 @@ func TestASharedHeapIsSavedWhileServersComeAndGo(t *testing.T) {
 			select {
 			case <-quit:
 				return
-			default: // it fails while its server does not live
+			case <-time.After(pause): // it fails while its server does not live
 				_ = at.Load().Set(ctx, fmt.Sprint("other:", i%500), strings.Repeat("x", 2000+i%1000), 0).Err()
 			}
 		}

@@ -321,10 +321,10 @@ type cluster struct {
 	versions []int // what was last set of each key, which has one writer
 }
 
-// keys is how many keys a cluster has: about four times what is local, or twice.
+// keys is how many keys a cluster has: about four times what is local, or one and a half times.
 var keys = func() int {
 	if invariants.Enabled {
-		return 4000
+		return 3000
 	}
 	return 8000
 }()

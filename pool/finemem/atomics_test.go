@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"polder/internal/invariants"
 	"polder/pool/finemem"
 	"polder/pool/pooltest"
 	"polder/verbs"
@@ -13,6 +14,9 @@ import (
 // TestDeviceAtomics: where the device's atomics are not atomic with the processor's,
 // as with RNICs, the node changes its metadata by the device's.
 func TestDeviceAtomics(t *testing.T) {
+	if invariants.Enabled {
+		return // TestConformance is as concurrent; "make plain" runs this
+	}
 	s := pooltest.TCP
 	s.Manager = finemem.Manager{}
 	var loops atomic.Int32

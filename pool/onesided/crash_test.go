@@ -23,7 +23,7 @@ func TestCrashes(t *testing.T) {
 }
 
 func crashes(t *testing.T, s pooltest.Setup) {
-	const chunks, size, clients, rounds = 12, 4096, 4, 12
+	const chunks, size, clients, rounds = 12, 4096, 4, 6
 	cl := pooltest.NewCluster(t, s, memnode.Config{Lend: chunks * size, ChunkSize: size, Grace: time.Millisecond})
 	for range rounds {
 		var wg sync.WaitGroup

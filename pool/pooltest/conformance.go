@@ -10,6 +10,16 @@ import (
 // Drivers are the suite's set-ups: one for every driver that runs anywhere.
 var Drivers = []Setup{Inproc, TCP, SHM, Sim}
 
+// Half is one half of Drivers with the race detector, with which they take five times as long, and the other half
+// without it. "make test" runs the suite both ways for every manager, and all of it with the race detector for the
+// default one. Who calls it asks invariants.Enabled, so that .ci/longer finds the test.
+func Half(race bool) []Setup {
+	if race {
+		return []Setup{Inproc, TCP}
+	}
+	return []Setup{SHM, Sim}
+}
+
 // scripts is how many random scripts Conformance plays. They are one client's, so
 // that one is enough with the race detector.
 func scripts() int {

@@ -3,11 +3,14 @@ package rpcmw_test
 import (
 	"testing"
 
+	"polder/internal/invariants"
 	"polder/pool/pooltest"
 	"polder/pool/rpcmw"
 )
 
-func TestConformance(t *testing.T) { pooltest.Conformance(t, rpcmw.Manager{}) }
+func TestConformance(t *testing.T) {
+	pooltest.Conformance(t, rpcmw.Manager{}, pooltest.Half(invariants.Enabled)...)
+}
 
 // TestConformanceWithGroups: that there are several groups of queue pairs does not show in what a
 // program sees.

@@ -66,6 +66,7 @@ def check(key, got, low, high, last=False):
 while not ended.is_set():
     acked = 0
     for i, k in enumerate(keys):
+        time.sleep(0.001)
         k[2] += 1
         _, unsure = try_("SET", lambda: c.set(k[0], f"{k[0]} {k[2]}"))
         if not unsure:

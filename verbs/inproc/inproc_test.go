@@ -48,7 +48,7 @@ func TestConformance(t *testing.T) {
 // TestConformanceSmall has the engines cut messages into many packets and stop
 // after every few of them.
 func TestConformanceSmall(t *testing.T) {
-	verbstest.Run(t, newPair(softnic.Config{MTU: 64, RunBudget: 3}))
+	verbstest.Run(t, newPair(softnic.Config{MTU: 256, RunBudget: 3}))
 }
 
 // TestOneScript: the same random script gives the same transcript with

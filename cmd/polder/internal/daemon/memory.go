@@ -67,12 +67,13 @@ func afterCollections(f func()) (stop func()) {
 	var mu sync.Mutex
 	ended := false // guarded by mu
 	var collected func(*[16]byte)
-	collected = func(garbage *[16]byte) {
+	collected = func(*[16]byte) {
 		mu.Lock()
 		defer mu.Unlock()
 		if !ended {
+			// New garbage, and first: the next collection may come while f runs, in which the old is in use.
+			runtime.SetFinalizer(new([16]byte), collected)
 			f()
-			runtime.SetFinalizer(garbage, collected) // with the next collection
 		}
 	}
 	runtime.SetFinalizer(new([16]byte), collected)

@@ -68,6 +68,18 @@ func TestTheLimitFollowsEachCollection(t *testing.T) {
 	}
 }
 
+// TestACollectionMeanwhileIsFollowed, too: one that comes while the limit follows the one before.
+func TestACollectionMeanwhileIsFollowed(t *testing.T) {
+	var n atomic.Int64
+	defer afterCollections(func() {
+		if n.Add(1) == 1 {
+			runtime.GC()
+		}
+	})()
+	runtime.GC()
+	pooltest.Eventually(t, "it is called after the second collection", func() bool { return n.Load() > 1 })
+}
+
 func TestTheMemoryLimitIsGivenBack(t *testing.T) {
 	before := debug.SetMemoryLimit(-1)
 	stop := limitGoMemory()
