@@ -182,6 +182,7 @@ type Store struct {
 	wg   turns.Group // of what ends with the store
 
 	rescan chan struct{} // capacity 1: something may have become of a copy
+	told   int64         // how many segments were said to be lost; scan's
 
 	mu        sync.Mutex
 	segments  map[*segment]struct{} // guarded by mu

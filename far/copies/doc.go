@@ -18,7 +18,8 @@
 //
 // A copy is lost when its place says so (store.Segment.Lost), or has not been of use for Config.RepairAfter. What has
 // too few copies is copied to other places, what has the fewest first, at a part of the bandwidth while
-// others use it. A segment is lost when all its copies are.
+// others use it. A segment is lost when all its copies are, and counts as lost if a write to it had succeeded, or may have for a process that
+// had the store before: with an empty one nothing is lost.
 //
 // A heap without a name is owned by one process, so where copies lie is known by that process alone, and is gone
 // with it.

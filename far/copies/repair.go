@@ -102,6 +102,10 @@ func (s *Store) scan() {
 	if !bare {
 		s.full.Store(seen)
 	}
+	if lost := s.counts.lost.Load(); lost != s.told {
+		s.log.Error("segments were lost, with all their copies", "segments", lost-s.told, "since the start", lost)
+		s.told = lost
+	}
 	slices.SortStableFunc(short, func(a, b case_) int { return cmp.Compare(a.left, b.left) })
 	s.mu.Lock()
 	defer s.mu.Unlock()

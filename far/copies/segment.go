@@ -23,6 +23,7 @@ type segment struct {
 	mu        sync.Mutex
 	end       atomic.Int64 // up to where something was written, or is about to be; changes under mu
 	writing   int          // writes under way; guarded by mu
+	acked     bool         // a write has succeeded, or may have for who had the store before; guarded by mu
 	closed    bool         // nothing more is written to it; guarded by mu
 	repairing bool         // it is being copied; guarded by mu
 	freed     bool         // guarded by mu
@@ -105,8 +106,12 @@ func (g *segment) look() (left int) {
 			g.closed = true
 		} else {
 			g.once.Do(func() {
-				g.store.counts.lost.Add(1)
 				close(g.lost)
+				if g.acked {
+					g.store.counts.lost.Add(1)
+				} else { // and nothing will be: see Write
+					g.store.log.Info("all copies of a segment are lost, and nothing with them, since nothing had been written to it", "segment", nameOf(g.number, cs))
+				}
 			})
 		}
 	}
@@ -168,8 +173,12 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.writing--
+	if err == nil && g.isLost() { // since then: it does not count, and what was lost need not be counted anew
+		return store.ErrSealed
+	}
 	switch {
 	case err == nil:
+		g.acked = true
 		return nil
 	case wrote == 0 || context.Cause(ctx) != nil:
 		g.closed = true // what the copies have beyond what counts may differ
