@@ -27,14 +27,16 @@
 // # Spare copies
 //
 // A place that lends what its host does not need (State.Idle) gets one more copy of each segment, a spare one, as soon as
-// nothing is written to the segment for a while, it has all others, and they have the same bytes. The place is told that it may drop the copy whenever its host
+// nothing is written to the segment for a while, it has all others, and they have the same bytes; but for what was not acknowledged, which copies
+// of a closed segment need not share, and of which the spare one has zeros. If they differ elsewhere one of them is damaged, and nobody knows which
+// before somebody reads it, so there is no spare copy till then; nor of a segment that an earlier process was writing to when it ended. The place is told that it may drop the copy whenever its host
 // needs the memory, so it is not one of those that count: it is in no manifest, and no repair copies from it. A spare copy is
 // read where its place answers fastest, or the first is late, by those who check what they have read; if it has been dropped they read
 // zeros, until the place has said so, and then another copy. When a copy that counts is lost or has to move, the permission is
 // taken back; if the place answers that the spare copy is still there it counts from then on, and nothing has to be copied.
 // Spare copies make way when a place has no room for one that counts.
 //
-// What such a place has beside them it cannot drop: when it says that it is leaving, since its host needs more, that is moved elsewhere,
+// What such a place has beside them it cannot drop, whether or not the segment has a spare copy elsewhere: when it says that it is leaving, since its host needs more, that is moved elsewhere,
 // and not at leisure, until it stays again.
 //
 // # Files
