@@ -24,6 +24,10 @@
 // A heap without a name is owned by one process, so where copies lie is known by that process alone, and is gone
 // with it.
 //
+// Segments are kept in copies only. Erasure coding would come in here: repair would make fragments of a closed segment, each at a place of its own, in
+// the place of its copies, and read would put the segment together from as many as it takes. Writing, closing and freeing would stay as they are, since a
+// segment is closed and freed as a whole.
+//
 // # Spare copies
 //
 // A place that lends what its host does not need (State.Idle) gets one more copy of each segment, a spare one, as soon as
