@@ -191,6 +191,7 @@ type Store struct {
 	repairing int                   // goroutines that do; guarded by mu
 	began     time.Time             // when the first of them did; guarded by mu
 	sparing   bool                  // spare copies are being made; guarded by mu
+	balancing bool                  // copies are being moved to where there is more room; guarded by mu
 	few       bool                  // fewer copies than there should be are being made; guarded by mu
 	removed   [MaxPlaces]time.Time  // when the place of an index was removed; guarded by mu
 	reopened  map[uint64]bool       // numbers of segments that were; guarded by mu

@@ -28,6 +28,11 @@
 // the place of its copies, and read would put the segment together from as many as it takes. Writing, closing and freeing would stay as they are, since a
 // segment is closed and freed as a whole.
 //
+// # Balance
+//
+// New copies are made where there is most room. If one place has much more room than others, such as one that was added, copies of segments that
+// are written to no more move there, too, once it gets as many new ones as others, when nothing has to be repaired, and at the same part of the bandwidth.
+//
 // # Spare copies
 //
 // A place that lends what its host does not need (State.Idle) gets one more copy of each segment, a spare one, as soon as
@@ -50,6 +55,7 @@
 //	segment.go  a segment's copies: writing them, freeing them
 //	read.go     reading, from another copy when one is late
 //	repair.go   finding what has too few copies, and copying it
+//	balance.go  moving copies to where there is more room
 //	spare.go    copies that may vanish
 //	compute.go  looking through objects where they lie
 //	stats.go    statistics

@@ -83,6 +83,8 @@ func (s *Store) scan() {
 	}
 	var short []case_
 	var spares []*segment // that could have a spare copy, and have all others
+	var old []*segment    // to which nothing is written any more, it seems
+	to, full, most := s.uneven()
 	idle := slices.ContainsFunc(s.all(), func(p *place) bool { return p.state().Idle })
 	for _, g := range all {
 		if g.look() == 0 {
@@ -98,6 +100,9 @@ func (s *Store) scan() {
 		}
 		if wanted := (idle || g.spare.Load() != nil) && g.checkSpare(); wanted && len(shared(g.good())) >= s.cfg.Copies {
 			spares = append(spares, g)
+		}
+		if most > 0 && g.rests() {
+			old = append(old, g)
 		}
 	}
 	if !bare {
@@ -120,6 +125,15 @@ func (s *Store) scan() {
 			s.makeSpares(spares)
 			s.mu.Lock()
 			s.sparing = false
+			s.mu.Unlock()
+		})
+	}
+	if len(old) > 0 && len(short) == 0 && !s.balancing && s.ctx.Err() == nil {
+		s.balancing = true
+		s.wg.Go(s.proc, func() {
+			s.balance(old, to, full, most)
+			s.mu.Lock()
+			s.balancing = false
 			s.mu.Unlock()
 		})
 	}
