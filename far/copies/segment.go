@@ -177,14 +177,12 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 	if err == nil && g.isLost() { // since then: it does not count, and what was lost need not be counted anew
 		return store.ErrSealed
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		g.acked = true
 		return nil
 	}
 	g.torn = append(g.torn, span{off, off + len(p)}) // only of writes that were under way: nothing more is written
-	switch {
-	case wrote == 0 || context.Cause(ctx) != nil:
+	if wrote == 0 || context.Cause(ctx) != nil {
 		g.closed = true
 		return err
 	}
