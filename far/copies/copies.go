@@ -182,6 +182,7 @@ type Store struct {
 	wg   turns.Group // of what ends with the store
 
 	rescan chan struct{} // capacity 1: something may have become of a copy
+	told   int64         // how many segments were said to be lost; scan's
 
 	mu        sync.Mutex
 	segments  map[*segment]struct{} // guarded by mu
@@ -190,6 +191,7 @@ type Store struct {
 	repairing int                   // goroutines that do; guarded by mu
 	began     time.Time             // when the first of them did; guarded by mu
 	sparing   bool                  // spare copies are being made; guarded by mu
+	balancing bool                  // copies are being moved to where there is more room; guarded by mu
 	few       bool                  // fewer copies than there should be are being made; guarded by mu
 	removed   [MaxPlaces]time.Time  // when the place of an index was removed; guarded by mu
 	reopened  map[uint64]bool       // numbers of segments that were; guarded by mu

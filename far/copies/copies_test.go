@@ -534,6 +534,100 @@ func TestWhatIsLostIsCountedOnce(t *testing.T) {
 	})
 }
 
+// TestWhatNothingWasAcknowledgedInIsNotLost with all its copies: neither an empty segment nor one to which a write is under way, which
+// fails then. One that somebody else has opened before may have had something.
+func TestWhatNothingWasAcknowledgedInIsNotLost(t *testing.T) {
+	lose := func(t *testing.T, s *copies.Store, g store.Segment, lost int64, places ...*lender) {
+		t.Helper()
+		for _, l := range places {
+			l.kill()
+		}
+		time.Sleep(time.Minute)
+		select {
+		case <-g.Lost():
+		default:
+			t.Error("the segment is still there")
+		}
+		if st := s.Stats(); st.Lost != lost || st.CopiesLost != 2 {
+			t.Errorf("got %+v, want %d segments and both copies lost", st, lost)
+		}
+		if says := strings.Contains(strings.Join(s.Explain(), "\n"), "were lost"); says != (lost > 0) {
+			t.Errorf("it says %q", s.Explain())
+		}
+	}
+	t.Run("empty", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T) {
+			s, a, b := pair(t)
+			g := alloc(t, s)
+			lose(t, s, g, 0, a, b)
+			if err := g.Write(t.Context(), []byte("something"), 0); !errors.Is(err, store.ErrSealed) {
+				t.Errorf("a write to it: %v, want ErrSealed", err)
+			}
+		})
+	})
+	t.Run("a write is under way", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T) {
+			a, b := newLender("a", "", 100), newLender("b", "", 100)
+			answer := make(chan struct{})
+			var places []copies.Place
+			for _, l := range []*lender{a, b} {
+				p := l.place()
+				p.Store = &answering{l, answer}
+				places = append(places, p)
+			}
+			s, err := copies.Open(copies.Config{Places: places})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			g := alloc(t, s)
+			wrote := make(chan error)
+			go func() { wrote <- g.Write(t.Context(), []byte("something"), 0) }()
+			time.Sleep(time.Millisecond) // both copies have it
+			lose(t, s, g, 0, a, b)
+			close(answer)
+			if err := <-wrote; !errors.Is(err, store.ErrSealed) {
+				t.Errorf("a write to it: %v, want ErrSealed", err)
+			}
+			lose(t, s, g, 0)
+		})
+	})
+	t.Run("who had it before may have written to it", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T) {
+			r := reopen(t)
+			defer r.Close()
+			r.away.goOn()
+			time.Sleep(2 * time.Second)
+			lose(t, r.Store, r.seg, 1, r.good, r.away)
+		})
+	})
+}
+
+// answering is a lender whose answers to writes wait.
+type answering struct {
+	*lender
+	answer chan struct{}
+}
+
+type answered struct {
+	*lent
+	answer chan struct{}
+}
+
+func (a *answering) Alloc(ctx context.Context) (store.Segment, error) {
+	seg, err := a.lender.Alloc(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return answered{seg.(*lent), a.answer}, nil
+}
+
+func (g answered) Write(ctx context.Context, p []byte, off int) error {
+	err := g.lent.Write(ctx, p, off)
+	<-g.answer
+	return err
+}
+
 // TestCloseEndsWhatIsBeingGivenBack to a place that has stopped meanwhile.
 func TestCloseEndsWhatIsBeingGivenBack(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T) {

@@ -18,22 +18,34 @@
 //
 // A copy is lost when its place says so (store.Segment.Lost), or has not been of use for Config.RepairAfter. What has
 // too few copies is copied to other places, what has the fewest first, at a part of the bandwidth while
-// others use it. A segment is lost when all its copies are.
+// others use it. A segment is lost when all its copies are, and counts as lost if a write to it had succeeded, or may have for a process that
+// had the store before: with an empty one nothing is lost.
 //
 // A heap without a name is owned by one process, so where copies lie is known by that process alone, and is gone
 // with it.
 //
+// Segments are kept in copies only. Erasure coding would come in here: repair would make fragments of a closed segment, each at a place of its own, in
+// the place of its copies, and read would put the segment together from as many as it takes. Writing, closing and freeing would stay as they are, since a
+// segment is closed and freed as a whole.
+//
+// # Balance
+//
+// New copies are made where there is most room. If one place has much more room than others, such as one that was added, copies of segments that
+// are written to no more move there, too, once it gets as many new ones as others, when nothing has to be repaired, and at the same part of the bandwidth.
+//
 // # Spare copies
 //
 // A place that lends what its host does not need (State.Idle) gets one more copy of each segment, a spare one, as soon as
-// nothing is written to the segment for a while, it has all others, and they have the same bytes. The place is told that it may drop the copy whenever its host
+// nothing is written to the segment for a while, it has all others, and they have the same bytes; but for what was not acknowledged, which copies
+// of a closed segment need not share, and of which the spare one has zeros. If they differ elsewhere one of them is damaged, and nobody knows which
+// before somebody reads it, so there is no spare copy till then; nor of a segment that an earlier process was writing to when it ended. The place is told that it may drop the copy whenever its host
 // needs the memory, so it is not one of those that count: it is in no manifest, and no repair copies from it. A spare copy is
 // read where its place answers fastest, or the first is late, by those who check what they have read; if it has been dropped they read
 // zeros, until the place has said so, and then another copy. When a copy that counts is lost or has to move, the permission is
 // taken back; if the place answers that the spare copy is still there it counts from then on, and nothing has to be copied.
 // Spare copies make way when a place has no room for one that counts.
 //
-// What such a place has beside them it cannot drop: when it says that it is leaving, since its host needs more, that is moved elsewhere,
+// What such a place has beside them it cannot drop, whether or not the segment has a spare copy elsewhere: when it says that it is leaving, since its host needs more, that is moved elsewhere,
 // and not at leisure, until it stays again.
 //
 // # Files
@@ -43,6 +55,7 @@
 //	segment.go  a segment's copies: writing them, freeing them
 //	read.go     reading, from another copy when one is late
 //	repair.go   finding what has too few copies, and copying it
+//	balance.go  moving copies to where there is more room
 //	spare.go    copies that may vanish
 //	compute.go  looking through objects where they lie
 //	stats.go    statistics

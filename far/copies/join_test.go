@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"polder/far/copies"
+	"polder/far/store"
 )
 
 // A place that is added gets the copies that there was no place for.
@@ -55,6 +56,52 @@ func TestAPlaceThatIsAddedGetsCopiesLittleByLittle(t *testing.T) {
 				t.Errorf("it got %d copies of %d segments, want %d to %d", got, n, at.least, at.most)
 			}
 			time.Sleep(ramp / 2)
+		}
+	})
+}
+
+// A place that was added gets copies of what was there before, too, until it is about as full as the others: nothing new is written. They stay in zones
+// of their own, move to and fro no more, and a damaged one takes no good one's place.
+func TestAPlaceThatIsAddedGetsItsShareOfWhatIsThere(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		a, b := newLender("a", "east", 200), newLender("b", "west", 200)
+		joins := newLender("joins", "west", 200)
+		s, err := copies.Open(copies.Config{Places: []copies.Place{a.place(), b.place()}, Ramp: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		var all []store.Segment
+		for i := range 120 {
+			g := alloc(t, s)
+			if err := g.Write(t.Context(), fmt.Appendf(nil, "%8d", i), 0); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, g)
+		}
+		a.damageAt(2) // whose copies stay: what moves must not be copied from them
+		if err := s.Add(joins.place()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Second)
+		if n := joins.store.Lent(); n != 0 {
+			t.Errorf("it has %d copies of what was there before, before it has its share of what is new", n)
+		}
+		time.Sleep(time.Minute)
+		n, kept := joins.store.Lent(), b.store.Lent()
+		if n < 30 || n > 60 || n+kept != 120 || a.store.Lent() != 120 {
+			t.Errorf("%d copies have moved and %d have not, which are as many as the %d of another zone, want about half", n, kept, a.store.Lent())
+		}
+		done := s.Stats().Repaired
+		time.Sleep(time.Minute)
+		if more := s.Stats().Repaired - done; more != 0 {
+			t.Errorf("%d more are moved when all are about as full", more)
+		}
+		for i, g := range all {
+			op := store.ReadOp{Seg: g, Buf: make([]byte, 8)}
+			if want := fmt.Sprintf("%8d", i); !s.Reread(t.Context(), op, func() bool { return string(op.Buf) == want }) {
+				t.Errorf("the good copy of segment %d is not there", i)
+			}
 		}
 	})
 }

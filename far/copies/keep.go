@@ -102,7 +102,7 @@ func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) 
 	if err != nil {
 		return nil, fmt.Errorf("cannot reopen a segment: %w", err)
 	}
-	g := &segment{store: s, number: number, lost: make(chan struct{})}
+	g := &segment{store: s, number: number, acked: true, lost: make(chan struct{})}
 	g.end.Store(int64(s.SegmentSize()))
 	cs, away, why := s.reopenAll(ctx, called)
 	for _, a := range away {

@@ -201,6 +201,15 @@ func (l *lender) damage(r *rand.Rand) (undo func()) {
 	}
 }
 
+// damageAt changes a bit of a byte of each segment.
+func (l *lender) damageAt(off int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for g := range l.segments {
+		g.Segment.(*store.MemSegment).Mem[off] ^= 1
+	}
+}
+
 func (l *lender) setDelay(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"polder/far/store"
@@ -82,6 +83,8 @@ func (s *Store) scan() {
 	}
 	var short []case_
 	var spares []*segment // that could have a spare copy, and have all others
+	var old []*segment    // to which nothing is written any more, it seems
+	to, full, most := s.uneven()
 	idle := slices.ContainsFunc(s.all(), func(p *place) bool { return p.state().Idle })
 	for _, g := range all {
 		if g.look() == 0 {
@@ -98,9 +101,16 @@ func (s *Store) scan() {
 		if wanted := (idle || g.spare.Load() != nil) && g.checkSpare(); wanted && len(shared(g.good())) >= s.cfg.Copies {
 			spares = append(spares, g)
 		}
+		if most > 0 && g.rests() {
+			old = append(old, g)
+		}
 	}
 	if !bare {
 		s.full.Store(seen)
+	}
+	if lost := s.counts.lost.Load(); lost != s.told {
+		s.log.Error("segments were lost, with all their copies", "segments", lost-s.told, "since the start", lost)
+		s.told = lost
 	}
 	slices.SortStableFunc(short, func(a, b case_) int { return cmp.Compare(a.left, b.left) })
 	s.mu.Lock()
@@ -115,6 +125,15 @@ func (s *Store) scan() {
 			s.makeSpares(spares)
 			s.mu.Lock()
 			s.sparing = false
+			s.mu.Unlock()
+		})
+	}
+	if len(old) > 0 && len(short) == 0 && !s.balancing && s.ctx.Err() == nil {
+		s.balancing = true
+		s.wg.Go(s.proc, func() {
+			s.balance(old, to, full, most)
+			s.mu.Lock()
+			s.balancing = false
 			s.mu.Unlock()
 		})
 	}
@@ -371,16 +390,24 @@ func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
 	return stay, go_
 }
 
-// errUnlike: a copy is damaged, or a write has failed, what is of it does not count, and not all copies have it.
+// errUnlike: copies have different bytes where all should have what was acknowledged. One of them is damaged, and only who wrote the bytes
+// can say which. Or a process that had the store before was writing there when it ended: who has reopened a segment does not know how much of
+// it was acknowledged.
 var errUnlike = errors.New("its copies have different bytes")
 
 // errAway: a copy that is to move cannot be read. It stays until it can be, or its place is given up.
 var errAway = errors.New("the copy that is to move cannot be read")
 
+// pieces are buffers of a piece, to be reused: made anew, they would have the collector of garbage run all the time.
+var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
+
 // copyTo copies the bytes of g from off to end to c, and reports whether it could. It reads from if that is a copy, and otherwise any
-// copy. Those of alike have to have the same bytes.
+// copy. Those of alike have to have the same bytes, but for what does not count, of which c gets zeros then.
 func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, alike []copyOf, off, end int) bool {
-	buf := make([]byte, min(end-off, pieceSize))
+	piece := pieces.Get().(*[pieceSize]byte)
+	defer pieces.Put(piece)
+	buf := piece[:]
+	torn := g.doesNotCount()
 	for ; off < end; off += len(buf) {
 		began := s.proc.Now()
 		buf = buf[:min(len(buf), end-off)]
@@ -392,13 +419,11 @@ func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, alike []
 			op[0].Err = cmp.Or(op[0].Err, errAway)
 		}
 		err := op[0].Err
+		if len(alike) > 0 {
+			blank(buf, off, torn)
+		}
 		for i := 0; i < len(alike) && err == nil; i++ {
-			other := [1]store.ReadOp{{Seg: g, Off: off, Buf: make([]byte, len(buf)), Bulk: true}}
-			if !s.readAt(each, &readCall{from: alike[i : i+1]}, other[:], 0, false) {
-				err = other[0].Err
-			} else if !bytes.Equal(other[0].Buf, buf) {
-				err = errUnlike
-			}
+			err = s.compare(each, g, alike[i], buf, off, torn)
 		}
 		if err == nil {
 			err = c.seg.Write(each, buf, off)
@@ -421,4 +446,28 @@ func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, alike []
 		}
 	}
 	return true
+}
+
+// compare reports whether c, which is a copy of g, has the bytes want at off, but for those of torn: errUnlike if it has others.
+func (s *Store) compare(ctx context.Context, g *segment, c copyOf, want []byte, off int, torn []span) error {
+	piece := pieces.Get().(*[pieceSize]byte)
+	defer pieces.Put(piece)
+	op := [1]store.ReadOp{{Seg: g, Off: off, Buf: piece[:len(want)], Bulk: true}}
+	if !s.readAt(ctx, &readCall{from: []copyOf{c}}, op[:], 0, false) {
+		return op[0].Err
+	}
+	blank(op[0].Buf, off, torn)
+	if !bytes.Equal(op[0].Buf, want) {
+		return errUnlike
+	}
+	return nil
+}
+
+// blank clears what b, the bytes of a segment from off on, has of torn.
+func blank(b []byte, off int, torn []span) {
+	for _, t := range torn {
+		if begin, end := max(t.begin-off, 0), min(t.end-off, len(b)); begin < end {
+			clear(b[begin:end])
+		}
+	}
 }

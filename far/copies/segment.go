@@ -23,15 +23,17 @@ type segment struct {
 	mu        sync.Mutex
 	end       atomic.Int64 // up to where something was written, or is about to be; changes under mu
 	writing   int          // writes under way; guarded by mu
+	acked     bool         // a write has succeeded, or may have for who had the store before; guarded by mu
 	closed    bool         // nothing more is written to it; guarded by mu
 	repairing bool         // it is being copied; guarded by mu
+	torn      []span       // what writes that have failed were to write: copies may have different bytes there, none of which count; guarded by mu
 	freed     bool         // guarded by mu
 	rescuing  bool         // rescue is about to be called; guarded by mu
 	scanned   int          // end when scan looked last; guarded by mu
 	away      []awayCopy   // copies that could not be reached when it was reopened; guarded by mu
 	awaited   time.Time    // until when they count as if their places did not answer
 	reaching  bool         // they are being reopened; guarded by mu
-	unlike    *[]copyOf    // those that had different bytes when a spare copy was to be made; guarded by mu
+	unlike    *[]copyOf    // those that had different bytes, beside torn, when a spare copy was to be made; guarded by mu
 	rewound   int          // how often something was written before end, where a spare copy may have other bytes; guarded by mu
 
 	once sync.Once // of lost
@@ -105,8 +107,12 @@ func (g *segment) look() (left int) {
 			g.closed = true
 		} else {
 			g.once.Do(func() {
-				g.store.counts.lost.Add(1)
 				close(g.lost)
+				if g.acked {
+					g.store.counts.lost.Add(1)
+				} else { // and nothing will be: see Write
+					g.store.log.Info("all copies of a segment are lost, and nothing with them, since nothing had been written to it", "segment", nameOf(g.number, cs))
+				}
 			})
 		}
 	}
@@ -168,15 +174,30 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.writing--
-	switch {
-	case err == nil:
+	if err == nil && g.isLost() { // since then: it does not count, and what was lost need not be counted anew
+		return store.ErrSealed
+	}
+	if err == nil {
+		g.acked = true
 		return nil
-	case wrote == 0 || context.Cause(ctx) != nil:
-		g.closed = true // what the copies have beyond what counts may differ
+	}
+	g.torn = append(g.torn, span{off, off + len(p)}) // only of writes that were under way: nothing more is written
+	if wrote == 0 || context.Cause(ctx) != nil {
+		g.closed = true
 		return err
 	}
 	g.seal()
 	return store.ErrSealed
+}
+
+// A span is a range of a segment's bytes.
+type span struct{ begin, end int }
+
+// doesNotCount are the bytes of g that were never acknowledged to be written.
+func (g *segment) doesNotCount() []span {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.torn)
 }
 
 // seal has nothing more written to g because of a copy. g.mu must be held.

@@ -71,9 +71,11 @@ func (s *Store) makeSpares(segments []*segment) {
 	}
 }
 
-// makeSpare makes a spare copy of g, or has the one that there is have more, if all copies that count are the same: of one that is damaged there
-// must not be another one, which takes the place of a good one later. It reports false if there is no room for more of
-// them.
+// makeSpare makes a spare copy of g, or has the one that there is have more, if all copies that count have the same bytes wherever a write was
+// acknowledged. Where they differ, as when one is damaged, nobody knows which is right, and a spare copy of the wrong one could take the place of
+// a good one later: so g has none until a reader has found the wrong copy, which is replaced then, or other copies have taken the place of these.
+// The place that lends what is idle does without: it has no spare copy to drop, and a copy that counts is moved within its deadline, as always.
+// It reports false if there is no room for more of them.
 func (g *segment) makeSpare(ctx context.Context) bool {
 	s := g.store
 	g.mu.Lock()

@@ -100,6 +100,79 @@ func TestADamagedCopyHasNoSpareCopy(t *testing.T) {
 	})
 }
 
+// torn is a segment with something in it of which more was to be written, which one of its two copies has not got; and the places of its
+// copies, and one that lends what is idle.
+func torn(t *testing.T) (s *copies.Store, g store.Segment, a, b, idle *lender) {
+	t.Helper()
+	a, b, idle = newLender("a", "", 100), newLender("b", "", 100), newLender("idle", "", 100)
+	idle.idle = true
+	s, err := copies.Open(copies.Config{Places: []copies.Place{a.place(), b.place(), idle.place()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	g = alloc(t, s)
+	if err := g.Write(t.Context(), []byte(said), 0); err != nil {
+		t.Fatal(err)
+	}
+	b.stop()
+	if err := g.Write(t.Context(), []byte("what is not"), len(said)); !errors.Is(err, store.ErrSealed) {
+		t.Fatalf("a write that a place does not answer: %v, want ErrSealed", err)
+	}
+	b.goOn()
+	return s, g, a, b, idle
+}
+
+// The copies of a segment differ in what was not acknowledged. That does not count: the spare copy has what does.
+func TestASegmentThatWasClosedHasASpareCopy(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		s, g, a, b, _ := torn(t)
+		time.Sleep(5 * time.Second)
+		if st := s.Stats(); st.Spares != 1 || st.Sealed != 1 {
+			t.Fatalf("got %+v, want a spare copy of one segment that was closed", st)
+		}
+		a.kill()
+		b.kill()
+		time.Sleep(time.Second)
+		op := [1]store.ReadOp{{Seg: g, Buf: make([]byte, len(said))}}
+		if s.Read(t.Context(), op[:]); op[0].Err != nil || string(op[0].Buf) != said {
+			t.Errorf("got %q, %v, want %q", op[0].Buf, op[0].Err, said)
+		}
+	})
+}
+
+// Nobody knows which copy is right if they differ in what was acknowledged. There is no spare copy then, and a place that lends what is idle
+// gets its memory back nevertheless, since the copy that it has is moved.
+func TestASegmentWithADamagedCopyIsGivenBackInTime(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		s, g, a, b, idle := torn(t)
+		a.damageAt(3)
+		time.Sleep(10 * time.Second)
+		if st := s.Stats(); st.Spares != 0 {
+			t.Errorf("got %+v, want no spare copy of a segment with a damaged one", st)
+		}
+		b.leave(true) // so that the place that lends what is idle has a copy that counts
+		for began := time.Now(); idle.store.Lent() == 0 || b.store.Lent() > 0; time.Sleep(time.Millisecond) {
+			if time.Since(began) > time.Minute {
+				t.Fatalf("it is not moved: %v", s.Explain())
+			}
+		}
+		b.leave(false)
+		idle.leave(true)
+		began := time.Now()
+		for idle.store.Lent() > 0 {
+			time.Sleep(time.Millisecond)
+			if time.Since(began) > 2*time.Second {
+				t.Fatalf("the place that lends what is idle still has a copy: %v", s.Explain())
+			}
+		}
+		op := store.ReadOp{Seg: g, Buf: make([]byte, len(said))}
+		if !s.Reread(t.Context(), op, func() bool { return string(op.Buf) == said }) {
+			t.Error("the good copy is not there")
+		}
+	})
+}
+
 // A spare copy takes the place of one that is lost, without anything being copied; unless it has vanished, which the store may
 // not know yet.
 func TestASpareCopyTakesThePlaceOfALostOne(t *testing.T) {

@@ -28,7 +28,7 @@ type Stats struct {
 
 	Bare int // those that lack a copy at a place that has every segment
 
-	Lost          int64         // segments of which all copies were lost
+	Lost          int64         // segments of which all copies were lost, and with them what was written to them
 	CopiesLost    int64         // copies that were lost with their place
 	Condemned     int64         // copies that had other bytes than were written
 	Repaired      int64         // copies that were made in the place of others

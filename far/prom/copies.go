@@ -23,7 +23,7 @@ var copiesMetrics = []copiesMetric{
 	{describeCopies("spare_segments", "Segments that have one more copy, at a node that lends what its host does not need, which may vanish."), isGauge, func(s *copies.Stats) float64 { return float64(s.Spares) }},
 	{describeCopies("vanished_total", "Such copies that were dropped, since the host needed the memory."), isCounter, func(s *copies.Stats) float64 { return float64(s.Vanished) }},
 	{describeCopies("promoted_total", "Such copies that have taken the place of one that was lost or had to move."), isCounter, func(s *copies.Stats) float64 { return float64(s.Promoted) }},
-	{describeCopies("lost_segments_total", "Segments of which all copies were lost."), isCounter, func(s *copies.Stats) float64 { return float64(s.Lost) }},
+	{describeCopies("lost_segments_total", "Segments of which all copies were lost, and with them what had been written to them."), isCounter, func(s *copies.Stats) float64 { return float64(s.Lost) }},
 	{describeCopies("lost_total", "Copies that were lost with their node."), isCounter, func(s *copies.Stats) float64 { return float64(s.CopiesLost) }},
 	{describeCopies("condemned_total", "Copies that had other bytes than were written, and were replaced."), isCounter, func(s *copies.Stats) float64 { return float64(s.Condemned) }},
 	{describeCopies("repaired_total", "Copies that were made in the place of others."), isCounter, func(s *copies.Stats) float64 { return float64(s.Repaired) }},

@@ -34,6 +34,9 @@ type Command struct {
 	// Files are the program's file descriptors from 3 on. They stay the
 	// caller's.
 	Files []*os.File
+	// Network has the program be in a network namespace of its own, which ends with what is in it. It takes
+	// the right to make one.
+	Network bool
 	// Stdout and Stderr, if set, receive what the program writes.
 	Stdout, Stderr io.Writer
 }
@@ -113,6 +116,9 @@ func start(c Command, ready *os.File) (*Process, error) {
 	cmd.Env = append(cmd.Env, c.Env...)
 	cmd.ExtraFiles = c.Files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if c.Network {
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
+	}
 	if ready != nil {
 		cmd.ExtraFiles = append([]*os.File{ready}, c.Files...)
 	}

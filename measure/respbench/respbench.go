@@ -22,6 +22,14 @@ type Config struct {
 	Short   bool // end within 45 s
 	// Progress, if set, is told what is being done.
 	Progress func(done, total int, what string)
+	// Note, if set, is told what cannot be measured here, and why.
+	Note func(what string)
+}
+
+func (c *Config) note(what string) {
+	if c.Note != nil {
+		c.Note(what)
+	}
 }
 
 const (

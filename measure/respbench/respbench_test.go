@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"io"
 	"net"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -234,10 +236,66 @@ func TestWhatCopiesCostIsMeasured(t *testing.T) {
 		}
 		metrics[r.Metric+" "+r.Rival]++
 	}
-	for metric, want := range map[string]int{"throughput redis": 4, "throughput redis WAIT 1": 2, "throughput 1 copy": 2, "repair WRITE": 1, "GET p99 in the second after before": 1, "from demand to answer goal": 2} {
+	for metric, want := range map[string]int{"throughput redis": 4, "throughput redis WAIT 1": 2, "throughput 1 copy": 2, "repair WRITE": 1, "repair WRITE to fresh memory": 1, "GET p99 in the second after before": 1, "from demand to answer goal": 2} {
 		if metrics[metric] != want {
 			t.Errorf("%d rows of %s, want %d", metrics[metric], metric, want)
 		}
+	}
+}
+
+// TestRepairOverLimitedLinksIsMeasured, or it is said in one line why not; and nothing of it is left, either way, nor when it is interrupted.
+func TestRepairOverLimitedLinksIsMeasured(t *testing.T) {
+	devices := func() string {
+		b, err := os.ReadFile("/proc/net/dev")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for line := range strings.Lines(string(b)) {
+			name, _, _ := strings.Cut(line, ":")
+			names = append(names, strings.TrimSpace(name))
+		}
+		return strings.Join(names, " ")
+	}
+	before := devices()
+	var out bytes.Buffer
+	var notes []string
+	b := &bench{cfg: Config{Polder: proctest.Binary(), Printer: benchout.New(&out, true), Progress: func(int, int, string) {}, Note: func(what string) { notes = append(notes, what) }}}
+	if err := b.overLinks(t.Context(), []int{1}, 16<<20); err != nil {
+		t.Fatal(err)
+	}
+	if canLimit(t.Context()) == nil {
+		for i, line := range slices.Collect(strings.Lines(out.String())) {
+			var r benchout.Row
+			want := []string{"repair WRITE", "all copies again "}[i%2]
+			if err := json.Unmarshal([]byte(line), &r); err != nil || r.Case != "2 copies, links of 1 Gbit/s" || r.Value <= 0 || r.Metric+" "+r.Rival != want {
+				t.Errorf("got the row %s, want %s", line, want)
+			}
+			if most := 1e9 / 8 / (1 << 20) * 1.2; r.Unit == "MiB/s" && (r.Value > most || r.RivalValue > most) {
+				t.Errorf("got the row %s over a link that carries less than %.0f MiB/s", line, most)
+			}
+		}
+	}
+	if n := strings.Count(out.String(), "\n"); n != 2 && len(notes) != 1 || n > 0 && len(notes) > 0 {
+		t.Errorf("%d rows and the notes %q, want two rows or one note", n, notes)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if err := b.overLinks(ctx, []int{1}, 16<<20); err == nil && len(notes) == 0 {
+		t.Error("it goes on when it is interrupted")
+	}
+	if now := devices(); now != before {
+		t.Errorf("network devices are %q, and were %q", now, before)
+	}
+}
+
+// TestNoLinksAreLimitedWithoutTheTools, and that is said.
+func TestNoLinksAreLimitedWithoutTheTools(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	var notes []string
+	b := &bench{cfg: Config{Polder: "/no/such/program", Progress: func(int, int, string) {}, Note: func(what string) { notes = append(notes, what) }}}
+	if err := b.overLinks(t.Context(), []int{1}, 1<<20); err != nil || len(notes) != 1 || !strings.Contains(notes[0], "ip") {
+		t.Errorf("got %v and the notes %q, want one note", err, notes)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"polder/internal/load"
 	"polder/measure/benchout"
 	"polder/pool"
+	"polder/verbs/tcp"
 )
 
 // surviveScale is how much RunSurvive does.
@@ -25,11 +26,13 @@ type surviveScale struct {
 	copies   []int
 	second   time.Duration // in which GETs are measured when a node is killed
 	idle     int64         // bytes that a node that lends what is idle has to give back
+	gbits    []int         // rates of links over which repair is measured, in Gbit/s
+	linked   int64         // bytes of values then
 }
 
 var (
-	surviveFull  = surviveScale{5, time.Second, 200 * time.Millisecond, 200_000, []int{1, 2, 3}, time.Second, 1 << 30}
-	surviveShort = surviveScale{3, 250 * time.Millisecond, 50 * time.Millisecond, 40_000, []int{1, 2, 3}, time.Second, 256 << 20}
+	surviveFull  = surviveScale{5, time.Second, 200 * time.Millisecond, 200_000, []int{1, 2, 3}, time.Second, 1 << 30, []int{1, 2, 4}, 256 << 20}
+	surviveShort = surviveScale{3, 250 * time.Millisecond, 50 * time.Millisecond, 40_000, []int{1, 2, 3}, time.Second, 256 << 20, []int{1}, 64 << 20}
 )
 
 const (
@@ -40,7 +43,8 @@ const (
 )
 
 // RunSurvive measures servers that keep far memory at one, two and three nodes of five, with a fifth of the data local, beside
-// each other and redis-server, alone and with a replica that has to have each SET (WAIT 1); what the end of a node costs them; and how fast a node that lends what is idle gives memory back.
+// each other and redis-server, alone and with a replica that has to have each SET (WAIT 1); what the end of a node costs them, also where the network is what
+// limits repair; and how fast a node that lends what is idle gives memory back.
 func RunSurvive(ctx context.Context, cfg Config) error {
 	if cfg.Progress == nil {
 		cfg.Progress = func(int, int, string) {}
@@ -56,15 +60,19 @@ func RunSurvive(ctx context.Context, cfg Config) error {
 type survivor struct {
 	*server
 	nodes []*child.Process
+	addrs []string // of nodes
 }
 
 func runSurvive(ctx context.Context, cfg Config, scale surviveScale) (err error) {
 	b := &bench{cfg: cfg}
-	b.total = scale.rounds*(2*(len(scale.copies)+1)+1) + 2 + len(idleChunks)
+	b.total = scale.rounds*(2*(len(scale.copies)+1)+1) + 2 + len(idleChunks) + len(scale.gbits)
 	for _, c := range idleChunks {
 		if err := b.givenBack(ctx, c, scale); err != nil {
 			return err
 		}
+	}
+	if err := b.overLinks(ctx, scale.gbits, scale.linked); err != nil {
+		return err
 	}
 	memory := int64(scale.keys) * int64(load.KeySize+surviveSize+entryOverhead)
 	redis, err := startRedis(ctx)
@@ -153,7 +161,11 @@ func (b *bench) kill(ctx context.Context, s *survivor, sequence []uint32, scale 
 	if _, err := b.healed(ctx, s); err != nil {
 		return err
 	}
-	raw, err := rawWrite(ctx, s.nodes[0].Addr("verbs"), scale.duration)
+	raw, err := rawWrite(ctx, s.addrs[0], scale.duration, false)
+	if err != nil {
+		return err
+	}
+	fresh, err := rawWrite(ctx, s.addrs[0], scale.duration, true)
 	if err != nil {
 		return err
 	}
@@ -165,10 +177,7 @@ func (b *bench) kill(ctx context.Context, s *survivor, sequence []uint32, scale 
 	if err != nil {
 		return err
 	}
-	last := len(s.nodes) - 1
-	s.nodes[last].Kill()
-	<-s.nodes[last].Done()
-	s.nodes = s.nodes[:last]
+	s.killLast()
 	get.Warmup = 0
 	after, err := b.load(ctx, s.server, get)
 	if err != nil {
@@ -177,16 +186,7 @@ func (b *bench) kill(ctx context.Context, s *survivor, sequence []uint32, scale 
 	if _, err := b.healed(ctx, s); err != nil {
 		return err
 	}
-	// And without load.
-	last--
-	s.nodes[last].Kill()
-	<-s.nodes[last].Done()
-	s.nodes = s.nodes[:last]
-	middle, err := copiesState(ctx, s)
-	if err != nil {
-		return err
-	}
-	took, err := b.healed(ctx, s)
+	rate, took, err := b.repaired(ctx, s) // without load
 	if err != nil {
 		return err
 	}
@@ -195,8 +195,6 @@ func (b *bench) kill(ctx context.Context, s *survivor, sequence []uint32, scale 
 		return err
 	}
 	b.done++
-	moved := now.Sum("polder_copies_repaired_bytes_total") - middle.Sum("polder_copies_repaired_bytes_total")
-	copying := now.Sum("polder_copies_repair_seconds_total") - middle.Sum("polder_copies_repair_seconds_total")
 	p99 := func(r load.Result) float64 { return float64(r.Latency.ValueAtQuantile(99)) / 1000 }
 	worst := float64(after.Latency.Max()) / 1e6
 	name := s.name + ", a node is killed"
@@ -208,9 +206,11 @@ func (b *bench) kill(ctx context.Context, s *survivor, sequence []uint32, scale 
 		benchout.Row{Bench: "survive", Case: name, Metric: "GET p99 in the second after", Value: p99(after), Unit: "us"}.Against("before", p99(before), benchout.Lower),
 		{Bench: "survive", Case: name, Metric: "slowest GET", Value: worst, Unit: "ms"},
 	}
-	if moved > 0 {
+	if rate > 0 {
+		repair := benchout.Row{Bench: "survive", Case: name, Metric: "repair", Value: rate / (1 << 20), Unit: "MiB/s"}
 		rows = append(rows,
-			benchout.Row{Bench: "survive", Case: name, Metric: "repair", Value: moved / copying / (1 << 20), Unit: "MiB/s"}.Against("WRITE", raw/(1<<20), benchout.Higher),
+			repair.Against("WRITE", raw/(1<<20), benchout.Higher),
+			repair.Against("WRITE to fresh memory", fresh/(1<<20), benchout.Higher),
 			benchout.Row{Bench: "survive", Case: name, Metric: "all copies again", Value: float64(took.Milliseconds()), Unit: "ms"})
 	}
 	for _, r := range rows {
@@ -219,6 +219,35 @@ func (b *bench) kill(ctx context.Context, s *survivor, sequence []uint32, scale 
 		}
 	}
 	return nil
+}
+
+// killLast kills the last of the nodes.
+func (s *survivor) killLast() {
+	last := len(s.nodes) - 1
+	s.nodes[last].Kill()
+	s.nodes, s.addrs = s.nodes[:last], s.addrs[:last]
+}
+
+// repaired kills a node, and returns how many bytes a second are copied then, 0 if it had nothing, and how long it takes until everything has
+// its copies again.
+func (b *bench) repaired(ctx context.Context, s *survivor) (rate float64, took time.Duration, err error) {
+	was, err := copiesState(ctx, s)
+	if err != nil {
+		return 0, 0, err
+	}
+	s.killLast()
+	if took, err = b.healed(ctx, s); err != nil {
+		return 0, 0, err
+	}
+	now, err := copiesState(ctx, s)
+	if err != nil {
+		return 0, 0, err
+	}
+	moved := now.Sum("polder_copies_repaired_bytes_total") - was.Sum("polder_copies_repaired_bytes_total")
+	if moved > 0 {
+		rate = moved / (now.Sum("polder_copies_repair_seconds_total") - was.Sum("polder_copies_repair_seconds_total"))
+	}
+	return rate, took, nil
 }
 
 func copiesState(ctx context.Context, s *survivor) (console.Metrics, error) {
@@ -247,9 +276,10 @@ func (b *bench) healed(ctx context.Context, s *survivor) (time.Duration, error) 
 	}
 }
 
-// rawWrite is how many bytes a second a pool writes to a node, by two writers of what repair copies at a time.
-func rawWrite(ctx context.Context, addr string, d time.Duration) (float64, error) {
-	p, err := pool.Dial(ctx, addr)
+// rawWrite is how many bytes a second a pool writes to a node, by two writers of what repair copies at a time: over what they have written, or
+// to fresh memory, which they borrow and the node's kernel has to find first, as it has for repair.
+func rawWrite(ctx context.Context, addr string, d time.Duration, fresh bool) (float64, error) {
+	p, err := pool.DialTCP(ctx, tcp.Config{Insecure: true}, pool.Config{}, addr) // it is this machine, if not by its loopback address
 	if err != nil {
 		return 0, err
 	}
@@ -268,7 +298,15 @@ func rawWrite(ctx context.Context, addr string, d time.Duration) (float64, error
 			c, err := p.Alloc(ctx, 1<<20)
 			n, buf := 0, make([]byte, piece)
 			for ; err == nil && time.Since(began) < d; n += piece {
+				if fresh && n > 0 && n%(1<<20) == 0 {
+					if c, err = p.Alloc(ctx, 1<<20); err != nil {
+						break
+					}
+				}
 				err = c.WriteBulk(ctx, buf, int64(n%(1<<20)))
+			}
+			if errors.Is(err, pool.ErrNoMemory) && n > 0 {
+				err = nil // it has had all that there was
 			}
 			results <- result{n, err}
 		}()
@@ -280,36 +318,42 @@ func rawWrite(ctx context.Context, addr string, d time.Duration) (float64, error
 // startSurvivor runs nodes, and a server that keeps so many copies at them.
 func startSurvivor(ctx context.Context, polder string, copies int, local, lend int64) (s *survivor, err error) {
 	s = new(survivor)
-	var addrs []string
-	stop := func() error {
-		var errs []error
-		for _, n := range s.nodes {
-			errs = append(errs, n.Stop())
-		}
-		return errors.Join(errs...)
-	}
 	for range surviveNodes {
 		node, err := child.StartReady(ctx, child.Command{Path: polder, Args: []string{
 			"node", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "warn", "--client-budget", "0", "--lend", fmt.Sprint(lend), "--overcommit",
 		}})
 		if err != nil {
-			return nil, errors.Join(err, stop())
+			return nil, errors.Join(err, s.stop())
 		}
-		s.nodes, addrs = append(s.nodes, node), append(addrs, node.Addr("verbs"))
+		s.nodes, s.addrs = append(s.nodes, node), append(s.addrs, node.Addr("verbs"))
 	}
+	return s, s.serve(ctx, polder, copies, local)
+}
+
+// stop ends the nodes.
+func (s *survivor) stop() error {
+	var errs []error
+	for _, n := range s.nodes {
+		errs = append(errs, n.Stop())
+	}
+	return errors.Join(errs...)
+}
+
+// serve runs the server over the nodes, which end if that cannot be.
+func (s *survivor) serve(ctx context.Context, polder string, copies int, local int64) error {
 	name := fmt.Sprintf("%d copies", copies)
 	if copies == 1 {
 		name = "1 copy"
 	}
 	serve, err := child.StartReady(ctx, child.Command{Path: polder, Args: []string{
-		"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "error", "--local", fmt.Sprint(local),
-		"--far", strings.Join(addrs, ","), "--copies", fmt.Sprint(copies), "--repair-after", surviveRepair.String(),
+		"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "error", "--local", fmt.Sprint(local), "--insecure",
+		"--far", strings.Join(s.addrs, ","), "--copies", fmt.Sprint(copies), "--repair-after", surviveRepair.String(),
 	}})
 	if err != nil {
-		return nil, errors.Join(err, stop())
+		return errors.Join(err, s.stop())
 	}
-	s.server = &server{name: name, addr: serve.Addr("redis"), admin: serve.Addr("admin"), close: func() error { return errors.Join(serve.Stop(), stop()) }}
-	return s, nil
+	s.server = &server{name: name, addr: serve.Addr("redis"), admin: serve.Addr("admin"), close: func() error { return errors.Join(serve.Stop(), s.stop()) }}
+	return nil
 }
 
 // startReplicated runs redis-server with a replica.

@@ -23,7 +23,7 @@ type mistake struct {
 // mistakes are those of the model of the protocol, as far as what they break has been built, and others.
 var mistakes = []mistake{
 	// Of the model.
-	{soon: true, name: "acknowledge-first-copy", file: "far/copies/segment.go", was: "	case err == nil:\n		return nil\n	case wrote", is: "	case err == nil || BUG && wrote > 0:\n		return nil\n	case wrote"},
+	{soon: true, name: "acknowledge-first-copy", file: "far/copies/segment.go", was: "	if err == nil {\n		g.acked", is: "	if err == nil || BUG && wrote > 0 {\n		g.acked"},
 	{soon: true, name: "a record counts before it is written", file: "far/named/log.go", was: "	err := l.writeTo(seg, b, at)\n", is: "	if BUG {\n		l.kept = last\n		l.changed.Broadcast()\n	}\n	err := l.writeTo(seg, b, at)\n"},
 	{soon: true, name: "drop-without-manifest", file: "far/copies/segment.go", was: "		g.seal()\n		g.mu.Unlock()\n		return store.ErrSealed\n	}\n", is: "		if !BUG {\n			g.seal()\n			g.mu.Unlock()\n			return store.ErrSealed\n		}\n		cs = slices.DeleteFunc(slices.Clone(cs), func(c copyOf) bool { return !c.place.usable() || c.lost() })\n	}\n"},
 	{soon: true, name: "only the first segment of the log is read", file: "far/named/keeper.go", was: "	for _, t := range s.o.first.Tail {", is: "	for i, t := range s.o.first.Tail {\n		if BUG && i > 0 {\n			break\n		}"},

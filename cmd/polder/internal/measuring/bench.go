@@ -25,7 +25,7 @@ func Bench() *cobra.Command {
 		Args:  usage.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchResp(), newBenchDurable(), newBenchCluster(), newBenchSurvive(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchMalloc(), newBenchFineMem(), newBenchBroker(),
+	cmd.AddCommand(newBenchResp(), newBenchDurable(), newBenchCluster(), newBenchSurvive(), newBenchSurviveLinks(), newBenchVerbs(), newBenchVerbsServer(), newBenchAlloc(), newBenchMalloc(), newBenchFineMem(), newBenchBroker(),
 		newBenchShare(), newBenchSoft(), newBenchFar(), newBenchPages(), newBenchSwapped(), newBenchKV())
 	return cmd
 }
@@ -104,8 +104,31 @@ func newBenchCluster() *cobra.Command {
 
 func newBenchSurvive() *cobra.Command {
 	return newBenchmark("survive", "Compare far memory at one, two and three nodes, and redis-server with a replica; and kill a node", func(cmd *cobra.Command, b bench) error {
-		return respbench.RunSurvive(cmd.Context(), respbench.Config{Polder: b.self, Printer: b.out, Short: b.short, Progress: b.progress})
+		return respbench.RunSurvive(cmd.Context(), respbench.Config{Polder: b.self, Printer: b.out, Short: b.short, Progress: b.progress, Note: func(what string) {
+			fmt.Fprintln(cmd.ErrOrStderr(), what)
+		}})
 	})
+}
+
+func newBenchSurviveLinks() *cobra.Command {
+	var gbits []int
+	var size int64
+	cmd := &cobra.Command{
+		Use:    respbench.LinksCommand,
+		Short:  "Be the part of bench survive that is in a network namespace of its own",
+		Hidden: true,
+		Args:   usage.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("cannot find this program's file: %w", err)
+			}
+			return respbench.RunLinks(cmd.Context(), respbench.Config{Polder: self, Printer: benchout.New(cmd.OutOrStdout(), true)}, gbits, size)
+		},
+	}
+	cmd.Flags().IntSliceVar(&gbits, "gbits", nil, "rates of the links")
+	cmd.Flags().Int64Var(&size, "bytes", 0, "of values")
+	return cmd
 }
 
 func newBenchVerbs() *cobra.Command {

@@ -1,0 +1,122 @@
+package copies
+
+import (
+	"cmp"
+	"context"
+	"slices"
+)
+
+const (
+	// balanceLeast is from how many segments on, by which the room at two places differs, copies move from the fuller one to the other, if
+	// it is also a balancePart of what the other has; so that they do not move to and fro.
+	balanceLeast = 16
+	balancePart  = 4
+	// balanceAtOnce is how many move at most until places are compared anew, which say what room they have some time later.
+	balanceAtOnce = 16
+	// balanceNewest is how many of the newest segments stay where they are, since something may yet be written to them.
+	balanceNewest = 16
+)
+
+// uneven returns the place that has most room, those from which copies should move there, the fullest first, and how many should. Places that were added
+// take part when they get as many new copies as others. Those that lend what is idle do not: what room they have changes all the time.
+func (s *Store) uneven() (to *place, full []*place, n int) {
+	now := s.proc.Now()
+	room := make(map[*place]int64)
+	for _, p := range s.all() {
+		if st := p.state(); p.usable() && p.stays() && !st.Idle && !p.Every && now.Sub(p.joined) >= s.cfg.Ramp {
+			room[p] = st.Space
+			full = append(full, p)
+		}
+	}
+	if len(full) < 2 {
+		return nil, nil, 0
+	}
+	slices.SortStableFunc(full, func(a, b *place) int { return cmp.Compare(room[a], room[b]) })
+	to = full[len(full)-1]
+	least := max(balanceLeast*int64(s.SegmentSize()), room[to]/balancePart)
+	full = slices.DeleteFunc(full, func(p *place) bool { return room[to]-room[p] < least })
+	if len(full) > 0 {
+		n = int(min(balanceAtOnce, (room[to]-room[full[0]])/int64(s.SegmentSize())/2))
+	}
+	return to, full, n
+}
+
+// balance moves up to n copies of segments from full places to another, as long as nothing has to be repaired.
+func (s *Store) balance(segments []*segment, to *place, full []*place, n int) {
+	for _, g := range segments {
+		s.mu.Lock()
+		busy := len(s.queue) > 0
+		s.mu.Unlock()
+		if n == 0 || busy || s.ctx.Err() != nil || !to.usable() || !to.stays() {
+			return
+		}
+		if c, ok := g.movable(to, full); ok && g.move(s.ctx, c, to) {
+			n--
+		}
+	}
+}
+
+// rests reports whether nothing has been written to g for a while, and nothing is likely to be. s.mu must not be held.
+func (g *segment) rests() bool {
+	g.store.mu.Lock()
+	newest := g.store.next
+	g.store.mu.Unlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.end.Load() > 0 && newest-g.number >= balanceNewest && g.writing == 0 && !g.freed && !g.repairing
+}
+
+// movable returns a copy of g that can move to another place, from the fullest of those that are full: no copy that stays may be in the zone of the other.
+func (g *segment) movable(to *place, full []*place) (copyOf, bool) {
+	cs := *g.copies.Load()
+	for _, p := range full {
+		at := func(c copyOf) bool { return c.place == p && !c.lost() }
+		near := func(c copyOf) bool { return c.place == to || c.place != p && c.place.zone() == to.zone() }
+		if i := slices.IndexFunc(cs, at); i >= 0 && !slices.ContainsFunc(cs, near) {
+			return cs[i], true
+		}
+	}
+	return copyOf{}, false
+}
+
+// move has a copy of g be at another place, and reports whether it is. It is copied from itself: if one of several is damaged nobody knows which, and
+// it must not be the others that go.
+func (g *segment) move(ctx context.Context, from copyOf, to *place) bool {
+	s := g.store
+	g.mu.Lock()
+	if g.freed || g.repairing || g.writing > 0 || len(g.away) > 0 {
+		g.mu.Unlock()
+		return false
+	}
+	g.repairing = true
+	end := int(g.end.Load())
+	g.mu.Unlock()
+
+	c := copyOf{place: to}
+	var err error
+	c.seg, err = to.alloc(ctx)
+	made := err == nil && s.copyTo(ctx, g, c, from, nil, 0, end)
+	g.mu.Lock()
+	next := slices.Clone(*g.copies.Load())
+	i := slices.Index(next, from)
+	moved := made && i >= 0 && !g.freed
+	if moved {
+		next[i], g.closed = c, true
+		g.copies.Store(&next)
+	} else {
+		g.repairing = false
+	}
+	g.mu.Unlock()
+	if !moved {
+		if err == nil {
+			to.giveBack(c.seg)
+		}
+		return false
+	}
+	g.replaced(ctx, []copyOf{from})
+	g.mu.Lock()
+	g.repairing = false
+	g.mu.Unlock()
+	s.counts.repaired.Add(1)
+	return true
+}
