@@ -149,3 +149,10 @@ func TestTheServerIsKilledUnderPressure(t *testing.T) {
 	_, addr := node(t, "1GiB")
 	pass(t, config(t, 5*time.Minute, "kill", addr))
 }
+
+// TestTheKernelsSwappingIsMeasured: benchmarks have rows of what the kernel reaches that swaps to a node over NBD.
+func TestTheKernelsSwappingIsMeasured(t *testing.T) {
+	for _, name := range [][]string{{"far", "paging"}, {"pages"}} {
+		pass(t, config(t, 15*time.Minute, append([]string{"measure"}, name...)...))
+	}
+}
