@@ -33,7 +33,6 @@ func (m *mapping) park(at uint32, page []byte) {
 	k.frames[i] = at + 1
 	copy(k.pages[i][:], page)
 	m.frames[at].state = parked
-	m.changed.Broadcast()
 }
 
 // unpark gives the client the page of a frame that was kept from it.
