@@ -46,6 +46,10 @@ func RunPages(ctx context.Context, o Options) error {
 	if o.Short {
 		s = pagesScale{size: 32 << 20, work: 8 << 20, accesses: 4 << 10, rounds: 1, timed: 2_000, percents: []int64{50}}
 	}
+	if err := region.Supported(); err != nil {
+		o.note(fmt.Sprintf("pages that a pager brings are left out: %v", err))
+		return s.swap(ctx, o)
+	}
 	for _, fabric := range fabrics {
 		if err := s.run(ctx, o, fabric); err != nil {
 			return err

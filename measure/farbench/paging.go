@@ -49,19 +49,23 @@ func RunPaging(ctx context.Context, o Options) error {
 }
 
 func (s pagingScale) run(ctx context.Context, o Options) (err error) {
+	paged := region.Supported()
+	if paged != nil {
+		o.note(fmt.Sprintf("the comparison with pages is left out: %v", paged))
+	}
 	if !s.swap {
-		return s.all(ctx, o, fabrics, nil)
+		return s.all(ctx, o, fabrics, paged == nil, nil)
 	}
 	z, err := newZram(ctx, s.data+(16<<20))
 	switch {
 	case err == nil:
-		err = s.all(ctx, o, fabrics, &swapping{name: "kernel swap, zram", disk: z, pages: true})
+		err = s.all(ctx, o, fabrics, paged == nil, &swapping{name: "kernel swap, zram", disk: z})
 		err = errors.Join(err, z.close())
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	default:
 		o.note(fmt.Sprintf("the kernel cannot swap to zram here: the comparison with it is left out: %v", err))
-		err = s.all(ctx, o, fabrics, nil)
+		err = s.all(ctx, o, fabrics, paged == nil, nil)
 	}
 	if err != nil {
 		return err
@@ -69,7 +73,7 @@ func (s pagingScale) run(ctx context.Context, o Options) (err error) {
 	d, err := newBorrowed(ctx, o.Polder, s.data+(16<<20))
 	switch {
 	case err == nil:
-		err = s.all(ctx, o, []string{"tcp"}, &swapping{name: "kernel swap, NBD", disk: d})
+		err = s.all(ctx, o, []string{"tcp"}, false, &swapping{name: "kernel swap, NBD", disk: d})
 		return errors.Join(err, d.close())
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -78,20 +82,20 @@ func (s pagingScale) run(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-// all compares objects of all sizes, and with the kernel's swapping too, if there is some and it can swap enough out.
-func (s pagingScale) all(ctx context.Context, o Options, fabrics []string, swap *swapping) error {
+// all compares objects of all sizes with pages, if so, and with the kernel's swapping, if there is some and it can swap enough out.
+func (s pagingScale) all(ctx context.Context, o Options, fabrics []string, pages bool, swap *swapping) error {
 	for _, size := range s.sizes {
 		for _, fabric := range fabrics {
 			err := errSwapped
 			if swap != nil {
-				if err = s.beside(ctx, o, fabric, size, *swap); errors.Is(err, errSwapped) {
+				if err = s.beside(ctx, o, fabric, size, pages, *swap); errors.Is(err, errSwapped) {
 					o.note(fmt.Sprintf("%s, %d B: the comparison with %s is left out: %v", fabric, size, swap.name, err))
 				}
 			}
 			switch {
 			case !errors.Is(err, errSwapped):
-			case swap == nil || swap.pages:
-				err = s.compare(ctx, o, fabric, size, nil)
+			case pages:
+				err = s.compare(ctx, o, fabric, size, true, nil)
 			default:
 				err = nil
 			}
@@ -105,7 +109,7 @@ func (s pagingScale) all(ctx context.Context, o Options, fabrics []string, swap 
 
 // beside is compare with a process whose memory is swapped out. It prints nothing if there is an
 // error.
-func (s pagingScale) beside(ctx context.Context, o Options, fabric string, size int, swap swapping) error {
+func (s pagingScale) beside(ctx context.Context, o Options, fabric string, size int, pages bool, swap swapping) error {
 	p, err := startSwapped(o.Polder, s.data, s.data/4)
 	if err != nil {
 		return err
@@ -114,7 +118,7 @@ func (s pagingScale) beside(ctx context.Context, o Options, fabric string, size 
 	out := o.Out
 	o.Out = &held
 	swap.swapped = p
-	err = s.compare(ctx, o, fabric, size, &swap)
+	err = s.compare(ctx, o, fabric, size, pages, &swap)
 	if err = errors.Join(err, p.close()); err != nil {
 		return err
 	}
@@ -146,9 +150,9 @@ type side struct {
 	bytes   int64 // moved for that
 }
 
-// compare lets far objects, pages, and a process that is swapped out, if there is one, access
+// compare lets far objects, pages if so, and a process that is swapped out, if there is one, access
 // objects of a size.
-func (s pagingScale) compare(ctx context.Context, o Options, fabric string, size int, swap *swapping) (err error) {
+func (s pagingScale) compare(ctx context.Context, o Options, fabric string, size int, pages bool, swap *swapping) (err error) {
 	l, err := startLender(ctx, o.Polder, fabric, 8*s.data)
 	if err != nil {
 		return err
@@ -160,7 +164,7 @@ func (s pagingScale) compare(ctx context.Context, o Options, fabric string, size
 	}
 	defer func() { err = errors.Join(err, objects.close()) }()
 	sides := []*side{{contestant: objects, name: "objects", tried: []int{2, 16, 128, 512}}}
-	if swap == nil || swap.pages {
+	if pages {
 		pager, err := startPager(ctx, o.Polder, l, s.data)
 		if err != nil {
 			return err
@@ -341,9 +345,8 @@ func (p paging) moved() (int64, error)                         { return p.p.move
 // swapping is objects in the memory of a process that is swapped out to a disk.
 type swapping struct {
 	*swapped
-	name  string
-	disk  swapDisk
-	pages bool // they are compared with pages that are brought, too
+	name string
+	disk swapDisk
 }
 
 func (s *swapping) moved() (int64, error) { return s.disk.moved() }

@@ -153,6 +153,8 @@ func TestTheServerIsKilledUnderPressure(t *testing.T) {
 // TestTheKernelsSwappingIsMeasured: benchmarks have rows of what the kernel reaches that swaps to a node over NBD.
 func TestTheKernelsSwappingIsMeasured(t *testing.T) {
 	for _, name := range [][]string{{"far", "paging"}, {"pages"}} {
-		pass(t, config(t, 15*time.Minute, append([]string{"measure"}, name...)...))
+		c := config(t, 15*time.Minute, append([]string{"measure"}, name...)...)
+		c.MemoryMiB = 2048 // nodes are in there, too
+		pass(t, c)
 	}
 }
