@@ -150,11 +150,9 @@ func TestTheServerIsKilledUnderPressure(t *testing.T) {
 	pass(t, config(t, 5*time.Minute, "kill", addr))
 }
 
-// TestTheKernelsSwappingIsMeasured: benchmarks have rows of what the kernel reaches that swaps to a node over NBD.
+// TestTheKernelsSwappingIsMeasured: polder bench pages has rows of programs whose memory the kernel swaps to a node over NBD.
 func TestTheKernelsSwappingIsMeasured(t *testing.T) {
-	for _, name := range [][]string{{"far", "paging"}, {"pages"}} {
-		c := config(t, 15*time.Minute, append([]string{"measure"}, name...)...)
-		c.MemoryMiB = 2048 // nodes are in there, too
-		pass(t, c)
-	}
+	c := config(t, 15*time.Minute, "measure", "pages")
+	c.MemoryMiB = 2048 // the node is in there, too
+	pass(t, c)
 }
