@@ -149,10 +149,3 @@ func TestTheServerIsKilledUnderPressure(t *testing.T) {
 	_, addr := node(t, "1GiB")
 	pass(t, config(t, 5*time.Minute, "kill", addr))
 }
-
-// TestTheKernelsSwappingIsMeasured: polder bench pages has rows of programs whose memory the kernel swaps to a node over NBD.
-func TestTheKernelsSwappingIsMeasured(t *testing.T) {
-	c := config(t, 15*time.Minute, "measure", "pages")
-	c.MemoryMiB = 2048 // the node is in there, too
-	pass(t, c)
-}

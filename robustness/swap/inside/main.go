@@ -5,7 +5,6 @@
 //	                            swaps under pressure, RUNS times, of which none begins after so many SECONDS
 //	inside lose NODES           has a node killed, of those that have copies, meanwhile
 //	inside kill NODE            kills the server meanwhile
-//	inside measure BENCHMARK    runs polder bench, whose rows are to have the kernel's swapping over NBD
 //	inside pages MIB ROUNDS     uses MIB of memory whose pages say what they are
 package main
 
@@ -17,7 +16,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -40,9 +38,6 @@ func main() {
 func run(args []string) error {
 	if len(args) < 2 {
 		return fmt.Errorf("expected what to do, not %q", args)
-	}
-	if args[0] == "measure" {
-		return measure(args[1:])
 	}
 	n := 0
 	if len(args) > 2 {
@@ -129,11 +124,6 @@ func swapOff() error {
 	if _, err := sh("/bin/polder", "swap", "off"); err != nil {
 		return err
 	}
-	return swappedOff()
-}
-
-// swappedOff finds what polder swap has left.
-func swappedOff() error {
 	b, err := os.ReadFile("/proc/swaps")
 	if err != nil {
 		return err
@@ -363,17 +353,3 @@ func kill(node string) error {
 	}
 	return swapOff()
 }
-
-// measure runs a benchmark beside programs whose memory the kernel swaps to a node in this guest.
-func measure(name []string) error {
-	if err := os.WriteFile("/proc/sys/vm/min_free_kbytes", []byte(reserve), 0); err != nil {
-		return err
-	}
-	out, err := sh(append(append([]string{"/bin/polder", "bench"}, name...), "-short")...)
-	if err == nil && !rowOverNBD.MatchString(out) {
-		err = errors.New("there is no row of the kernel's swapping over NBD")
-	}
-	return errors.Join(err, swappedOff())
-}
-
-var rowOverNBD = regexp.MustCompile(`(?m)^NBD, |kernel swap, NBD, \d`)
