@@ -139,6 +139,115 @@ func TestARegionOutlivesItsPager(t *testing.T) {
 	}
 }
 
+// TestALaterClientGoesOnWithANewPager: who maps a name, and has not called Sync yet, finds what the client before it has kept
+// when the pager dies, and when the next one does, before anything else was kept.
+func TestALaterClientGoesOnWithANewPager(t *testing.T) {
+	t.Parallel()
+	const count, size = 256, 4096
+	addr, dir := "unix:"+filepath.Join(t.TempDir(), "pager"), t.TempDir()
+	start := func() *child.Process {
+		return proctest.Run(t, "pager", "--listen", addr, "--admin", "off", "--disk", dir, "--heap", "regions", "--local", "8MiB", "--size", "64MiB")
+	}
+	attach := func() *region.Region {
+		r, err := region.Map(t.Context(), addr, count*size, region.Config{Name: "results", Local: 256 << 10, Timeout: 20 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = r.Close() })
+		return r
+	}
+	p := start()
+	r := attach()
+	for number := range count {
+		if _, err := r.WriteAt([]byte{byte(number), 1}, int64(number)*size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(r.Sync(t.Context()), r.Close()); err != nil {
+		t.Fatal(err)
+	}
+	r = attach()
+	for range 2 {
+		p.Kill()
+		<-p.Done()
+		p = start()
+		b := make([]byte, 2)
+		for number := range count {
+			if _, err := r.ReadAt(b, int64(number)*size); err != nil || b[0] != byte(number) || b[1] != 1 {
+				t.Fatalf("page %d begins with %v: %v", number, b, err)
+			}
+		}
+	}
+	if err := errors.Join(r.Close(), p.Stop()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWhatIsLostStaysLost: a page of which a client was told that it is lost does not come back, as it was before, for the client
+// after it, though the pager that has told it has died before anything else was kept.
+func TestWhatIsLostStaysLost(t *testing.T) {
+	t.Parallel()
+	const count, size = 256, 4096
+	addr, dir := "unix:"+filepath.Join(t.TempDir(), "pager"), t.TempDir()
+	start := func() *child.Process {
+		return proctest.Run(t, "pager", "--listen", addr, "--admin", "off", "--disk", dir, "--heap", "regions", "--local", "8MiB", "--size", "64MiB")
+	}
+	attach := func() *region.Region {
+		r, err := region.Map(t.Context(), addr, count*size, region.Config{Name: "results", Local: 256 << 10, Timeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = r.Close() })
+		return r
+	}
+	p := start()
+	r := attach()
+	for version := range byte(2) {
+		for number := range count {
+			if _, err := r.WriteAt([]byte{version + 1}, int64(number)*size); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if version == 0 {
+			if err := r.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	kill := func() {
+		p.Kill()
+		<-p.Done()
+	}
+	kill()
+	p = start()
+	var lost []int
+	b := make([]byte, 1)
+	for number := range count {
+		if _, err := r.ReadAt(b, int64(number)*size); errors.Is(err, region.ErrLost) {
+			lost = append(lost, number)
+		} else if err != nil || b[0] != 2 {
+			t.Errorf("page %d begins with %d: %v", number, b[0], err)
+		}
+	}
+	if len(lost) == 0 {
+		t.Error("no page was lost: this tests nothing")
+	}
+	kill()
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	p = start()
+	r = attach()
+	for _, number := range lost {
+		if _, err := r.ReadAt(b, int64(number)*size); !errors.Is(err, region.ErrLost) {
+			t.Fatalf("page %d, which was lost, begins with %d: %v", number, b[0], err)
+		}
+	}
+	if err := errors.Join(r.Close(), p.Stop()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestAStandbyTakesAPagersClientsOver: the pager of a heap at nodes is killed, and its standby, which has waited for the heap and for the
 // socket, goes on with the mapping: each page is as it was, those that are in the client's memory and those that are at nodes.
 func TestAStandbyTakesAPagersClientsOver(t *testing.T) {

@@ -34,7 +34,8 @@ type pagesScale struct {
 // become if a part of their memory is local, beside ordinary memory: reading whole pages, in
 // sequence, every seventh, at random, or as a Zipfian with s = 0.99 says, k-means, quicksort,
 // compressing and a hash join. Then it runs them in a process whose memory the kernel swaps to
-// zram, where that is possible; that process has 8 MiB more for itself.
+// zram, and, over NBD, to memory of a node, where that is possible; that process has 8 MiB more for
+// itself.
 //
 // Placement matters more than anything else on an idle machine: with "one CPU" the program,
 // the pager and the node share one, with "two CPUs" the program has one and the others
@@ -44,6 +45,10 @@ func RunPages(ctx context.Context, o Options) error {
 	s := pagesScale{size: 256 << 20, work: 32 << 20, accesses: 1 << 14, rounds: 3, timed: 20_000, percents: []int64{25, 50, 75}}
 	if o.Short {
 		s = pagesScale{size: 32 << 20, work: 8 << 20, accesses: 4 << 10, rounds: 1, timed: 2_000, percents: []int64{50}}
+	}
+	if err := region.Supported(); err != nil {
+		o.note(fmt.Sprintf("pages that a pager brings are left out: %v", err))
+		return s.swap(ctx, o)
 	}
 	for _, fabric := range fabrics {
 		if err := s.run(ctx, o, fabric); err != nil {
@@ -207,28 +212,46 @@ func (s pagesScale) slowdown(ctx context.Context, o Options, where string, perce
 	return nil
 }
 
-// swap runs the programs in a process whose memory the kernel swaps to zram.
-func (s pagesScale) swap(ctx context.Context, o Options) (err error) {
+// swap runs the programs in a process whose memory the kernel swaps out, to zram, and then to
+// borrowed memory over NBD.
+func (s pagesScale) swap(ctx context.Context, o Options) error {
 	if least := int64(32 << 20); s.work < least { // beside which what the process has for itself is little
 		s.work, s.accesses = least, s.accesses*int(least/s.work)
 	}
-	z, err := newZram(ctx, s.work+(16<<20))
-	if err != nil {
+	for _, to := range []struct {
+		name string
+		make func(size int64) (swapDisk, error)
+	}{
+		{"zram", func(size int64) (swapDisk, error) { return newZram(ctx, size) }},
+		{"NBD", func(size int64) (swapDisk, error) { return newBorrowed(ctx, o.Polder, size) }},
+	} {
+		disk, err := to.make(s.work + (16 << 20))
+		if err == nil {
+			err = s.swapTo(ctx, o, to.name)
+			err = errors.Join(err, disk.close())
+		} else if ctx.Err() == nil {
+			o.note(fmt.Sprintf("the kernel cannot swap to %s here: the comparison with it is left out: %v", to.name, err))
+			continue
+		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		o.note(fmt.Sprintf("the kernel cannot swap to zram here: the comparison with it is left out: %v", err))
-		return nil
+		if err != nil {
+			return err
+		}
 	}
-	defer func() { err = errors.Join(err, z.close()) }()
+	return nil
+}
+
+func (s pagesScale) swapTo(ctx context.Context, o Options, where string) error {
 	for _, percent := range s.percents {
 		p, err := startSwapped(o.Polder, s.work, s.work*percent/100)
 		if err == nil {
-			err = s.slowdown(ctx, o, "zram", percent, programs(s.work, s.accesses), 0, p.do)
+			err = s.slowdown(ctx, o, where, percent, programs(s.work, s.accesses), 0, p.do)
 			err = errors.Join(err, p.close())
 		}
 		if errors.Is(err, errSwapped) {
-			o.note(fmt.Sprintf("the rest of the comparison with the kernel's swapping is left out: %v", err))
+			o.note(fmt.Sprintf("the rest of the comparison with the kernel's swapping to %s is left out: %v", where, err))
 			return nil
 		}
 		if err != nil {

@@ -26,8 +26,9 @@ type pagingScale struct {
 }
 
 // RunPaging measures the same program with far objects and with pages of 4 KiB that polder
-// pager serves, and, where there is zram and the right to make control groups, with memory
-// that the kernel swaps out: it reads, or reads and writes, objects of 64 B to 4 KiB at
+// pager serves, and, where there is the right to make control groups, with memory that the
+// kernel swaps out, to zram if there is some, and by polder swap to a node if there is an NBD
+// client: it reads, or reads and writes, objects of 64 B to 4 KiB at
 // random. A quarter of what the objects take is local to it: for far objects that includes
 // their headers and pointers, and the pager has its least memory besides. It prints how many
 // objects a second, how many bytes are moved for each that the program reads or writes (the
@@ -48,26 +49,55 @@ func RunPaging(ctx context.Context, o Options) error {
 }
 
 func (s pagingScale) run(ctx context.Context, o Options) (err error) {
-	var z *zram
-	if s.swap {
-		if z, err = newZram(ctx, s.data+(16<<20)); err == nil {
-			defer func() { err = errors.Join(err, z.close()) }()
-		} else if ctx.Err() != nil {
-			return context.Cause(ctx)
-		} else {
-			o.note(fmt.Sprintf("the kernel cannot swap to zram here: the comparison with it is left out: %v", err))
-		}
+	paged := region.Supported()
+	if paged != nil {
+		o.note(fmt.Sprintf("the comparison with pages is left out: %v", paged))
 	}
+	if !s.swap {
+		return s.all(ctx, o, fabrics, paged == nil, nil)
+	}
+	z, err := newZram(ctx, s.data+(16<<20))
+	switch {
+	case err == nil:
+		err = s.all(ctx, o, fabrics, paged == nil, &swapping{name: "kernel swap, zram", disk: z})
+		err = errors.Join(err, z.close())
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	default:
+		o.note(fmt.Sprintf("the kernel cannot swap to zram here: the comparison with it is left out: %v", err))
+		err = s.all(ctx, o, fabrics, paged == nil, nil)
+	}
+	if err != nil {
+		return err
+	}
+	d, err := newBorrowed(ctx, o.Polder, s.data+(16<<20))
+	switch {
+	case err == nil:
+		err = s.all(ctx, o, []string{"tcp"}, false, &swapping{name: "kernel swap, NBD", disk: d})
+		return errors.Join(err, d.close())
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	o.note(fmt.Sprintf("the kernel cannot swap to NBD here: the comparison with it is left out: %v", err))
+	return nil
+}
+
+// all compares objects of all sizes with pages, if so, and with the kernel's swapping, if there is some and it can swap enough out.
+func (s pagingScale) all(ctx context.Context, o Options, fabrics []string, pages bool, swap *swapping) error {
 	for _, size := range s.sizes {
 		for _, fabric := range fabrics {
-			if z != nil {
-				err = s.beside(ctx, o, fabric, size, z)
-				if errors.Is(err, errSwapped) {
-					o.note(fmt.Sprintf("%s, %d B: the comparison with the kernel's swapping is left out: %v", fabric, size, err))
+			err := errSwapped
+			if swap != nil {
+				if err = s.beside(ctx, o, fabric, size, pages, *swap); errors.Is(err, errSwapped) {
+					o.note(fmt.Sprintf("%s, %d B: the comparison with %s is left out: %v", fabric, size, swap.name, err))
 				}
 			}
-			if z == nil || errors.Is(err, errSwapped) {
-				err = s.compare(ctx, o, fabric, size, nil)
+			switch {
+			case !errors.Is(err, errSwapped):
+			case pages:
+				err = s.compare(ctx, o, fabric, size, true, nil)
+			default:
+				err = nil
 			}
 			if err != nil {
 				return fmt.Errorf("%s, objects of %d B: %w", fabric, size, err)
@@ -77,9 +107,9 @@ func (s pagingScale) run(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-// beside is compare with a process whose memory is swapped to z. It prints nothing if there is
-// an error.
-func (s pagingScale) beside(ctx context.Context, o Options, fabric string, size int, z *zram) error {
+// beside is compare with a process whose memory is swapped out. It prints nothing if there is an
+// error.
+func (s pagingScale) beside(ctx context.Context, o Options, fabric string, size int, pages bool, swap swapping) error {
 	p, err := startSwapped(o.Polder, s.data, s.data/4)
 	if err != nil {
 		return err
@@ -87,7 +117,8 @@ func (s pagingScale) beside(ctx context.Context, o Options, fabric string, size 
 	var held heldRows
 	out := o.Out
 	o.Out = &held
-	err = s.compare(ctx, o, fabric, size, &swapping{p, z})
+	swap.swapped = p
+	err = s.compare(ctx, o, fabric, size, pages, &swap)
 	if err = errors.Join(err, p.close()); err != nil {
 		return err
 	}
@@ -119,38 +150,38 @@ type side struct {
 	bytes   int64 // moved for that
 }
 
-// compare lets far objects, pages, and a process that is swapped out, if there is one, access
+// compare lets far objects, pages if so, and a process that is swapped out, if there is one, access
 // objects of a size.
-func (s pagingScale) compare(ctx context.Context, o Options, fabric string, size int, swap *swapping) (err error) {
+func (s pagingScale) compare(ctx context.Context, o Options, fabric string, size int, pages bool, swap *swapping) (err error) {
 	l, err := startLender(ctx, o.Polder, fabric, 8*s.data)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.close()) }()
-	pager, err := startPager(ctx, o.Polder, l, s.data)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, pager.close()) }()
 	objects, err := openObjects(ctx, l.store(), max(s.data/4, far.MinLocal), s.data, size)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, objects.close()) }()
-	if err := s.misses(ctx, o, fabric, size, l, pager, objects); err != nil {
-		return err
-	}
-	r, err := pager.mapping(ctx, s.data, s.data/4)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	sides := []*side{
-		{contestant: objects, name: "objects", tried: []int{2, 16, 128, 512}},
-		{contestant: paging{r, pager}, name: "pages", tried: []int{1, 4, 16}},
+	sides := []*side{{contestant: objects, name: "objects", tried: []int{2, 16, 128, 512}}}
+	if pages {
+		pager, err := startPager(ctx, o.Polder, l, s.data)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, pager.close()) }()
+		if err := s.misses(ctx, o, fabric, size, l, pager, objects); err != nil {
+			return err
+		}
+		r, err := pager.mapping(ctx, s.data, s.data/4)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, r.Close()) }()
+		sides = append(sides, &side{contestant: paging{r, pager}, name: "pages", tried: []int{1, 4, 16}})
 	}
 	if swap != nil {
-		sides = append(sides, &side{contestant: swap, name: "kernel swap", tried: []int{1, 2, 4}})
+		sides = append(sides, &side{contestant: swap, name: swap.name, tried: []int{1, 2, 4}})
 	}
 	for _, c := range sides[1:] {
 		if _, err := c.do(ctx, job{Do: "fill", Size: size}); err != nil {
@@ -311,13 +342,14 @@ type paging struct {
 func (p paging) do(ctx context.Context, j job) (result, error) { return j.do(ctx, p.r.Bytes()) }
 func (p paging) moved() (int64, error)                         { return p.p.moved() }
 
-// swapping is objects in the memory of a process that is swapped out to zram.
+// swapping is objects in the memory of a process that is swapped out to a disk.
 type swapping struct {
 	*swapped
-	z *zram
+	name string
+	disk swapDisk
 }
 
-func (s *swapping) moved() (int64, error) { return s.z.moved() }
+func (s *swapping) moved() (int64, error) { return s.disk.moved() }
 
 // objects is far objects of a size.
 type objects interface {

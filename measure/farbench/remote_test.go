@@ -214,6 +214,25 @@ func TestObjectsAreComparedWithPages(t *testing.T) {
 	}
 }
 
+// TestWhatTheKernelCannotSwapToIsSaid, by both benchmarks that have it swap.
+func TestWhatTheKernelCannotSwapToIsSaid(t *testing.T) {
+	for name, run := range map[string]func(Options) error{
+		"paging": func(o Options) error { return (pagingScale{data: 8 << 20, swap: true}).run(t.Context(), o) },
+		"pages":  func(o Options) error { return (pagesScale{work: 8 << 20, accesses: 1}).swap(t.Context(), o) },
+	} {
+		o, out := tiny()
+		var said strings.Builder
+		o.Note = func(what string) { said.WriteString(what + "\n") }
+		if err := run(o); err != nil || len(*out) > 0 {
+			t.Errorf("%s: got %v and %d rows, want none of either", name, err, len(*out))
+		}
+		_, noClient := os.Stat("/sys/module/nbd")
+		if left := strings.Contains(said.String(), "cannot swap to NBD here: the comparison with it is left out: exit status 1: polder: cannot swap to borrowed memory"); left != (noClient != nil) {
+			t.Errorf("%s says %q, and the kernel's NBD client: %v", name, said.String(), noClient)
+		}
+	}
+}
+
 // TestTheKernelSwapsOut three quarters of a process's objects, none of which is lost, and
 // there is nothing left of that in the end.
 func TestTheKernelSwapsOut(t *testing.T) {

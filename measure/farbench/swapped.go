@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"polder/far"
 	"polder/internal/cgroup"
 	"polder/internal/child"
 )
@@ -56,19 +57,7 @@ func (z *zram) sys(file string) string  { return filepath.Join("/sys/block", z.n
 func (z *zram) number() (number string) { return strings.TrimPrefix(z.name, "zram") }
 
 // moved is how many bytes were read from it and written to it.
-func (z *zram) moved() (int64, error) {
-	b, err := os.ReadFile(z.sys("stat"))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(b))
-	if len(fields) < 7 {
-		return 0, fmt.Errorf("cannot understand the statistics of %s: %q", z.name, b)
-	}
-	read, err := strconv.ParseInt(fields[2], 10, 64)
-	written, err2 := strconv.ParseInt(fields[6], 10, 64)
-	return 512 * (read + written), errors.Join(err, err2)
-}
+func (z *zram) moved() (int64, error) { return blockMoved(z.name) }
 
 // close has the kernel bring back what is left there, and removes it.
 func (z *zram) close() error {
@@ -78,6 +67,70 @@ func (z *zram) close() error {
 		}
 	}
 	return errors.Join(os.WriteFile(z.sys("reset"), []byte("1"), 0), os.WriteFile(zramControl+"hot_remove", []byte(z.number()), 0))
+}
+
+// blockMoved is how many bytes were read from a block device and written to it.
+func blockMoved(device string) (int64, error) {
+	b, err := os.ReadFile(filepath.Join("/sys/block", device, "stat"))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(b))
+	if len(fields) < 7 {
+		return 0, fmt.Errorf("cannot understand the statistics of %s: %q", device, b)
+	}
+	read, err := strconv.ParseInt(fields[2], 10, 64)
+	written, err2 := strconv.ParseInt(fields[6], 10, 64)
+	return 512 * (read + written), errors.Join(err, err2)
+}
+
+// swapDisk is what the kernel swaps to, until it is closed.
+type swapDisk interface {
+	moved() (int64, error) // bytes, since the start
+	close() error
+}
+
+// borrowed is a disk in memory of a node on this machine, which polder swap on has the kernel swap to over NBD.
+type borrowed struct {
+	polder string
+	l      *lender
+	device string // nbd0, for example
+}
+
+// newBorrowed makes one of so many bytes. That takes root, a kernel that has an NBD client, and the
+// tools for it.
+func newBorrowed(ctx context.Context, polder string, size int64) (_ *borrowed, err error) {
+	d := &borrowed{polder: polder}
+	if d.l, err = startLender(ctx, polder, "tcp", 2*size); err != nil {
+		return nil, err
+	}
+	out, err := exec.CommandContext(ctx, polder, "swap", "on", "--far", d.l.node.Addr("verbs"), "--size", strconv.FormatInt(size, 10), "--local", strconv.Itoa(borrowedLocal), "--op-timeout", "1m").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
+	} else if _, rest, _ := strings.Cut(string(out), " at /dev/"); rest == "" {
+		err = fmt.Errorf("cannot tell the device from %q", out)
+	} else {
+		d.device, _, _ = strings.Cut(rest, ",")
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.close())
+	}
+	return d, nil
+}
+
+// borrowedLocal is the budget of the process that serves the disk: its least, so that what is swapped out is at the node.
+const borrowedLocal = far.MinLocal
+
+func (d *borrowed) moved() (int64, error) { return blockMoved(d.device) }
+
+// close has the kernel bring back what is left there, and ends what serves it.
+func (d *borrowed) close() error {
+	if d.device != "" {
+		if out, err := exec.Command(d.polder, "swap", "off", "--nbd", d.device).CombinedOutput(); err != nil {
+			return fmt.Errorf("polder swap off: %w: %s", err, strings.TrimSpace(string(out)))
+		}
+	}
+	return d.l.close()
 }
 
 // ownMemory is what a swapped process may have besides the memory that jobs use: of Go's

@@ -22,6 +22,9 @@ type swapLoad struct {
 	segment      int           // pages that are borrowed at a time
 	rounds       int           // segments that each task goes through and that count
 	compute      time.Duration // what a task does with a page, on average
+	// writers is how many cores of a compute node write pages out. A segment with windows of
+	// type 2 belongs to the queue pairs of the core that has borrowed it, whoever reads it.
+	writers int
 }
 
 // Constants of the experiment.
@@ -36,26 +39,39 @@ const (
 	// which 48 tasks do not wait for the node's link, which the paper's cannot have done
 	// either, since they would have waited for it with every manager. It is swept.
 	swapCompute = 16 * time.Microsecond
+	// swapWriters is how many cores of a compute node write pages out. A window of type 2 is for
+	// one queue pair, so that whoever reads a page uses those of the core that borrowed its
+	// segment ("selects the appropriate QP group based on the target chunk", section 5.1), and
+	// without grouping has but one for all it does. Assumed: Fastswap has one core that evicts
+	// for all others. It is swept.
+	swapWriters = 1
 	// swapRPC is how long the node's core is busy with a request. Fitted to figure 2(b): with
 	// 48 tasks and windows of type 2 it is busy for 56 % of the time.
 	swapRPC = 27 * time.Microsecond
 )
 
-// lane is a queue pair of a task's. Requests of a lane are carried out in order.
+// lane is a queue pair of one or several tasks. Requests of a lane are carried out in order.
 type lane struct {
 	r              *rig
 	qp             verbs.QP
 	sent, received verbs.CQ
 	buf            verbs.MR
 	posted, done   int // requests that were signaled
+
+	polled bool     // one of the tasks waits for a completion
+	others sim.Cond // those that wait for what it finds
 }
 
 func (r *rig) lane() *lane {
 	c := r.client
-	n := &lane{r: r, sent: c.cq(128), received: c.cq(16), buf: c.memory(2*page, clientAccess)}
-	n.qp = must(c.pd.CreateQP(verbs.QPInit{SendCQ: n.sent, RecvCQ: n.received, SendDepth: 128, RecvDepth: 16}))
+	n := &lane{r: r, sent: c.cq(laneDepth), received: c.cq(16), buf: c.memory(2*page, clientAccess)}
+	n.qp = must(c.pd.CreateQP(verbs.QPInit{SendCQ: n.sent, RecvCQ: n.received, SendDepth: laneDepth, RecvDepth: 16}))
 	return n
 }
+
+// laneDepth is enough for what all tasks of a compute node have under way: each reads ahead
+// pages and writes as many.
+const laneDepth = 4 * ahead * mostSwapTasks / swapNodes
 
 // plain connects a lane to a queue pair of the node's that carries nothing, and returns it.
 func (n *lane) plain() verbs.QP {
@@ -72,12 +88,21 @@ func (n *lane) post(op verbs.Opcode, addr uint64, key verbs.RKey) (int, error) {
 }
 
 // wait waits until what post returned is done.
-func (n *lane) wait(until int) error {
+func (n *lane) wait(p *sim.Proc, until int) error {
 	for n.done < until {
+		if n.polled {
+			if err := n.others.Wait(p); err != nil {
+				return err
+			}
+			continue
+		}
+		n.polled = true
 		if _, err := n.r.await(n.sent); err != nil {
 			return err
 		}
+		n.polled = false
 		n.done++
+		n.others.Broadcast()
 	}
 	return nil
 }
@@ -120,6 +145,12 @@ type swapManager struct {
 	build func(r *rig, l swapLoad, chunks int) (node func(tasks int) []swapper, busy func() int)
 }
 
+// shared makes the ways of so many tasks, of which there are as many as cores that write out.
+func shared(tasks, writers int, way func() swapper) []swapper {
+	ways := repeat(min(tasks, writers), func(int) swapper { return way() })
+	return repeat(tasks, func(i int) swapper { return ways[i%len(ways)] })
+}
+
 // swapStatic is Static-MR: memory was registered, and nothing is to be borrowed.
 func swapStatic(r *rig, _ swapLoad, _ int) (func(int) []swapper, func() int) {
 	memory := r.node.memory(page, clientAccess)
@@ -140,11 +171,15 @@ func swapStatic(r *rig, _ swapLoad, _ int) (func(int) []swapper, func() int) {
 // pairs, and to bind one again takes back what it was bound to; one of type 2 is for the
 // queue pair that asked, and to give it back is a message, too.
 func swapCore(typ verbs.MWType) func(*rig, swapLoad, int) (func(int) []swapper, func() int) {
-	return func(r *rig, _ swapLoad, chunks int) (func(int) []swapper, func() int) {
+	return func(r *rig, l swapLoad, chunks int) (func(int) []swapper, func() int) {
 		c := newCore(r, typ, 2*chunks)
 		r.w.Daemon("core", c.serve)
 		return func(tasks int) []swapper {
-			return repeat(tasks, func(int) swapper {
+			writers := tasks // with windows of type 1, whoever has the key may read
+			if typ != verbs.MWType1 {
+				writers = l.writers
+			}
+			return shared(tasks, writers, func() swapper {
 				w := swapper{now: r.lane()}
 				w.soon = w.now
 				c.connect(w.now.qp)
@@ -185,7 +220,7 @@ func swapChains(group, separate bool) func(*rig, swapLoad, int) (func(int) []swa
 			if separate {
 				node.offload(alloc.qp, back)
 			}
-			return repeat(tasks, func(int) swapper {
+			return shared(tasks, l.writers, func() swapper {
 				connect := func(n *lane) verbs.QP {
 					if separate {
 						return n.plain()
@@ -391,7 +426,7 @@ func (t *swapTask) fault(p *sim.Proc, counts bool) error {
 			return err
 		}
 	}
-	if err := t.now.wait(first); err != nil {
+	if err := t.now.wait(p, first); err != nil {
 		return err
 	}
 	if counts {
@@ -401,7 +436,7 @@ func (t *swapTask) fault(p *sim.Proc, counts bool) error {
 	reclaim := t.rng.IntN(ahead)
 	for i := range ahead {
 		if i > 0 {
-			if err := t.soon.wait(others[i]); err != nil {
+			if err := t.soon.wait(p, others[i]); err != nil {
 				return err
 			}
 		}
@@ -422,7 +457,7 @@ func (t *swapTask) fault(p *sim.Proc, counts bool) error {
 	}
 	if s.in += ahead; s.in == t.x.l.segment {
 		t.far = t.far[1:]
-		if err := t.soon.wait(t.soon.posted); err != nil {
+		if err := t.soon.wait(p, t.soon.posted); err != nil {
 			return err
 		}
 		if t.give != nil {
@@ -444,7 +479,7 @@ func (t *swapTask) fault(p *sim.Proc, counts bool) error {
 // out writes as many pages out as a fault brings, once those of the time before have been
 // written.
 func (t *swapTask) out(p *sim.Proc) error {
-	if err := t.soon.wait(t.written); err != nil {
+	if err := t.soon.wait(p, t.written); err != nil {
 		return err
 	}
 	return t.node.locked(p, func() (err error) {

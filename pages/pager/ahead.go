@@ -5,6 +5,8 @@ import "polder/pages"
 const (
 	maxWindow = 128 // pages that are read ahead at a time, at most
 	maxMarks  = 8
+	// overThere is how many windows the next one may reach over, of a stream where pages are there already.
+	overThere = 8
 )
 
 // marks are pages that were read ahead and are kept from the client, though they have frames: that one of them is touched
@@ -33,7 +35,6 @@ func (m *mapping) park(at uint32, page []byte) {
 	k.frames[i] = at + 1
 	copy(k.pages[i][:], page)
 	m.frames[at].state = parked
-	m.changed.Broadcast()
 }
 
 // unpark gives the client the page of a frame that was kept from it.
@@ -65,8 +66,11 @@ func (m *mapping) readAhead(j job, b []byte) {
 	var frames [maxWindow]uint32
 	w, n, mark := j.ahead, 0, -1
 	m.mu.Lock()
-	page := w.First
-	for i := int64(0); i < w.Count; i, page = i+1, page+w.Stride {
+	page, most := w.First, w.Count
+	if j.stream { // it comes by the pages that are there in no time
+		most *= overThere
+	}
+	for i := int64(0); i < most && n < int(w.Count); i, page = i+1, page+w.Stride {
 		if page < 0 || page >= int64(len(m.index)) || len(m.free) <= m.low()/2 && !m.makeRoom(int(w.Count)-n) {
 			break
 		}

@@ -162,6 +162,7 @@ func (m *mapping) present(page int64, at uint32, write bool) {
 	case f.state == loading: // who places it has it go on
 		f.want = true
 	case f.state == parked:
+		f.used = false // no more than those beside it, with which it is to go
 		m.unpark(at-1, write)
 		m.follow(page)
 	case f.state == evicting: // who evicts it has it go on

@@ -163,7 +163,7 @@ func (m *mapping) begin(resume bool) error {
 			}
 			off += n
 		}
-		return m.checkpoint(m.ctx)
+		return m.checkpoint(m.ctx) // or the next pager would take the client for the one before it
 	}
 	same := m.region != nil && m.volume.Mark() == mark.Load()
 	if m.region != nil && m.volume.Mark() != 0 && !same {
@@ -186,7 +186,7 @@ func (m *mapping) begin(resume bool) error {
 	if m.region == nil {
 		return nil
 	}
-	return m.checkpoint(m.ctx)
+	return m.checkpoint(m.ctx) // or what is lost would be there again, and old, for a client after this one
 }
 
 // forget has the volume say what is known of the pages of a client whose pager has died: those that are lost are so

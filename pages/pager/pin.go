@@ -218,7 +218,6 @@ func (m *mapping) unpin(id uint64) {
 	m.letGo(first, end)
 	m.pinned -= end - first
 	m.poke()
-	m.changed.Broadcast()
 }
 
 // letGo unpins pages.

@@ -75,6 +75,15 @@ type call struct {
 	answer chan error // has room for one
 }
 
+// Supported says what is wrong if this process can have no regions: its kernel may be too old, or forbid it.
+func Supported() error {
+	fd, _, err := uffd.Open()
+	if err == nil {
+		fd.Close()
+	}
+	return err
+}
+
 // Map makes a region of size bytes, which read as zeros. Pager is where its pager listens,
 // unix:PATH. Ctx is for Map itself.
 func Map(ctx context.Context, pager string, size int64, cfg Config) (*Region, error) {

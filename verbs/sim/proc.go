@@ -171,3 +171,20 @@ func (m *Mutex) Unlock() {
 	m.line = m.line[1:]
 	p.resume(0)
 }
+
+// Cond is for processes that wait until something has changed. The zero value is ready.
+type Cond struct{ line []*Proc }
+
+// Wait returns after the next Broadcast.
+func (c *Cond) Wait(p *Proc) error {
+	c.line = append(c.line, p)
+	return p.park()
+}
+
+// Broadcast lets those that wait go on, in the order in which they came.
+func (c *Cond) Broadcast() {
+	for _, p := range c.line {
+		p.resume(0)
+	}
+	c.line = c.line[:0]
+}

@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -202,5 +203,38 @@ func TestAStoppedProcessWaitsForNothing(t *testing.T) {
 	}
 	if !errors.Is(first, ErrStopped) || !errors.Is(second, ErrStopped) {
 		t.Errorf("got %v and %v, want %v", first, second, ErrStopped)
+	}
+}
+
+// TestBroadcastResumesAllWhoWait, in the order in which they came, and nobody who does not wait any more.
+func TestBroadcastResumesAllWhoWait(t *testing.T) {
+	w := newWorld(t, Testbed())
+	var c, last Cond
+	var resumed []int
+	for i := range 3 {
+		w.Go("waits", func(p *Proc) error {
+			err := errors.Join(p.Sleep(time.Duration(i)), c.Wait(p))
+			resumed = append(resumed, i)
+			err = errors.Join(err, last.Wait(p))
+			if p.Now() != time.Second {
+				t.Errorf("it went on at %v, want a second", p.Now())
+			}
+			return err
+		})
+	}
+	w.Go("broadcasts", func(p *Proc) error {
+		err := p.Sleep(5)
+		c.Broadcast()
+		err = errors.Join(err, p.Sleep(5))
+		c.Broadcast()
+		err = errors.Join(err, p.Sleep(time.Second-10))
+		last.Broadcast()
+		return err
+	})
+	if err := w.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if want := []int{0, 1, 2}; !slices.Equal(resumed, want) {
+		t.Errorf("%v were resumed, want %v", resumed, want)
 	}
 }

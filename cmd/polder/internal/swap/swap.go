@@ -9,10 +9,12 @@ package swap
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -37,6 +39,7 @@ type Host struct {
 	Sys    string // of what the kernel says of devices and modules
 	Swaps  string // the file in which the kernel lists what it swaps to
 	Free   string // the file that says how much memory the kernel keeps free
+	Config string // the file that says how the kernel was built, compressed
 	Server string // the program that serves the device
 	Root   bool   // who runs this may do all that it takes
 }
@@ -46,7 +49,7 @@ const Dir = "/run/polder/swap"
 
 // This is the machine that the program runs on.
 func This() Host {
-	return Host{Dir, "/dev", "/sys", "/proc/swaps", "/proc/sys/vm/min_free_kbytes", "/proc/self/exe", os.Geteuid() == 0}
+	return Host{Dir, "/dev", "/sys", "/proc/swaps", "/proc/sys/vm/min_free_kbytes", "/proc/config.gz", "/proc/self/exe", os.Geteuid() == 0}
 }
 
 // Options say what to swap to.
@@ -81,6 +84,9 @@ func (h Host) missing(ctx context.Context) error {
 		if err == nil && !h.hasModule() {
 			err = errors.New("it loads nothing")
 		}
+		if err != nil && h.builtWithout() {
+			err = errors.New("it was built without (CONFIG_BLK_DEV_NBD is not set)")
+		}
 		if err != nil {
 			lacks = append(lacks, fmt.Sprintf("the kernel has no NBD client, its module nbd: %v", err))
 		}
@@ -89,6 +95,21 @@ func (h Host) missing(ctx context.Context) error {
 		return errors.New(strings.Join(lacks, "; "))
 	}
 	return nil
+}
+
+// builtWithout reports whether the kernel is known to have no such module.
+func (h Host) builtWithout() bool {
+	f, err := os.Open(h.Config)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	r, err := gzip.NewReader(f)
+	if err != nil {
+		return false
+	}
+	b, err := io.ReadAll(r)
+	return err == nil && bytes.Contains(b, []byte("\n# CONFIG_BLK_DEV_NBD is not set\n"))
 }
 
 func (h Host) hasModule() bool { return exists(filepath.Join(h.Sys, "module/nbd")) }

@@ -1,10 +1,13 @@
 package swap
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/signal"
@@ -277,6 +280,14 @@ func TestWhatIsMissingIsSaid(t *testing.T) {
 	without("sys/block/nbd1/pid", "sys/module/nbd")
 	t.Setenv("PATH", filepath.Join(top, "bin")) // where there is no modprobe
 	on(`the kernel has no NBD client, its module nbd: modprobe nbd: exec: "modprobe": executable file not found`)
+	h.Config = filepath.Join(top, "config.gz")
+	var built bytes.Buffer
+	z := gzip.NewWriter(&built)
+	if _, err := io.WriteString(z, "CONFIG_SWAP=y\n# CONFIG_BLK_DEV_NBD is not set\n"); err != nil || z.Close() != nil {
+		t.Fatal(err)
+	}
+	write(t, h.Config, built.String())
+	on("the kernel has no NBD client, its module nbd: it was built without (CONFIG_BLK_DEV_NBD is not set)")
 	without("bin/mkswap", "bin/swapon")
 	h.Root = false
 	on("it takes root; there is no mkswap in the path (Debian: apt-get install util-linux)", "; there is no swapon in the path (Debian: apt-get install mount)")
