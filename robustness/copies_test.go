@@ -98,7 +98,7 @@ func (w *cable) carry(a net.Conn) {
 }
 
 // TestNothingIsLostWithANode: five nodes, of which one after the other is killed, stopped, or cut off, while clients read and
-// write. No acknowledged write is lost, no byte is wrong, and no client is told of an error.
+// write, each up to 1,000 times a second, a third of it writes. No acknowledged write is lost, no byte is wrong, and no client is told of an error.
 func TestNothingIsLostWithANode(t *testing.T) {
 	t.Parallel()
 	const (
@@ -120,7 +120,7 @@ func TestNothingIsLostWithANode(t *testing.T) {
 		cables[i] = newCable(t, addrs[i])
 		far = append(far, cables[i].l.Addr().String())
 	}
-	server := startServer(t, strings.Join(far, ","), "4MiB", "--repair-after", "2s")
+	server := startServer(t, strings.Join(far, ","), "4MiB", "--repair-after", "2s", "--op-timeout", "2s")
 	ctx := t.Context()
 	stop := make(chan struct{})
 	var wg sync.WaitGroup

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"polder/far/named"
+	"polder/far/store"
 )
 
 // logged is a process with a log, whose n-th record begins with n.
@@ -449,5 +450,64 @@ func FuzzScanLog(f *testing.F) {
 		if next != 0 && end != next+n || next == 0 && n > 0 && end < n {
 			t.Fatalf("%d records from %d on end at %d", n, next, end)
 		}
+	})
+}
+
+// TestALogThatLacksASegmentSaysSo: where the places are full, and what the log has is used up, the heap is told that it needs a segment of what is kept
+// for the next checkpoint, and is not any more when there is one.
+func TestALogThatLacksASegmentSaysSo(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		w := newWorld(2)
+		p, _ := w.start(t, named.Config{}).openLog(t)
+		var all []store.Segment
+		for {
+			seg, err := p.store.Alloc(t.Context())
+			if errors.Is(err, store.ErrStoreFull) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, seg)
+		}
+		if p.store.Needs() {
+			t.Error("a log with spare segments needs one")
+		}
+		kept := 0
+		for rec := make([]byte, 15<<10); !p.store.Needs(); kept++ {
+			if kept > 3000 {
+				t.Error("the log takes records for ever, and needs no segment")
+				break
+			}
+			binary.LittleEndian.PutUint64(rec, uint64(kept))
+			number, err := p.log.Append(rec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.log.Commit(number); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Millisecond) // the log looks for spare segments
+		}
+		if err := all[0].Free(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for range 100 {
+			if time.Sleep(time.Second); !p.store.Needs() {
+				break
+			}
+		}
+		if p.store.Needs() {
+			t.Error("a log that could have a segment still needs one")
+		}
+		for _, seg := range all[1:] {
+			if err := seg.Free(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := p.log.Close(); err != nil {
+			t.Error(err)
+		}
+		p.close(t)
+		w.check(t)
 	})
 }
