@@ -392,7 +392,7 @@ func TestAStreamGoesOnWherePagesAreThere(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if missed := s.stats.faults.Load() - scanned/2; missed > scanned/32 {
+	if missed := s.stats.faults.Load() - scanned/2; missed > scanned/16 { // on an idle machine a few; without the stream going on, each other page
 		t.Errorf("a process that read %d pages in a row, of which half were there, waited for %d", scanned, missed)
 	}
 }
