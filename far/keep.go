@@ -286,10 +286,10 @@ func (h *Heap) checkpoints() {
 }
 
 // LackingError says that a snapshot would lack something.
-type LackingError struct{ Entries int }
+type LackingError struct{ Entries int } // of maps, or objects
 
 func (e *LackingError) Error() string {
-	return fmt.Sprintf("at least %d entries were lost with a node, and a copy would lack them", e.Entries)
+	return fmt.Sprintf("at least %d entries or objects were lost with a node, and a copy would lack them", e.Entries)
 }
 
 // Lacking is a *LackingError if entries of the heap are lost, and nobody has set or deleted them since.
@@ -314,6 +314,9 @@ func (h *Heap) Snapshot(ctx context.Context, have map[uint64]uint64) (*saved.Sna
 	}
 	if err := h.Checkpoint(ctx); err != nil {
 		return nil, err
+	}
+	if n := h.objects.Lacks(); n > 0 {
+		return nil, &LackingError{n}
 	}
 	pin := h.core.Far.Pin() // of this checkpoint, or of one that is younger still
 	if pin == nil {

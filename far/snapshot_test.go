@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/objects"
 	"polder/far/record"
 	"polder/far/saved"
 	"polder/internal/invariants"
@@ -138,6 +139,64 @@ func TestASnapshotIsOfTheMomentWhenItWasTaken(t *testing.T) {
 			closeHeap(t, loaded)
 		})
 	}
+}
+
+// gone is a segment that was lost.
+type gone struct{ heap.Segment }
+
+func (gone) Lost() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
+// What was saved has the objects that are kept, too, and where objects were lost nothing is saved.
+func TestASnapshotHasObjects(t *testing.T) {
+	k := newKeeper(heap.MinSegmentSize, 1200)
+	h := openKept(t, k, 4<<20, false)
+	p, m, r := openThings(t, h), &thingsModel{array: map[int]uint64{}}, rand.New(rand.NewPCG(1, 2))
+	p.churn(t, m, r, 40_000)
+	s := snapshotOf(t, h, nil)
+	later := m.clone()
+	for range 3 {
+		p.churn(t, later, r, 20_000)
+		if err := h.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var file bytes.Buffer
+	if err := saveTo(t, s, saved.NewWriter(&file)); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	loaded := restoredHeap(t, file.Bytes(), false)
+	openThings(t, loaded).check(t, m)
+	closeHeap(t, loaded)
+
+	p.check(t, later)
+	head, _ := p.nodes.Named("head")
+	for i := 0; i < len(later.list) && head.IsLocal(); i++ {
+		n, err := head.Load(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		head = n.Next.Ptr(h)
+	}
+	if head.IsLocal() {
+		t.Fatal("nothing of the list is far")
+	}
+	if invariants.Enabled {
+		closeHeap(t, h)
+		return // to have a segment be lost is a race with those who look at it
+	}
+	seg := h.core.Far.Seg(objects.Load(head.word()).FarAddr())
+	seg.Seg = gone{seg.Seg}
+	pooltest.Eventually(t, "what was lost is missed", func() bool {
+		_, err := h.Snapshot(t.Context(), nil)
+		var lacking *LackingError
+		return errors.As(err, &lacking) && lacking.Entries > 0
+	})
+	closeHeap(t, h)
 }
 
 // checkLent opens a heap of which a snapshot was read, closes it, and fails if it goes on having what the snapshot needed.

@@ -127,7 +127,7 @@ func (sp *Space) Freeze(b []byte) (_ []byte, need int64) {
 	b = binary.LittleEndian.AppendUint32(b, uint32(t.pages.Load()))
 	end := int64(cap(b)) - f.dirtySize
 	full := false
-	f.dirty, f.dirtySize = f.dirty[:0], 0
+	f.dirty, f.dirtySize, f.lost = f.dirty[:0], 0, 0
 	f.walk(func(n int, put func(b []byte) []byte) {
 		if full = full || int64(len(b)+n) > end; !full {
 			b = put(b)
@@ -136,8 +136,12 @@ func (sp *Space) Freeze(b []byte) (_ []byte, need int64) {
 	if full || int64(len(b))+4+f.dirtySize > int64(cap(b)) { // objects were written to meanwhile
 		return nil, f.size * 5 / 4
 	}
+	sp.lacks.Store(int64(f.lost))
 	return f.encodeDirty(b), 0
 }
+
+// Lacks is how many objects were lost of those that the last checkpoint should have, as far as their words are awake.
+func (sp *Space) Lacks() int { return int(sp.lacks.Load()) }
 
 // freezing is the making of a checkpoint.
 type freezing struct {
@@ -146,6 +150,7 @@ type freezing struct {
 	b       []byte // classes
 	size    int64
 
+	lost      int      // objects
 	dirty     []uint64 // numbers of the words of objects without a far copy
 	dirtySize int64
 }
@@ -241,11 +246,13 @@ func (f *freezing) wordOf(n uint64) Word {
 		case w.Far():
 			id = w.FarClass()
 			if s := f.sp.core.Far.Seg(w.FarAddr()); s == nil || s.Gone() {
-				w = lostWord
+				f.lost++
+				return lostWord
 			}
 		case w.Zero():
 			id = uint16(w)
 		case w.lost():
+			f.lost++
 			return w
 		case !w.Local():
 			return 0

@@ -24,6 +24,7 @@ type Space struct {
 	most     int                      // bytes of an object's data; immutable
 	maxLocal int                      // the same of a slot that is being read into; immutable
 	keeps    atomic.Bool              // there are classes that outlive the process
+	lacks    atomic.Int64             // see Lacks
 
 	mu      sync.Mutex
 	retired []retiredClass    // whose numbers are free, or about to be; under mu
