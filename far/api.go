@@ -33,7 +33,7 @@ type Config struct {
 	// MaxValue is the largest value in bytes that a ByteMap takes. Zero means
 	// a quarter of Local or 512 MiB, whichever is less.
 	MaxValue int
-	// CheckpointEvery is how often a heap that was opened takes a checkpoint, if something has changed. Zero means when
+	// CheckpointEvery is how often a heap that was opened takes a checkpoint, if something has changed, as objects that are kept may always have. Zero means when
 	// it is closed, and when far memory is needed that waits for a checkpoint to be given back.
 	CheckpointEvery time.Duration
 	// CloseWithin is for how long Close tries to take the last checkpoint of a heap that was opened. Zero means a minute: without it,

@@ -270,7 +270,8 @@ func (h *Heap) checkpoints() {
 		}
 		now := time.Now()
 		last := time.Unix(0, h.checkpointed.Load())
-		due := h.every > 0 && now.Sub(last) >= h.every && h.maps.Changes() != h.checkpointAt.Load() || h.core.Far.Starved()
+		changed := h.objects.Keeps() || h.maps.Changes() != h.checkpointAt.Load() // of objects nobody is told
+		due := h.every > 0 && now.Sub(last) >= h.every && changed || h.core.Far.Starved()
 		if !due || now.Before(next) {
 			continue
 		}

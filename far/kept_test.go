@@ -13,6 +13,7 @@ import (
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/internal/failpoint"
+	"polder/pool/pooltest"
 )
 
 type keptNode struct {
@@ -431,6 +432,32 @@ func FuzzLoadObjects(f *testing.F) {
 		}
 		closeHeap(t, h)
 	})
+}
+
+// A checkpoint that is due is taken where nothing has changed but objects.
+func TestACheckpointIsDueForObjects(t *testing.T) {
+	k := newKeeper(heap.MinSegmentSize, 400)
+	k.reopen = map[string]bool{}
+	h, err := Open(t.Context(), k, Config{Local: 4 << 20, CheckpointEvery: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := openThings(t, h)
+	time.Sleep(3 * checkpointTick) // the first one has been taken
+	if err := p.array.Set(t.Context(), 7, 7); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the first one may have begun before
+		now := time.Now()
+		pooltest.Eventually(t, "there is another checkpoint", func() bool { return h.LastCheckpoint().After(now) })
+	}
+	killed := k.copy()
+	closeHeap(t, h)
+	h = openKept(t, killed, 4<<20, false)
+	if v, err := openThings(t, h).array.Get(t.Context(), 7); err != nil || v != 7 {
+		t.Errorf("element 7 is %d, %v", v, err)
+	}
+	closeHeap(t, h)
 }
 
 // What is written to objects while they are written back, and moved for that, is not lost.
