@@ -157,7 +157,7 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 	}
 	defer func() { <-h.checkpoint }()
 	changes := h.maps.Changes() // or more
-	size := int64(0)
+	size, began := int64(0), time.Now()
 	for {
 		need, err := size, h.core.WriteBack(ctx, h.objects.Keeps())
 		switch {
@@ -171,7 +171,8 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 			h.checkpointAt.Store(changes)
 			return nil
 		}
-		if err != bytemap.ErrBusy && err != bytemap.ErrGrown && !errors.Is(err, store.ErrSealed) {
+		scarce := errors.Is(err, errNoMemory) && !errors.Is(err, ErrMetadataFull) && time.Since(began) < heap.StoreTimeout // the evacuator makes some
+		if err != bytemap.ErrBusy && err != bytemap.ErrGrown && !errors.Is(err, store.ErrSealed) && !scarce {
 			return err
 		}
 		size = need
@@ -193,6 +194,8 @@ const dirtyShare = 32
 // leastCheckpoint is room for what every checkpoint has.
 const leastCheckpoint = 64 << 10
 
+var errNoMemory = errors.New("no memory for a checkpoint")
+
 // tryCheckpoint is one try, with at least so many bytes of memory. It returns how many it should have been.
 func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
 	least := h.core.Stats().Index + h.core.Dirty() + leastCheckpoint
@@ -202,7 +205,7 @@ func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
 	if err := h.core.GrowIndex(heap.Checkpoint, size); err != nil && (more || h.core.Dirty() > h.Local()/dirtyShare) {
 		return 0, bytemap.ErrGrown
 	} else if err != nil {
-		return 0, fmt.Errorf("no memory for a checkpoint of %d bytes: %w", size, err)
+		return 0, fmt.Errorf("%w of %d bytes: %w", errNoMemory, size, err)
 	}
 	defer h.core.Logs.ShrinkIndex(heap.Checkpoint, size)
 	mem, err := arena.Anonymous(int(size), false)
