@@ -254,10 +254,8 @@ func (h *Heap) freeze(ctx context.Context, mem, state []byte) (b []byte, segs []
 	return b, segs, 0, nil
 }
 
-const (
-	// checkpointTick is how often is looked whether a checkpoint is due.
-	checkpointTick = 100 * time.Millisecond
-)
+// checkpointTick is how often is looked whether a checkpoint is due.
+const checkpointTick = 100 * time.Millisecond
 
 // checkpoints takes checkpoints when they are due. If one fails, it is tried again after as long as between two.
 func (h *Heap) checkpoints() {

@@ -134,11 +134,8 @@ func (tr *tracker) keep(st func() runsState) {
 
 // keptWords are n words of the class of tr in a row.
 func (tr *tracker) keptWords(first uint64, n int) ([]uint64, error) {
-	if n == 0 {
-		return nil, nil
-	}
 	words, err := tr.h.objects.Taken(first, n)
-	if err != nil {
+	if err != nil && n > 0 {
 		return nil, fmt.Errorf("cannot open %s %q: %w", tr.kind, tr.c.Name(), err)
 	}
 	return words, nil

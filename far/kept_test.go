@@ -434,6 +434,31 @@ func FuzzLoadObjects(f *testing.F) {
 	})
 }
 
+// While the evacuator is held, so that words do not change under a checkpoint, it makes no room, and afterwards it does.
+func TestAnEvacuatorThatIsHeldMovesNothing(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
+	c := newPoints(t, h, ClassConfig{})
+	resume, err := h.core.Pause(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := h.Stats()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	for err = nil; err == nil; {
+		_, err = c.New(ctx, point{})
+	}
+	if now := h.Stats(); !errors.Is(err, context.DeadlineExceeded) || now.EvacuatedSegments != was.EvacuatedSegments || now.Passes != was.Passes {
+		t.Errorf("%v; %d segments were evacuated in %d passes, %d in %d before", err, now.EvacuatedSegments, now.Passes, was.EvacuatedSegments, was.Passes)
+	}
+	resume()
+	for range 2000 {
+		if _, err := c.New(t.Context(), point{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A checkpoint that is due is taken where nothing has changed but objects.
 func TestACheckpointIsDueForObjects(t *testing.T) {
 	k := newKeeper(heap.MinSegmentSize, 400)
