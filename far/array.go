@@ -37,6 +37,7 @@ type StructureConfig struct {
 // newTracker makes the class and the tracker of a structure of elements of type
 // T, of which room bytes, or cfg.Group, go into an object.
 func newTracker[T any](h *Heap, kind string, cfg StructureConfig, room int) (*tracker, error) {
+	name := cfg.Name
 	if cfg.Name == "" {
 		cfg.Name = kind
 	}
@@ -58,19 +59,15 @@ func newTracker[T any](h *Heap, kind string, cfg StructureConfig, room int) (*tr
 	} else {
 		group = 1 << bits.Len(uint(group-1))
 	}
-	layout := ""
-	if cfg.Keep {
-		var err error
-		if layout, err = layoutOf(t); kind != "array" && kind != "vector" {
-			err = errors.New("only arrays and vectors can be: use a map, or objects of a class")
-		}
-		if err != nil {
-			return nil, fmt.Errorf("cannot keep %s %q: %w", kind, cfg.Name, err)
-		}
-		layout = kind + " of " + layout
+	layout, err := keptLayout(cfg.Keep, name, t)
+	if cfg.Keep && kind != "array" && kind != "vector" {
+		err = errors.New("only arrays and vectors can be: use a map, or objects of a class")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot keep %s %q: %w", kind, cfg.Name, err)
 	}
 	tr := &tracker{h: h, kind: kind, group: group, make: cfg.NewPrefetcher}
-	c, err := h.objects.NewClass(objects.Config{Name: cfg.Name, HotBits: cfg.HotBits, Evacuated: tr.evacuated, Outlives: cfg.Keep, Layout: layout}, group*size)
+	c, err := h.objects.NewClass(objects.Config{Name: cfg.Name, HotBits: cfg.HotBits, Evacuated: tr.evacuated, Outlives: cfg.Keep, Layout: kind + " of " + layout}, group*size)
 	if err != nil {
 		return nil, err
 	}

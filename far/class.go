@@ -65,12 +65,9 @@ func NewClass[T any](h *Heap, cfg ClassConfig) (*Class[T], error) {
 	if err := pointerless(t); err != nil {
 		return nil, fmt.Errorf("cannot make class %q: %w", cfg.Name, err)
 	}
-	layout := ""
-	if cfg.Keep {
-		var err error
-		if layout, err = layoutOf(t); err != nil {
-			return nil, fmt.Errorf("cannot keep class %q: %w", cfg.Name, err)
-		}
+	layout, err := keptLayout(cfg.Keep, cfg.Name, t)
+	if err != nil {
+		return nil, fmt.Errorf("cannot keep class %q: %w", cfg.Name, err)
 	}
 	oc, err := h.newClass(cfg, int(t.Size()), layout)
 	if err != nil {

@@ -294,10 +294,10 @@ func (e *LackingError) Error() string {
 	return fmt.Sprintf("at least %d entries or objects were lost with a node, and a copy would lack them", e.Entries)
 }
 
-// Lacking is a *LackingError if entries of the heap are lost, and nobody has set or deleted them since.
+// Lacking is a *LackingError if entries of the heap are lost, and nobody has set or deleted them since, or objects were at the last checkpoint.
 func (h *Heap) Lacking() error {
 	st := h.Stats()
-	n := st.Uncounted
+	n := st.Uncounted + h.objects.Lacks()
 	for _, m := range st.Maps {
 		n += m.LostNow
 	}
@@ -311,14 +311,11 @@ func (h *Heap) Lacking() error {
 // file. Of segments, whose positions are the keys of have, it leaves out so many bytes, which whoever reads has by an earlier
 // snapshot of the heap. Close it.
 func (h *Heap) Snapshot(ctx context.Context, have map[uint64]uint64) (*saved.Snapshot, error) {
-	if err := h.Lacking(); err != nil {
-		return nil, err
-	}
 	if err := h.Checkpoint(ctx); err != nil {
 		return nil, err
 	}
-	if n := h.objects.Lacks(); n > 0 {
-		return nil, &LackingError{n}
+	if err := h.Lacking(); err != nil {
+		return nil, err
 	}
 	pin := h.core.Far.Pin() // of this checkpoint, or of one that is younger still
 	if pin == nil {

@@ -14,6 +14,17 @@ import (
 	"polder/far/record"
 )
 
+// keptLayout is what is compared when something of type t that is to be kept under a name is opened: its layout.
+func keptLayout(keep bool, name string, t reflect.Type) (string, error) {
+	switch {
+	case !keep:
+		return "", nil
+	case name == "":
+		return "", errors.New("it has no name by which it could be found again")
+	}
+	return layoutOf(t)
+}
+
 // layoutOf is codec.Layout of a type whose Refs are what they are in another process, too; what else refers to something is refused.
 func layoutOf(t reflect.Type) (string, error) {
 	return codec.Layout(t, func(t reflect.Type) (string, error) {

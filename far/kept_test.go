@@ -13,6 +13,7 @@ import (
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/internal/failpoint"
+	"polder/internal/invariants"
 	"polder/pool/pooltest"
 )
 
@@ -364,6 +365,10 @@ func TestKeptObjectsAreOpenedAsTheyWereMade(t *testing.T) {
 	wants(err, "field Name")
 	_, err = NewClass[struct{ S SharedRef[int] }](h, ClassConfig{Name: "b", Keep: true})
 	wants(err, "field S")
+	_, err = NewClass[keptNode](h, ClassConfig{Keep: true})
+	wants(err, "it has no name")
+	_, err = NewVector[uint64](h, StructureConfig{Keep: true})
+	wants(err, "it has no name")
 	wants(p.nodes.SetNamed(strings.Repeat("x", maxName+1), Ptr[keptNode]{}), "at most 1024")
 
 	q := openThings(t, h) // after all that
@@ -432,6 +437,49 @@ func FuzzLoadObjects(f *testing.F) {
 		}
 		closeHeap(t, h)
 	})
+}
+
+// An array and a vector that are cleared and written to while checkpoints are taken, with nobody to hold that off, may come back with any of it, but they come back.
+func TestWhatIsClearedMeanwhileIsOpenedAgain(t *testing.T) {
+	if invariants.Enabled {
+		return // it is a data race, on the bytes of objects; "make plain" runs it
+	}
+	k := newKeeper(heap.MinSegmentSize, 400)
+	h := openKept(t, k, 4<<20, false)
+	p := openThings(t, h)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			for i := 0; i < keptArray; i += 100 {
+				if err := errors.Join(p.array.Set(context.Background(), i, uint64(i)), p.vec.Append(context.Background(), keptNode{Key: 1})); err != nil {
+					t.Error(err)
+				}
+			}
+			p.array.Clear()
+			p.vec.Clear()
+		}
+	})
+	var killed []*keeper
+	for ctx.Err() == nil {
+		if err := h.Checkpoint(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if len(killed) < 100 {
+			killed = append(killed, k.copy())
+		}
+	}
+	wg.Wait()
+	closeHeap(t, h)
+	for _, k := range killed {
+		h := openKept(t, k, 4<<20, false)
+		p := openThings(t, h)
+		if err := p.array.Read(t.Context(), make([]uint64, keptArray), 0); err != nil {
+			t.Fatal(err)
+		}
+		closeHeap(t, h)
+	}
 }
 
 // While the evacuator is held, so that words do not change under a checkpoint, it makes no room, and afterwards it does.

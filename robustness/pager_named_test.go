@@ -139,23 +139,29 @@ func TestARegionOutlivesItsPager(t *testing.T) {
 	}
 }
 
-// TestALaterClientGoesOnWithANewPager: who maps a name, and has not called Sync yet, finds what the client before it has kept
-// when the pager dies, and when the next one does, before anything else was kept.
-func TestALaterClientGoesOnWithANewPager(t *testing.T) {
-	t.Parallel()
-	const count, size = 256, 4096
+// namedPager returns what starts a pager of a heap on a disk, and what maps its region "results", of size bytes, as often as they are called.
+func namedPager(t *testing.T, size int64) (start func() *child.Process, attach func() *region.Region) {
 	addr, dir := "unix:"+filepath.Join(t.TempDir(), "pager"), t.TempDir()
-	start := func() *child.Process {
+	start = func() *child.Process {
 		return proctest.Run(t, "pager", "--listen", addr, "--admin", "off", "--disk", dir, "--heap", "regions", "--local", "8MiB", "--size", "64MiB")
 	}
-	attach := func() *region.Region {
-		r, err := region.Map(t.Context(), addr, count*size, region.Config{Name: "results", Local: 256 << 10, Timeout: 20 * time.Second})
+	attach = func() *region.Region {
+		r, err := region.Map(t.Context(), addr, size, region.Config{Name: "results", Local: 256 << 10, Timeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = r.Close() })
 		return r
 	}
+	return start, attach
+}
+
+// TestALaterClientGoesOnWithANewPager: who maps a name, and has not called Sync yet, finds what the client before it has kept
+// when the pager dies, and when the next one does, before anything else was kept.
+func TestALaterClientGoesOnWithANewPager(t *testing.T) {
+	t.Parallel()
+	const count, size = 256, 4096
+	start, attach := namedPager(t, count*size)
 	p := start()
 	r := attach()
 	for number := range count {
@@ -188,18 +194,7 @@ func TestALaterClientGoesOnWithANewPager(t *testing.T) {
 func TestWhatIsLostStaysLost(t *testing.T) {
 	t.Parallel()
 	const count, size = 256, 4096
-	addr, dir := "unix:"+filepath.Join(t.TempDir(), "pager"), t.TempDir()
-	start := func() *child.Process {
-		return proctest.Run(t, "pager", "--listen", addr, "--admin", "off", "--disk", dir, "--heap", "regions", "--local", "8MiB", "--size", "64MiB")
-	}
-	attach := func() *region.Region {
-		r, err := region.Map(t.Context(), addr, count*size, region.Config{Name: "results", Local: 256 << 10, Timeout: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = r.Close() })
-		return r
-	}
+	start, attach := namedPager(t, count*size)
 	p := start()
 	r := attach()
 	for version := range byte(2) {

@@ -108,16 +108,15 @@ func (sp *Space) Disown(c *Class) {
 
 // Freeze appends what a checkpoint says of objects to b, within its capacity; or, if that is too small, returns how much it takes. The evacuator does nothing meanwhile.
 func (sp *Space) Freeze(b []byte) (_ []byte, need int64) {
-	sp.mu.Lock()
-	classes := *sp.classes.Load()
-	f := freezing{sp: sp, classes: classes}
-	f.encodeClasses()
-	sp.mu.Unlock()
 	z, t := &sp.sleep, &sp.words
-	z.mu.Lock()
+	z.mu.Lock() // first: from now on no word of another class goes far
 	defer z.mu.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	sp.mu.Lock()
+	f := freezing{sp: sp, classes: *sp.classes.Load()}
+	f.encodeClasses()
+	sp.mu.Unlock()
 	f.size = int64(len(f.b)) + 8
 	f.walk(func(n int, _ func(b []byte) []byte) { f.size += int64(n) })
 	if f.size += f.dirtySize; f.size > int64(cap(b)-len(b)) {
@@ -283,23 +282,27 @@ func (f *freezing) wordOf(n uint64) Word {
 	}
 }
 
-// encodeDirty appends the objects that were found to be dirty, as far as they are still there.
+// encodeDirty appends the objects that were found to be dirty, as far as they are still there. One that is unused by now is one of zeros: its word must not be
+// missing among those of an array.
 func (f *freezing) encodeDirty(b []byte) []byte {
 	put16, put32, put64 := binary.LittleEndian.AppendUint16, binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
 	at, count := len(b), uint32(0)
 	b = put32(b, 0)
 	for _, n := range f.dirty {
-		w := Load(f.sp.At(n))
-		if !w.Local() {
+		var id uint16
+		var data []byte
+		switch w := Load(f.sp.At(n)); {
+		case w.Local():
+			o := f.sp.core.Logs.Object(w.Addr())
+			id, data = classIn(atomic.LoadUint64(o.Tail())), o[object.Header:object.Header+object.HeadLen(o.Head())]
+		case w.Zero():
+			id = uint16(w)
+			data = make([]byte, f.sp.class(id).Size)
+		default:
 			continue // it was freed
 		}
-		o := f.sp.core.Logs.Object(w.Addr())
-		size := object.HeadLen(o.Head())
-		if len(b)+14+size > cap(b) {
-			continue // it was freed, and is another one by now
-		}
-		b = put16(put64(b, n), classIn(atomic.LoadUint64(o.Tail())))
-		b = append(put32(b, uint32(size)), o[object.Header:object.Header+size]...)
+		b = put16(put64(b, n), id)
+		b = append(put32(b, uint32(len(data))), data...)
 		count++
 	}
 	binary.LittleEndian.PutUint32(b[at:], count)

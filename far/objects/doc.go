@@ -24,7 +24,7 @@
 //	heap.OpenLog.Mu
 //	sleeper.mu
 //	  words.mu
-//	Space.mu
+//	    Space.mu
 //
 // # Files
 //
