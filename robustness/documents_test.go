@@ -152,7 +152,7 @@ func buildSnippets(dir string, snippets map[string]string) (program string, err 
 		fmt.Fprintf(&cases, "\tcase %q:\n\t\terr = func() error {\n//line %s\n%s\n\t\t\treturn nil\n\t\t}()\n", place, place, snippets[place])
 	}
 	main.WriteString("package main\n\nimport (\n\t\"context\"\n\t\"fmt\"\n\t\"os\"\n\n")
-	for _, path := range []string{"polder/far", "polder/far/remote", "polder/pages/region", "polder/pool", "polder/share", "polder/soft"} {
+	for _, path := range []string{"polder/far", "polder/far/disk", "polder/far/remote", "polder/pages/region", "polder/pool", "polder/share", "polder/soft"} {
 		if strings.Contains(cases.String(), filepath.Base(path)+".") {
 			fmt.Fprintf(&main, "\t%q\n", path)
 		}
