@@ -452,8 +452,8 @@ func (w *weight) value() float64 { return math.Exp(w.log) }
 
 const (
 	reweighEvery  = 2 * time.Second
-	reweighWithin = 5 * time.Second // that budgets may take to shrink
-	reweighFrom   = 1000            // reads of far entries in that time, below which it does not matter who has what
+	reweighWithin = 300 * time.Millisecond // that budgets may take to shrink: a partition that is to be opened waits for as long
+	reweighFrom   = 1000                   // reads of far entries in that time, below which it does not matter who has what
 	// mostReweigh is how much a weight may change at a time, and leastReweigh what is not worth it: budgets follow the load within
 	// ten seconds or so, and stay as they are when it only wavers.
 	mostReweigh, leastReweigh = 1.25, 1.1
@@ -487,7 +487,7 @@ func (s *shared) reweighOnce() error {
 		for _, m := range part.opened.heap.Stats().Maps {
 			n += m.Misses
 		}
-		missed[i], local[i], were[i] = float64(n-part.weigh.missed), float64(part.opened.heap.Local()), part.weigh.log
+		missed[i], local[i], were[i] = max(0, float64(n)-float64(part.weigh.missed)), float64(part.opened.heap.Local()), part.weigh.log
 		part.weigh.missed = n
 	}
 	logs := reweighed(missed, local, were)
