@@ -157,9 +157,9 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 	}
 	defer func() { <-h.checkpoint }()
 	changes := h.maps.Changes() // or more
-	size, began := int64(0), time.Now()
+	size, began, objects := int64(0), time.Now(), h.objects.Keeps()
 	for {
-		need, err := size, h.core.WriteBack(ctx, h.objects.Keeps())
+		need, err := size, h.core.WriteBack(ctx, objects)
 		switch {
 		case err == nil:
 			need, err = h.tryCheckpoint(ctx, size)
@@ -175,7 +175,12 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 		if err != bytemap.ErrBusy && err != bytemap.ErrGrown && !errors.Is(err, store.ErrSealed) && !scarce {
 			return err
 		}
+		// What objects have become meanwhile is in the checkpoint, if there is memory for that. If they were written back once more,
+		// as many could have changed by the end of it.
 		size = need
+		if !errors.Is(err, store.ErrSealed) {
+			objects = scarce && h.objects.Keeps()
+		}
 		h.maps.Settle()
 		select {
 		case <-time.After(time.Millisecond):
@@ -187,9 +192,8 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 	}
 }
 
-// dirtyShare is the part of the budget that may have no far copy when a checkpoint is taken, if
-// there is little memory for it.
-const dirtyShare = 32
+// memoryWait is how long one try of a checkpoint waits for memory.
+const memoryWait = time.Second
 
 // leastCheckpoint is room for what every checkpoint has.
 const leastCheckpoint = 64 << 10
@@ -198,13 +202,9 @@ var errNoMemory = errors.New("no memory for a checkpoint")
 
 // tryCheckpoint is one try, with at least so many bytes of memory. It returns how many it should have been.
 func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
-	least := h.core.Stats().Index + h.core.Dirty() + leastCheckpoint
-	more := size > least // than it takes now
-	size = max(size, least) * 5 / 4
+	size = max(size, h.core.Stats().Index+h.core.Dirty()+leastCheckpoint) * 5 / 4
 	size = (size + int64(arena.PageSize)) &^ int64(arena.PageSize-1)
-	if err := h.core.GrowIndex(heap.Checkpoint, size); err != nil && (more || h.core.Dirty() > h.Local()/dirtyShare) {
-		return 0, bytemap.ErrGrown
-	} else if err != nil {
+	if err := h.core.GrowIndex(heap.Checkpoint, size, memoryWait); err != nil {
 		return 0, fmt.Errorf("%w of %d bytes: %w", errNoMemory, size, err)
 	}
 	defer h.core.Logs.ShrinkIndex(heap.Checkpoint, size)

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -586,5 +587,76 @@ func TestObjectsAreUsedWhileTheyAreWrittenBack(t *testing.T) {
 	if n < 3 {
 		t.Errorf("objects were written back %d times, too few to tell", n)
 	}
+	closeHeap(t, h)
+}
+
+// lateKeeper is a keeper whose writes take their time.
+type lateKeeper struct{ *keeper }
+
+type lateSegment struct{ heap.Segment }
+
+func (k lateKeeper) Alloc(ctx context.Context) (heap.Segment, error) {
+	s, err := k.keeper.Alloc(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return lateSegment{s}, nil
+}
+
+func (k lateKeeper) Read(ctx context.Context, ops []heap.ReadOp) {
+	for i := range ops {
+		ops[i].Seg = ops[i].Seg.(lateSegment).Segment
+	}
+	k.keeper.Read(ctx, ops)
+}
+
+func (s lateSegment) Write(ctx context.Context, p []byte, off int) error {
+	time.Sleep(20 * time.Millisecond)
+	return s.Segment.Write(ctx, p, off)
+}
+
+// A checkpoint comes to its end though all objects change all the while, so that it has more of them than there is memory for at first, and
+// the store takes long to make some: it has them, or says what is missing.
+func TestACheckpointEndsWhileObjectsChange(t *testing.T) {
+	t.Parallel()
+	k := lateKeeper{newKeeper(heap.MinSegmentSize, 4000)}
+	k.reopen = map[string]bool{}
+	h, err := Open(t.Context(), k, Config{Local: 16 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewClass[keptNode](h, ClassConfig{Name: "nodes", Keep: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ps := make([]Ptr[keptNode], 80_000)
+	for i := range ps {
+		if ps[i], err = c.New(t.Context(), keptNode{Key: uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var over atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		s := h.NewScope()
+		defer s.Close()
+		for i := 0; !over.Load(); i++ {
+			s.Enter()
+			if v := ps[i%len(ps)].DerefMut(s); v != nil {
+				v.Value++
+			}
+			s.Leave()
+			if i%20_000 == 0 {
+				time.Sleep(time.Millisecond)
+			}
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := h.Checkpoint(ctx); err != nil && !errors.Is(err, errNoMemory) {
+		t.Error(err)
+	}
+	over.Store(true)
+	wg.Wait()
 	closeHeap(t, h)
 }

@@ -114,7 +114,7 @@ func (s *settler) ready() error {
 	}
 	l := &s.h.core.Logs
 	n := min(max(heap.Floor2(s.h.core.Local()/128), leastSettler), mostSettler)
-	if err := s.h.core.GrowIndex(heap.Settling, int64(3*n)); err != nil {
+	if err := s.h.core.GrowIndex(heap.Settling, int64(3*n), heap.HoldFor); err != nil {
 		return err
 	}
 	mem, err := arena.Anonymous(3*n, false)
@@ -207,7 +207,7 @@ func (s *settler) double(sh *shard) error {
 		if enough {
 			return nil
 		}
-		if err := s.h.core.GrowIndex(heap.Leaves, size); err != nil {
+		if err := s.h.core.GrowIndex(heap.Leaves, size, heap.HoldFor); err != nil {
 			return err
 		}
 		sh.mu.Lock()

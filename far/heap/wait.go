@@ -71,9 +71,9 @@ var errEvacuator = errors.New("cannot wait for local memory in what the evacuato
 
 var errScopeOpen = fmt.Errorf("cannot wait for local memory: %w: leave it first, or use what takes the scope, such as NewIn", ErrScopeOpen)
 
-// GrowIndex takes n bytes of the budget for u, for which it waits a little.
-func (h *Heap) GrowIndex(u Line, n int64) error {
-	ctx, cancel := context.WithTimeout(h.Ctx, HoldFor)
+// GrowIndex takes n bytes of the budget for u, for which it waits for so long.
+func (h *Heap) GrowIndex(u Line, n int64, wait time.Duration) error {
+	ctx, cancel := context.WithTimeout(h.Ctx, wait)
 	defer cancel()
 	for {
 		err := h.Logs.GrowIndex(u, n, ForMutator)
