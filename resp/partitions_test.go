@@ -538,7 +538,7 @@ func TestEveryCommandIsAnsweredByAServerOfPartitions(t *testing.T) {
 	for _, addr := range c.addrs {
 		for _, args := range all {
 			switch args[0] {
-			case "quit", "monitor", "sync", "subscribe", "psubscribe", "unsubscribe", "punsubscribe", "client": // no reply, more than one, or others must wait
+			case "quit", "monitor", "sync", "subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "client": // no reply, more than one, or others must wait
 				continue
 			}
 			cl := dial(t, addr)
