@@ -210,7 +210,7 @@ func (s *session) performAt(at *part, cmd *table.Command, args [][]byte) bool {
 			return true
 		}
 	}
-	if s.watchAt != nil && s.watchAt != at { // what was watched has gone to another server, and perhaps come back
+	if s.watchAt != nil && s.watchAt != at && s.watchAt.number == at.number { // what was watched has gone to another server, and perhaps come back
 		if cmd.Name == "watch" {
 			s.unwatch()
 		}

@@ -556,3 +556,18 @@ func TestEveryCommandIsAnsweredByAServerOfPartitions(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatIsSaidOfOtherPartitionsBreaksNoWatch, be they at this server or at another one.
+func TestWhatIsSaidOfOtherPartitionsBreaksNoWatch(t *testing.T) {
+	c := startCluster(t, 2, 4, roomy/8)
+	watched, beside, away := c.keyIn(0, "k"), c.keyIn(2, "k"), c.keyIn(1, "k")
+	cl := dial(t, c.addrs[0])
+	for _, key := range []string{beside, away} {
+		expect(t, cl, "WATCH "+watched, "+OK")
+		expect(t, cl, "SET "+key+" v", "+OK")
+		expect(t, cl, "SPUBLISH "+key+" m", ":0")
+		expect(t, cl, "MULTI", "+OK")
+		expect(t, cl, "SET "+watched+" v", "+QUEUED")
+		expect(t, cl, "EXEC", "[+OK]")
+	}
+}
