@@ -74,14 +74,14 @@ func TestAPanicInUpdateLeavesTheMapAsItWas(t *testing.T) {
 
 // A callback of Update may use the heap, and its own map: it runs under no lock.
 func TestUpdateCallbacksMayUseTheHeap(t *testing.T) {
-	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 24)
 	m := h.NewByteMap("test")
 	ctx := t.Context()
 	mustSet(t, m, []byte("n"), []byte{1})
 	soon(t, "an Update whose callback uses the heap", func() {
 		err := m.Update(ctx, []byte("n"), func(old Entry, found bool) (Entry, Verdict, error) {
-			for i := range 8000 { // more than local memory holds
-				if _, err := New(ctx, h, point{X: int64(i)}); err != nil {
+			for i := range 4000 { // more than local memory holds
+				if _, err := New(ctx, h, [200]byte{byte(i)}); err != nil {
 					return Entry{}, Keep, err
 				}
 			}

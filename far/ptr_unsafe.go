@@ -181,9 +181,6 @@ func (h *Heap) Prefetch(ctx context.Context, refs ...AnyRef) error {
 	return h.objects.Prefetch(ctx, numbersOf(refs))
 }
 
-// RefTo returns r as a reference to an object of type T, which it must be.
-func RefTo[T any](r AnyRef) Ref[T] { return Ref[T]{n: r.n} }
-
 // Run is n pointers in a row, whose words lie side by side: what an array of
 // far objects is made of. The objects are zero until they are used, and take no
 // memory until then beside their words.

@@ -67,6 +67,8 @@ type Config struct {
 	// Zone is what the node fails together with, such as a rack, which clients are told: they keep copies in
 	// different zones. It has at most wire.MaxZone bytes. "" is a zone of its own.
 	Zone string
+	// Cluster is the name of the cluster that the node is of, "" for none. Clients of others, or of none, are refused.
+	Cluster string
 	// MaxClients is the most sessions, connected or in their grace period,
 	// by default 1024.
 	MaxClients int

@@ -36,6 +36,18 @@ func (n *Node) resume(h *wire.Hello) (*session, error) {
 	return s, nil
 }
 
+// foreign is why a client is refused that is not of the node's cluster.
+func (n *Node) foreign(h *wire.Hello) error {
+	mine, theirs := "no cluster", "another one"
+	if n.cfg.Cluster != "" {
+		mine = "cluster " + n.cfg.Cluster
+	}
+	if h.Cluster == (wire.Cluster{}) {
+		theirs = "none"
+	}
+	return errors.New(wire.Foreign.Reason(fmt.Sprintf("this node is of %s, and the client of %s", mine, theirs)))
+}
+
 func denied(format string, args ...any) error {
 	return errors.New(wire.Denied.Reason(fmt.Sprintf(format, args...)))
 }

@@ -280,6 +280,9 @@ func (n *Node) connect(req verbs.ConnRequest) {
 // attach connects a management queue pair, of the session that h names if
 // it is still known.
 func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
+	if h.Cluster != wire.ClusterOf(n.cfg.Cluster) {
+		return n.foreign(h)
+	}
 	s, err := n.resume(h)
 	if err != nil {
 		return err

@@ -80,6 +80,10 @@ func TestAClientOfThisVersionAndANodeOfTheOneBefore(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "does not speak version 5 of the protocol, without which it cannot keep a session") {
 				t.Errorf("a session to be kept at a node of version 4: got %v", err)
 			}
+			_, err = c.TryOpen(pool.Config{Cluster: "blue"})
+			if err == nil || !strings.Contains(err.Error(), "the node does not say which cluster it is of, and this end is of cluster blue: upgrade the node") {
+				t.Errorf("a pool of a cluster at a node of version 4: got %v", err)
+			}
 		})
 	}
 	s := before(pooltest.TCP, wire.Before-1)
@@ -87,6 +91,36 @@ func TestAClientOfThisVersionAndANodeOfTheOneBefore(t *testing.T) {
 	if _, err := c.TryOpen(pool.Config{}); err == nil || !strings.Contains(err.Error(), "neither version 5 of the protocol nor 4") || !strings.Contains(err.Error(), "version 4, want 3") {
 		t.Errorf("a node of version 3: got %v, want that names the versions", err)
 	}
+}
+
+// A node lends to clients of its own cluster only, and who is refused is told both.
+func TestANodeLendsToItsOwnCluster(t *testing.T) {
+	overDrivers(t, func(t *testing.T, s pooltest.Setup) {
+		blue, plain := node(8), node(8)
+		blue.Cluster = "blue"
+		for _, c := range []struct {
+			node   memnode.Config
+			client string
+			want   string // in the error; "" for none
+		}{
+			{blue, "blue", ""},
+			{blue, "green", "this end is of cluster green: "},
+			{blue, "green", "this node is of cluster blue, and the client of another one"},
+			{blue, "", "this end is of no cluster: "},
+			{blue, "", "this node is of cluster blue, and the client of none"},
+			{plain, "", ""},
+			{plain, "green", "this node is of no cluster, and the client of another one"},
+		} {
+			k := pooltest.NewCluster(t, s, c.node)
+			_, err := k.TryOpen(pool.Config{Cluster: c.client})
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("a client of cluster %q at a node of %q: got %v, want %q", c.client, c.node.Cluster, err, c.want)
+			}
+			if n := k.Nodes[0].Stats(); err != nil && (n.Lent != 0 || n.Clients != 0) {
+				t.Errorf("who was refused has %d chunks, and is one of %d clients", n.Lent, n.Clients)
+			}
+		}
+	})
 }
 
 // A client of the version before, and a node of this one. The client has one queue pair by rpcmw, whatever it says.

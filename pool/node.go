@@ -264,7 +264,7 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 		keep = *k.wire()
 	}
 	s, err := n.manager.Attach(ctx, manager.Link{
-		Device: n.fabric.dev, PD: n.fabric.pd, Conn: l.conn, Resume: resume, Keep: keep,
+		Device: n.fabric.dev, PD: n.fabric.pd, Conn: l.conn, Resume: resume, Keep: keep, Cluster: n.pool.cfg.Cluster,
 		Access: l.access, Groups: n.pool.cfg.Groups, Pairs: n.pool.cfg.Pairs, NextGroup: l.nextGroup,
 		Through: l.groups[0].through, Buffer: n.fabric.mr, Complete: l.groups[0].completed,
 		Vanished: l.tellVanished,

@@ -58,6 +58,9 @@ type Config struct {
 	// Buffer is the size in bytes of the memory that data passes through,
 	// by default 8 MiB. It is rounded up to a multiple of 64 KiB.
 	Buffer int
+	// Cluster is the name of the cluster that the pool is of, "" for none. A node of another one, or of none,
+	// refuses it before anything is borrowed.
+	Cluster string
 	// Groups is how many groups of queue pairs to reach a node's memory over, 1 to
 	// MaxGroups, by default DefaultGroups. Chunks are dealt out to them, and operations
 	// on chunks of different groups share no lock, queue or completion. An RNIC works

@@ -2,7 +2,9 @@ package robustness
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -10,11 +12,14 @@ import (
 	"testing"
 
 	"polder/internal/child"
+	"polder/internal/console"
 	"polder/internal/directory"
 	"polder/internal/etcd"
 	"polder/internal/proctest"
 	"polder/internal/testdns"
 	"polder/internal/testetcd"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // A runningLoad is clients who write and read, and check what they read, while something happens to what they use.
@@ -180,5 +185,46 @@ func TestNodesAreFoundInEtcd(t *testing.T) {
 	load.lostNothing()
 	if borrowed := proctest.State(t, stranger).Metrics.Int("polder_node_sessions"); borrowed != 0 {
 		t.Errorf("%d clients have found the node of another cluster", borrowed)
+	}
+}
+
+// TestANodeOfAnotherClusterIsNotUsed, though it listens where one was that is gone: nothing is lent or lost, and both are told.
+func TestANodeOfAnotherClusterIsNotUsed(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	first, second := startNode(t, "64MiB", "--cluster", "blue"), startNode(t, "64MiB", "--cluster", "blue")
+	addrs := first.Addr("verbs") + "," + second.Addr("verbs")
+	server := startServer(t, addrs, "4MiB", "--cluster", "blue")
+	c := connect(t, server)
+	const keys = 2000
+	key := func(i int) string { return "key:" + strconv.Itoa(i) }
+	if err := pipelined(ctx, c, keys, func(p redis.Pipeliner, i int) { p.Set(ctx, key(i), value(key(i), 1, 8000), 0) },
+		func(_ int, cmd redis.Cmder) error { return cmd.Err() }); err != nil {
+		t.Fatal(err)
+	}
+	at := second.Addr("verbs")
+	second.Kill()
+	foreign := startNode(t, "64MiB", "--cluster", "green", "--listen", at)
+	proctest.Until(t, "the server says why it does not use the node", func() bool {
+		return slices.ContainsFunc(proctest.State(t, server).Events, func(e console.Event) bool {
+			return strings.Contains(e.More, "this node is of cluster green, and the client of another one")
+		})
+	})
+	if err := pipelined(ctx, c, keys, func(p redis.Pipeliner, i int) { p.Get(ctx, key(i)) }, func(i int, cmd redis.Cmder) error {
+		if got, err := cmd.(*redis.StringCmd).Result(); err != nil || got != value(key(i), 1, 8000) {
+			return fmt.Errorf("%s is %.20q, %w", key(i), got, err)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if n := proctest.State(t, foreign).Metrics.Int("polder_node_sessions"); n != 0 {
+		t.Errorf("the node of another cluster has %d clients", n)
+	}
+	for _, args := range [][]string{{"--cluster", "blue"}, nil} {
+		all := append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "off", "--far", at}, args...)
+		if out, errs, code := proctest.Output(t, nil, all...); code != 1 || !strings.Contains(errs, "this node is of cluster green, and the client of") {
+			t.Errorf("polder %s: got %d, %s%s", strings.Join(all, " "), code, out, errs)
+		}
 	}
 }

@@ -198,10 +198,14 @@ func TestTheEndIsShownOnATerminal(t *testing.T) {
 	}
 	defer func() { _ = node.Signal(syscall.SIGCONT) }()
 	read := make(chan error, 1)
-	go func() { read <- client.Get(context.Background(), string(load.Key(0))).Err() }()
+	var oldest []string
+	for i := range 64 {
+		oldest = append(oldest, string(load.Key(uint32(i))))
+	}
+	go func() { read <- client.MGet(context.Background(), oldest...).Err() }()
 	select {
 	case err := <-read:
-		t.Fatalf("the oldest key is not at the node: %v", err)
+		t.Fatalf("the oldest keys are not at the node: %v", err)
 	case <-time.After(300 * time.Millisecond): // it has begun by now, or is refused
 	}
 	if _, err := term.master.WriteString("\x03"); err != nil {

@@ -277,11 +277,6 @@ func (s *Pointers[T, A]) readSlow(ctx context.Context, p *Ptr[T], arg A) (v T, e
 	})
 }
 
-// ReadShared is Read for a shared pointer.
-func (s *Pointers[T, A]) ReadShared(ctx context.Context, p *Shared[T], arg A) (T, error) {
-	return s.Read(ctx, &p.Ptr, arg)
-}
-
 // Close frees every pointer of the pool.
 func (s *Pointers[T, A]) Close() {
 	s.table.close()

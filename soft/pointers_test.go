@@ -289,6 +289,9 @@ func TestQueueKeepsOrderAndRebuildsWhatVanished(t *testing.T) {
 	if _, ok, _ := q.Push("one more"); ok {
 		t.Fatal("a full queue took one more")
 	}
+	if n := q.Len(); n != 100 {
+		t.Errorf("%d values wait, want 100", n)
+	}
 	dropCell(h, &q.ring.list[3])
 	for i := range 100 {
 		want := fmt.Sprint(i)
@@ -301,6 +304,33 @@ func TestQueueKeepsOrderAndRebuildsWhatVanished(t *testing.T) {
 	}
 	if _, ok, _ := q.Pop(t.Context()); ok {
 		t.Fatal("an empty queue answers")
+	}
+	if n, lost := q.Len(), q.Lost(); n != 0 || lost != 0 {
+		t.Errorf("%d values wait in an empty queue, and %d were lost", n, lost)
+	}
+}
+
+// A value that vanished and that nobody can rebuild is left out, and counted; closing a queue frees what waits in it.
+func TestAQueueLeavesOutWhatIsLost(t *testing.T) {
+	h := open(t, 8)
+	q, err := NewQueue[string](h, 4, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []string{"a", "b", "c"} {
+		if _, ok, err := q.Push(v); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+	}
+	dropCell(h, &q.ring.list[0])
+	if v, ok, err := q.Pop(t.Context()); v != "b" || !ok || err != nil || q.Len() != 1 || q.Lost() != 1 {
+		t.Errorf("got %q, %v, %v, with %d waiting and %d lost; want b, 1 and 1", v, ok, err, q.Len(), q.Lost())
+	}
+	q.Close()
+	h.evac.mu.Lock()
+	defer h.evac.mu.Unlock()
+	if s := h.Stats(); s.Objects != 0 {
+		t.Errorf("%d objects are left", s.Objects)
 	}
 }
 

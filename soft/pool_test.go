@@ -126,32 +126,39 @@ func TestRebuildIsCancelledWhenNobodyWaits(t *testing.T) {
 }
 
 func TestInvalidationDuringARebuildIsNotOvertaken(t *testing.T) {
-	h := open(t, 8)
-	var version atomic.Int32
-	started, release := make(chan struct{}, 1), make(chan struct{})
-	p := newPool(t, h, PoolConfig[int, int32]{Rebuild: func(context.Context, int) (int32, error) {
-		v := version.Load()
-		started <- struct{}{}
-		<-release
-		return v, nil
-	}})
-	got := make(chan int32)
-	go func() {
-		v, _ := p.GetOrRebuild(context.Background(), 1)
-		got <- v
-	}()
-	<-started
-	version.Store(1)
-	p.Invalidate(1)
-	close(release)
-	if v := <-got; v != 0 {
-		t.Errorf("who asked before the invalidation got %d", v)
-	}
-	if _, ok := p.Get(1); ok {
-		t.Error("what was built before the invalidation is kept")
-	}
-	if v, err := p.GetOrRebuild(t.Context(), 1); v != 1 || err != nil {
-		t.Errorf("got %d, %v, want 1", v, err)
+	for name, invalidate := range map[string]func(*Pool[int, int32]){
+		"one key":  func(p *Pool[int, int32]) { p.Invalidate(1) },
+		"all keys": (*Pool[int, int32]).InvalidateAll,
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := open(t, 8)
+			var version atomic.Int32
+			started, release := make(chan struct{}, 1), make(chan struct{})
+			p := newPool(t, h, PoolConfig[int, int32]{Rebuild: func(context.Context, int) (int32, error) {
+				v := version.Load()
+				started <- struct{}{}
+				<-release
+				return v, nil
+			}})
+			got := make(chan int32)
+			go func() {
+				v, _ := p.GetOrRebuild(context.Background(), 1)
+				got <- v
+			}()
+			<-started
+			version.Store(1)
+			invalidate(p)
+			close(release)
+			if v := <-got; v != 0 {
+				t.Errorf("who asked before the invalidation got %d", v)
+			}
+			if _, ok := p.Get(1); ok {
+				t.Error("what was built before the invalidation is kept")
+			}
+			if v, err := p.GetOrRebuild(t.Context(), 1); v != 1 || err != nil {
+				t.Errorf("got %d, %v, want 1", v, err)
+			}
+		})
 	}
 }
 

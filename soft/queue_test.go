@@ -13,7 +13,7 @@ import (
 // TestAQueueGivesWholeValuesOrNone has segments taken away while values are copied out of
 // them.
 func TestAQueueGivesWholeValuesOrNone(t *testing.T) {
-	const segments, size, enough = 8, maxInline - 64, 200
+	const segments, size, enough, few = 8, maxInline - 64, 200, 10
 	h := openShared(t, segments)
 	q, err := NewQueue[[]byte](h, 4, nil)
 	if err != nil {
@@ -31,7 +31,7 @@ func TestAQueueGivesWholeValuesOrNone(t *testing.T) {
 		}
 	})
 	whole := 0
-	for i, end := 0, time.Now().Add(time.Second); i < enough && time.Now().Before(end); i++ {
+	for i, end := 0, time.Now().Add(20*time.Second); (i < enough || whole < few) && time.Now().Before(end); i++ {
 		value := bytes.Repeat([]byte{byte(1 + i%250)}, size)
 		if _, _, err := q.Push(value); err != nil {
 			continue // there is no memory just now

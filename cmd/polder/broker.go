@@ -52,6 +52,7 @@ func newBroker() daemonCommand {
 	fs := cmd.Flags()
 	fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "the `path` of the socket where applications connect")
 	fs.Var(config.NewAddresses(&cfg.Far), "far", "nodes to allocate at, HOST:PORT, with commas between")
+	clusterFlag(fs, &cfg.Cluster, nodesCluster)
 	secretFlag(fs, &cfg.SecretFile)
 	fs.StringSliceVar(&users, "allow-uid", nil, "`numbers` of the users who may connect; only this one if none are given")
 	fs.Var(config.NewSize(&cfg.Quota, 0, 0), "quota", "most memory that one user may hold; 0 means all")

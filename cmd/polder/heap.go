@@ -15,7 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"polder/cmd/polder/internal/daemon"
 	"polder/cmd/polder/internal/usage"
 	"polder/far"
 	"polder/far/disk"
@@ -55,7 +54,7 @@ func (t *heapTool) command(use, short string, args cobra.PositionalArgs, onDisk,
 				return &usage.Error{Err: &config.Error{Source: "--witness", Value: strings.Join(t.kept.cfg.Witness, ","), Err: errors.New("expected none with --disk, where the manifests are on the disk")}}
 			}
 			for _, name := range names {
-				if t.dir == "" && !daemon.IsHeapName(name) || filepath.Base(name) != name || name == "." || name == ".." {
+				if t.dir == "" && !config.IsName(name) || filepath.Base(name) != name || name == "." || name == ".." {
 					return &usage.Error{Err: fmt.Errorf("%q is no name of a heap", name)}
 				}
 			}
@@ -113,7 +112,7 @@ func newHeapLs() *cobra.Command {
 		}
 		var rows []heapRow
 		for _, e := range entries {
-			if !daemon.IsHeapName(e.Name()) {
+			if !config.IsName(e.Name()) {
 				continue // such as the copy of a heap that nodes have
 			}
 			if r, err := t.row(e.Name()); err == nil {

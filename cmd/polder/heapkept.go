@@ -45,6 +45,7 @@ func (t *keptTool) holders(fs *pflag.FlagSet) {
 
 // reach are the flags of tools that use the nodes as well.
 func (t *keptTool) reach(fs *pflag.FlagSet) {
+	clusterFlag(fs, &t.cfg.Cluster, nodesCluster)
 	managerFlag(fs, &t.cfg.Manager)
 	deviceFlag(fs, &t.cfg.Device)
 }

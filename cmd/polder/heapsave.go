@@ -386,7 +386,7 @@ func newHeapLoad() *cobra.Command {
 			switch {
 			case name == "":
 				return &usage.Error{Err: &config.Error{Source: "--heap", Err: errors.New("it is not given; expected the name of the heap that is to be made")}}
-			case !daemon.IsHeapName(name):
+			case !config.IsName(name):
 				return &usage.Error{Err: fmt.Errorf("%q is no name of a heap", name)}
 			case t.cfg.Disk == "" && len(t.cfg.Far) == 0:
 				return &usage.Error{Err: &config.Error{Source: "--far", Err: errors.New("it is not given; expected the nodes that are to have the heap, or --disk")}}

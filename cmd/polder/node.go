@@ -59,6 +59,7 @@ func newNode() daemonCommand {
 	deviceFlag(fs, &cfg.Device)
 	fs.BoolVar(&cfg.TrustClients, "trust-clients", false, "lend to several clients although the RDMA device does not check the bounds of windows, so that each reaches all that is lent")
 	fs.StringVar(&cfg.Zone, "zone", "", "what the node fails together with, such as a rack: clients keep copies in different zones; the default is nothing else")
+	clusterFlag(fs, &cfg.Cluster, "the cluster that the node is of: clients that do not say the same are refused")
 	fs.BoolVar(&cfg.Keep, "keep", false, "run the node under a keeper, which holds its memory and starts it again if it dies, so that clients go on; a service manager with a descriptor store does the same")
 	fs.StringVar(&cfg.Dir, "dir", "", "with --keep, a `directory` by which a new keeper finds a node whose keeper has died; the default is none")
 	fs.Var(config.NewDuration(&cfg.Drain, 0), "drain", "when told to end by a signal, have clients move what they hold to other nodes first, and end when that is done within this time; otherwise stay, until a second signal; 0 ends at once")
@@ -79,6 +80,11 @@ func newNode() daemonCommand {
 // etcdAuthFlag is the flag that says who asks etcd.
 func etcdAuthFlag(fs *pflag.FlagSet, file *string) {
 	fs.StringVar(file, "etcd-auth-file", "", "log in to etcd with what is in this `file` of mode 0600, NAME:PASSWORD")
+}
+
+// clusterFlag is the flag that says which cluster a node, or who borrows from nodes, is of.
+func clusterFlag(fs *pflag.FlagSet, name *string, usage string) {
+	fs.Var(config.NewName(name), "cluster", usage)
 }
 
 // deviceFlag is the flag that names an RDMA device.

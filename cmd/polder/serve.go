@@ -149,6 +149,9 @@ func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	fs.Var(config.NewDuration(&cfg.IdleTimeout, 0), "idle-timeout", "disconnect clients that are silent for so long; 0 means never")
 }
 
+// nodesCluster is what --cluster says to those who borrow.
+const nodesCluster = "the cluster that the nodes are of, as their --cluster says: others are not used"
+
 // farUsage is what --far says where it has to be given.
 const farUsage = "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT, also some so and others so, with commas between, or broker:PATH for those of a broker, or dns://NAME:PORT for those of a name in the DNS, or etcd://HOST:PORT/NAME for those of a cluster in etcd (polder node --directory), which may change"
 
@@ -171,6 +174,7 @@ func farAddresses(cfg *daemon.BorrowConfig) error {
 func borrowFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig, opTimeout string) {
 	fs.StringVar(&cfg.Disk, "disk", "", "a `directory` on a fast disk, to use in the place of nodes; or with --far and --witness beside them, for a copy of what they have that survives a loss of power")
 	fs.Var(config.NewSize(&cfg.DiskSize, 16<<20, 0), "disk-size", "with --disk, the most to use of it; the default is what there is room for")
+	clusterFlag(fs, &cfg.Cluster, nodesCluster)
 	managerFlag(fs, &cfg.Manager)
 	cfg.Groups, cfg.Pairs = pool.DefaultGroups, pool.DefaultPairs
 	queuePairFlags(fs, &cfg.Groups, &cfg.Pairs, "")

@@ -319,6 +319,12 @@ func TestAWitnessWhoseLogFailsAnswersNobody(t *testing.T) {
 }
 
 func TestAWitnessKeepsNoMoreThanItMay(t *testing.T) {
+	t.Parallel()
+	long := func(t *testing.T) context.Context { // enough for the answer that it has when this is over
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		t.Cleanup(cancel)
+		return ctx
+	}
 	var addrs []string
 	for range 3 {
 		addrs = append(addrs, start(t, witness.Config{Registers: 3, Bytes: 300 << 10}).addr)
@@ -332,14 +338,14 @@ func TestAWitnessKeepsNoMoreThanItMay(t *testing.T) {
 		swap(t, newRegister(t, c, fmt.Sprint(i)), 0, big)
 	}
 	third := newRegister(t, c, "third")
-	if _, err := third.Swap(shortly(t), 0, []byte(big)); err == nil || !strings.Contains(err.Error(), "it keeps at most") {
+	if _, err := third.Swap(long(t), 0, []byte(big)); err == nil || !strings.Contains(err.Error(), "it keeps at most") {
 		t.Errorf("a value for which there is no room = %v", err)
 	}
 	for version := range uint64(5) { // what is replaced takes no room
 		swap(t, newRegister(t, c, "0"), version+1, big)
 	}
 	swap(t, third, 0, "small")
-	if _, err := newRegister(t, c, "fourth").Swap(shortly(t), 0, nil); err == nil || !strings.Contains(err.Error(), "as many as it keeps") {
+	if _, err := newRegister(t, c, "fourth").Swap(long(t), 0, nil); err == nil || !strings.Contains(err.Error(), "as many as it keeps") {
 		t.Errorf("a register for which there is no room = %v", err)
 	}
 }

@@ -461,6 +461,38 @@ func (v *Addresses) String() string {
 // Type names the value in usage texts.
 func (v *Addresses) Type() string { return "addresses" }
 
+// Name is a flag value that is what something is called.
+type Name struct{ p *string }
+
+var _ pflag.Value = (*Name)(nil)
+
+// NewName makes a flag value that stores into p, which holds the default.
+func NewName(p *string) *Name { return &Name{p} }
+
+var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+// IsName reports whether something may be called s.
+func IsName(s string) bool { return name.MatchString(s) }
+
+// Set parses s.
+func (v *Name) Set(s string) error {
+	if !IsName(s) {
+		return errors.New("expected up to 64 letters, digits, dots, dashes and underscores, of which the first is a letter or a digit")
+	}
+	*v.p = s
+	return nil
+}
+
+func (v *Name) String() string {
+	if v.p == nil {
+		return ""
+	}
+	return *v.p
+}
+
+// Type names the value in usage texts.
+func (v *Name) Type() string { return "name" }
+
 // Choice is a flag value that is one of a few words.
 type Choice struct {
 	p     *string

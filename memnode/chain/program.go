@@ -11,10 +11,6 @@ const (
 // every access window, u64 address and u32 key for the answer.
 func RequestSize(windows int) int { return 4*(windows-1) + 12 }
 
-// AnswerSize is the size of the answer: u64 address of the chunk, u64 address of
-// its entry, u32 key of every access window.
-func AnswerSize(windows int) int { return 16 + 4*(windows-1) }
-
 // RingSize is the size of the memory of each of a chain's two rings: entries,
 // and behind them a few words.
 const RingSize = 4096

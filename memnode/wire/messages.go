@@ -22,7 +22,7 @@
 //	32  [32] session secret
 //	64  u8   management: groups of access queue pairs wanted, 0 means 1; otherwise 0
 //	65  u8   management: pairs to allocate and to free with wanted, 0 means 1; otherwise 0
-//	66  [6]  zero
+//	66  [6]  management: of the name of the client's cluster ([ClusterOf]), zero if it is of none; otherwise zero
 //	72  u64  management: epoch of a session that is to be kept; 0: one that is not; otherwise 0
 //	80  [32] management: name of the heap that a kept session is for, padded with zeros
 //
@@ -54,7 +54,7 @@
 // upgraded in any order, one step at a time. A client begins with its own. A node that does
 // not know it rejects the Hello as malformed, as all versions do; then the client says the
 // same in the version before, on the same queue pair, unless it wants something that this one
-// has not: version 4 cannot keep sessions, and has one group by rpcmw. All of a
+// has not: version 4 cannot keep sessions, knows no clusters, and has one group by rpcmw. All of a
 // connection's Hellos are of one version.
 //
 // The answer to an access Hello is empty: the connection that it came over
@@ -112,6 +112,7 @@
 package wire
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -207,7 +208,20 @@ type Hello struct {
 	// KindManagement: what the client would like, groups of access queue pairs and
 	// pairs to allocate and to free with; 0 means 1. The Welcome says what it gets.
 	Groups, Pairs uint8
-	Keep          Keep // KindManagement: how the session is to be kept, if it is
+	Keep          Keep    // KindManagement: how the session is to be kept, if it is
+	Cluster       Cluster // KindManagement: which the client is of
+}
+
+// Cluster stands for the name of a cluster. The zero Cluster is none.
+type Cluster [6]byte
+
+// ClusterOf is what stands for a name, "" for no cluster: the first bytes of its SHA-256.
+func ClusterOf(name string) (c Cluster) {
+	if name != "" {
+		sum := sha256.Sum256([]byte(name))
+		copy(c[:], sum[:])
+	}
+	return c
 }
 
 // A Keep says that a session is kept while its client is away. The zero Keep says that it is not.
@@ -234,7 +248,7 @@ func (k *Keep) Check() error {
 	return nil
 }
 
-// A Refusal is why a node does not resume a kept session, where its client has to know more
+// A Refusal is why a node does not begin or resume a session, where its client has to know more
 // than the words: the reason of the rejection begins with it.
 type Refusal string
 
@@ -243,6 +257,8 @@ const (
 	Superseded Refusal = "superseded"
 	// Denied: the session is known, and not to be had so.
 	Denied Refusal = "denied"
+	// Foreign: the node and the client are not of the same cluster.
+	Foreign Refusal = "foreign"
 )
 
 // Reason is what a node rejects a connection with.
@@ -256,7 +272,7 @@ func (r Refusal) Is(err error) bool {
 
 // Append appends h's encoding to b.
 //
-// Preconditions: h.Keep is zero if h.Version is Before.
+// Preconditions: h.Keep and h.Cluster are zero if h.Version is Before.
 func (h *Hello) Append(b []byte) []byte {
 	b = appendPreamble(b, h.Version)
 	b = append(b, byte(h.Kind), h.Index)
@@ -265,10 +281,11 @@ func (h *Hello) Append(b []byte) []byte {
 	b = append(b, name[:]...)
 	b = binary.LittleEndian.AppendUint64(b, h.Session.ID)
 	b = append(b, h.Session.Secret[:]...)
-	b = append(b, h.Groups, h.Pairs, 0, 0, 0, 0, 0, 0)
+	b = append(b, h.Groups, h.Pairs)
+	b = append(b, h.Cluster[:]...)
 	if h.Version == Before {
-		if h.Keep.Kept() {
-			panic("BUG: a session is to be kept by a node that cannot")
+		if h.Keep.Kept() || h.Cluster != (Cluster{}) {
+			panic("BUG: a node is asked for what its version has not")
 		}
 		return b
 	}
@@ -298,7 +315,8 @@ func (h *Hello) Decode(b []byte) error {
 	if kind < KindManagement || kind > KindComponent {
 		return malformed("hello of unknown kind %d", b[6])
 	}
-	if b[7] != 0 && (kind == KindManagement || kind == KindComponent) || [6]byte(b[66:72]) != [6]byte{} {
+	cluster := Cluster(b[66:72])
+	if b[7] != 0 && (kind == KindManagement || kind == KindComponent) || cluster != (Cluster{}) && (kind != KindManagement || version == Before) {
 		return malformed("hello with a reserved byte set")
 	}
 	if wants := b[64] | b[65]; wants != 0 && kind != KindManagement || b[64] > MaxGroups || b[65] > MaxPairs {
@@ -319,7 +337,7 @@ func (h *Hello) Decode(b []byte) error {
 	if err := keep.Check(); err != nil {
 		return malformed("hello: %v", err)
 	}
-	h.Version, h.Kind, h.Index, h.Manager, h.Keep = version, kind, b[7], name, keep
+	h.Version, h.Kind, h.Index, h.Manager, h.Keep, h.Cluster = version, kind, b[7], name, keep, cluster
 	h.Session.ID = binary.LittleEndian.Uint64(b[24:])
 	copy(h.Session.Secret[:], b[32:])
 	h.Groups, h.Pairs = b[64], b[65]

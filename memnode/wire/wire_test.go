@@ -14,7 +14,7 @@ import (
 )
 
 func exampleHello() Hello {
-	h := Hello{Kind: KindManagement, Manager: "rpcmw", Session: Session{ID: 7}, Keep: Keep{Epoch: 1 << 40, Heap: "orders"}}
+	h := Hello{Kind: KindManagement, Manager: "rpcmw", Session: Session{ID: 7}, Keep: Keep{Epoch: 1 << 40, Heap: "orders"}, Cluster: ClusterOf("blue")}
 	copy(h.Session.Secret[:], "an example of a session's secret")
 	return h
 }
@@ -151,6 +151,9 @@ func TestMalformedConnectionDataIsRefused(t *testing.T) {
 		return b
 	}
 	h, w := exampleHello(), exampleWelcome()
+	member := h
+	member.Keep = Keep{}
+	h.Cluster = Cluster{}
 	hello, welcome := h.Append(nil), w.Append(nil)
 	h.Keep = Keep{}
 	plain := h.Append(nil)
@@ -170,6 +173,7 @@ func TestMalformedConnectionDataIsRefused(t *testing.T) {
 		"too many pairs":             change(hello, 65, MaxPairs+1),
 		"reserved bytes":             change(hello, HelloSize-1, 1),
 		"groups for another kind":    change(change(plain, 6, byte(KindAccess)), 64, 2),
+		"a cluster for another kind": change(member.Append(nil), 6, byte(KindAccess)),
 		"an epoch for another kind":  change(hello, 6, byte(KindAccess)),
 		"a heap without an epoch":    change(hello, 72, make([]byte, 8)...),
 		"an epoch without a heap":    change(hello, 80, make([]byte, MaxHeap)...),

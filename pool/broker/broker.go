@@ -48,6 +48,8 @@ type Config struct {
 	Device verbs.Device
 	// Nodes are the memory nodes, 1 to MaxNodes.
 	Nodes []Node
+	// Cluster is the name of the cluster that the nodes are of, "" for none.
+	Cluster string
 	// Secret is what the nodes open their metadata for, if they have a service
 	// secret.
 	Secret [wire.SecretSize]byte

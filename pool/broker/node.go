@@ -189,7 +189,7 @@ func (n *node) connect(ctx context.Context) (*link, error) {
 	n.mu.Unlock()
 	m := finemem.Manager{Policy: n.b.cfg.Policy, Secret: n.b.cfg.Secret}
 	s, err := m.Attach(ctx, manager.Link{
-		Device: n.b.cfg.Device, PD: n.b.pd, Conn: conn, Resume: resume,
+		Device: n.b.cfg.Device, PD: n.b.pd, Conn: conn, Resume: resume, Cluster: n.b.cfg.Cluster,
 		// The node wants to see one; nobody uses it.
 		Access: func() (verbs.QP, error) {
 			l.access, err = n.b.pd.CreateQP(verbs.QPInit{SendCQ: l.cq, RecvCQ: l.cq, SendDepth: 1, RecvDepth: 1})

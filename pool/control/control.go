@@ -112,10 +112,13 @@ func (c *Channel) open(ctx context.Context) (_ *wire.Welcome, err error) {
 		return nil, fmt.Errorf("cannot create a management queue pair: %w", err)
 	}
 	hello := wire.Hello{
-		Kind: wire.KindManagement, Manager: c.name, Session: c.link.Resume, Keep: c.link.Keep,
+		Kind: wire.KindManagement, Manager: c.name, Session: c.link.Resume, Keep: c.link.Keep, Cluster: wire.ClusterOf(c.link.Cluster),
 		Groups: uint8(min(c.link.Groups, wire.MaxGroups)), Pairs: uint8(min(c.link.Pairs, wire.MaxPairs)),
 	}
 	private, err := c.greet(ctx, &hello)
+	if wire.Foreign.Is(err) {
+		err = fmt.Errorf("this end is of %s: %w", clusterNamed(c.link.Cluster), err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot connect a management queue pair: %w", err)
 	}
@@ -155,11 +158,21 @@ func (c *Channel) greet(ctx context.Context, h *wire.Hello) (private []byte, err
 	if h.Keep.Kept() {
 		return nil, fmt.Errorf("the node does not speak version %d of the protocol, without which it cannot keep a session: upgrade it: %w", wire.Version, err)
 	}
+	if h.Cluster != (wire.Cluster{}) {
+		return nil, fmt.Errorf("the node does not say which cluster it is of, and this end is of %s: upgrade the node: %w", clusterNamed(c.link.Cluster), err)
+	}
 	h.Version = wire.Before
 	if private, err = c.link.Conn.Connect(ctx, c.mgmt, h.Append(nil)); wire.Unknown(err) {
 		err = fmt.Errorf("the node speaks neither version %d of the protocol nor %d, as this end does: %w", wire.Version, wire.Before, err)
 	}
 	return private, err
+}
+
+func clusterNamed(name string) string {
+	if name == "" {
+		return "no cluster"
+	}
+	return "cluster " + name
 }
 
 // Version is the version of wire that the connection speaks.

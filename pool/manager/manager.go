@@ -69,6 +69,8 @@ type Link struct {
 	Access func() (verbs.QP, error)
 	Resume wire.Session // zero: a new session
 	Keep   wire.Keep    // how the session is to be kept, if it is
+	// Cluster is the name of the cluster that the client is of, "" for none: nodes of others refuse it.
+	Cluster string
 
 	// Groups is how many groups of access queue pairs to connect, and Pairs how many
 	// pairs to allocate and to free with, if the manager and the node can; 0 means 1.

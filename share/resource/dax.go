@@ -85,7 +85,6 @@ func (p *daxPool) capacity() (int64, error) {
 
 func (p *daxPool) align() int64           { return p.alignment }
 func (p *daxPool) durable() bool          { return true }
-func (p *daxPool) survives() bool         { return true }
 func (p *daxPool) offset(r *Region) int64 { return r.Offset }
 func (p *daxPool) close() error           { return p.dev.Close() }
 

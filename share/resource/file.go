@@ -57,7 +57,6 @@ func (p *filePool) capacity() (int64, error) {
 
 func (p *filePool) align() int64         { return int64(arena.PageSize) }
 func (p *filePool) durable() bool        { return p.sync }
-func (p *filePool) survives() bool       { return true }
 func (p *filePool) offset(*Region) int64 { return 0 }
 func (p *filePool) close() error         { return nil }
 

@@ -27,7 +27,6 @@ type memfdPool struct {
 
 func (p *memfdPool) capacity() (int64, error) { return p.size, nil }
 func (p *memfdPool) durable() bool            { return false }
-func (p *memfdPool) survives() bool           { return p.store != nil }
 func (p *memfdPool) offset(*Region) int64     { return 0 }
 func (p *memfdPool) close() error             { return nil }
 

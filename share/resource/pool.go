@@ -91,8 +91,6 @@ type backing interface {
 	align() int64
 	// durable says whether the bytes survive the loss of power.
 	durable() bool
-	// survives says whether the bytes survive this process by themselves.
-	survives() bool
 	// create makes the memory of a new region, zeroed, and sets r.file.
 	create(r *Region) error
 	// open finds the memory of a region that was created by a former process.

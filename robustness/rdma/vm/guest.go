@@ -257,9 +257,6 @@ func (g *Guest) Wait() Result {
 	return g.result
 }
 
-// Done is closed when the guest has ended.
-func (g *Guest) Done() <-chan struct{} { return g.done }
-
 func (g *Guest) wait(ctx context.Context) {
 	g.output.Wait() // both pipes end with the process
 	err := g.cmd.Wait()

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,6 +47,7 @@ type BorrowConfig struct {
 
 	Far         []string // nodes to borrow from
 	EtcdAuth    string   // file of a name and a password for etcd, if that has the nodes or the manifest; "" for none
+	Cluster     string   // that the nodes are of; "" for none
 	Manager     string   // the nodes' way of managing memory; the default if empty
 	Device      string   // the RDMA device that reaches them; the only one if empty
 	Groups      int      // see pool.Config
@@ -73,6 +73,8 @@ func (c *BorrowConfig) Check() error {
 	switch {
 	case c.Disk != "" && len(c.Far) > 0 && len(c.Witness) == 0:
 		return refuse("disk", c.Disk, "none with --far but for a heap with a name (--heap and --witness), of which the disk then has a copy: far memory is either on a disk or at nodes")
+	case c.onDisk() && c.Cluster != "":
+		return refuse("cluster", c.Cluster, "none with --disk, where there are no nodes")
 	case c.onDisk() && c.Manager != "":
 		return refuse("manager", c.Manager, "none with --disk, where there are no nodes")
 	case c.Disk == "" && c.DiskSize != 0:
@@ -102,7 +104,7 @@ func (c *BorrowConfig) Check() error {
 		return refuse("standby", "true", "none without --heap and --witness: there is nobody to take over from")
 	case c.keptAtNodes() && slices.ContainsFunc(c.Far, lendsNoName):
 		return refuse("far", strings.Join(c.Far, ","), "nodes at HOST:PORT or %sHOST:PORT with --witness: who has their memory in place cannot be kept from writing to it", scheme.RDMA)
-	case c.Heap != "" && !heapName.MatchString(c.Heap):
+	case c.Heap != "" && !config.IsName(c.Heap):
 		return refuse("heap", c.Heap, "up to 64 letters, digits, dots, dashes and underscores, of which the first is a letter or a digit")
 	}
 	if err := c.checkHolder(); err != nil {
@@ -162,9 +164,6 @@ func (c *BorrowConfig) copiesOf(nodes int, joins bool) (int, error) {
 	}
 	return n, nil
 }
-
-// heapName is what a heap may be called, which is the name of a directory, too.
-var heapName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
 // noName is the directory of a heap without a name.
 const noName = "_unnamed"
@@ -388,6 +387,7 @@ type lenders struct {
 
 // borrow is how a pool is opened over nodes that listen elsewhere.
 func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (from lenders, err error) {
+	defer func() { from.Cluster = cfg.Cluster }()
 	if cfg.onDisk() {
 		return from, nil
 	}

@@ -24,6 +24,7 @@ type BrokerConfig struct {
 	*operator.Control
 	Listen     string   // a socket's path
 	Far        []string // nodes to allocate from
+	Cluster    string   // that the nodes are of; "" for none
 	SecretFile string   // of the nodes' secret; "" for none
 	Users      []int    // who may connect; nil for this process's user only
 	Quota      int64    // bytes of a user; 0 means all
@@ -76,7 +77,7 @@ func RunBroker(ctx context.Context, cfg BrokerConfig) (err error) {
 	}
 	p.onClose(dev.Close)
 	c := broker.Config{
-		Device: dev, Secret: secret, Users: cfg.Users, Quota: cfg.Quota,
+		Device: dev, Cluster: cfg.Cluster, Secret: secret, Users: cfg.Users, Quota: cfg.Quota,
 		MaxApps: cfg.MaxApps, PerUser: cfg.PerUser, Logger: p.Logger,
 	}
 	for _, addr := range cfg.Far {

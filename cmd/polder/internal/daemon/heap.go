@@ -177,9 +177,6 @@ func removePartitions(ctx context.Context, r Removal, reg holder.Register, done 
 	return nil
 }
 
-// IsHeapName reports whether a heap may be called so.
-func IsHeapName(name string) bool { return heapName.MatchString(name) }
-
 // NoHeapError says that nobody knows of a heap of that name.
 type NoHeapError string
 

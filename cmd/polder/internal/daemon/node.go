@@ -37,6 +37,7 @@ type NodeConfig struct {
 	ClientBudget int64    // bytes; HalfOfAll, or 0 for all
 	Grace        time.Duration
 	Zone         string        // what it fails together with, or ""
+	Cluster      string        // whose clients it lends to, or ""
 	Drain        time.Duration // how long to have clients move what they hold before the end; 0 is not at all
 	Directory    string        // the cluster in etcd in which to announce the node, or ""
 	Advertise    string        // the address to announce; where it listens if empty
@@ -175,6 +176,7 @@ func (c *NodeConfig) memnode() memnode.Config {
 		ClientBudget: c.budget(),
 		Grace:        c.Grace,
 		Zone:         c.Zone,
+		Cluster:      c.Cluster,
 		Manager:      c.Manager,
 		TrustClients: c.TrustClients,
 		MaxGroups:    c.Groups,

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -8,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -70,6 +73,7 @@ type sharedPart struct {
 	of     *process // of its own, which has it as its only part
 	m      memory
 	opened memory // m as it was opened: others look at that while m is being closed
+	weigh  weight // what it has of the budget; under dividing
 }
 
 func (c *ServeConfig) checkPartitions() error {
@@ -151,6 +155,7 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 	close(s.made)
 	p.serveRedis(s.server)
 	p.onEnd("the partitions", s.leave) // before the front end ends
+	p.wg.Go(s.reweigh)
 	return p.nowShow(s.usable, s.report, s.server.Collector(), s)
 }
 
@@ -402,24 +407,132 @@ func (s *shared) closePart(ctx context.Context, number int) error {
 	return err
 }
 
-// divide gives each partition its part of the budget, of which those that are being opened get theirs, too.
+// divide gives each partition its part of the budget, of which those that are being opened get theirs, too: the least that one may have, and
+// as much of the rest as its weight says.
 func (s *shared) divide(ctx context.Context) error {
 	s.dividing.Lock() // so that the last one goes by what there is then
 	defer s.dividing.Unlock()
+	parts, opening := s.sharing()
+	return s.divideAmong(ctx, parts, opening)
+}
+
+// sharing is who shares the budget.
+func (s *shared) sharing() (parts []*sharedPart, opening int) {
 	s.mu.Lock()
-	parts := make([]*sharedPart, 0, len(s.open))
-	for _, part := range s.open {
-		parts = append(parts, part)
-	}
-	n := max(s.least, s.cfg.Local/int64(max(1, len(parts)+s.opening)))
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.open)), s.opening
+}
+
+func (s *shared) divideAmong(ctx context.Context, parts []*sharedPart, opening int) error {
+	all := float64(opening) // as if each of them had the weight of one that is new
 	for _, part := range parts {
-		h := part.opened.heap
-		if err := h.SetLocal(ctx, n); err != nil && !errors.Is(err, far.ErrClosed) {
+		all += part.weigh.value()
+	}
+	rest := max(0, s.cfg.Local-s.least*int64(len(parts)+opening))
+	want := func(part *sharedPart) int64 {
+		return s.least + int64(float64(rest)*(part.weigh.value()/all))
+	}
+	// Who gets less comes first, so that in all they never have more than the budget.
+	slices.SortFunc(parts, func(x, y *sharedPart) int {
+		return cmp.Compare(want(x)-x.opened.heap.Local(), want(y)-y.opened.heap.Local())
+	})
+	for _, part := range parts {
+		if err := part.opened.heap.SetLocal(ctx, want(part)); err != nil && !errors.Is(err, far.ErrClosed) {
 			return fmt.Errorf("cannot divide the budget of %s: %w", config.FormatSize(s.cfg.Local), err)
 		}
 	}
 	return nil
+}
+
+// weight is how much of the budget a partition has beside others. The zero value is that of one that is new.
+type weight struct {
+	log    float64 // its logarithm
+	missed uint64  // reads of far entries, when they were counted last
+}
+
+func (w *weight) value() float64 { return math.Exp(w.log) }
+
+const (
+	reweighEvery  = 2 * time.Second
+	reweighWithin = 300 * time.Millisecond // that budgets may take to shrink: a partition that is to be opened waits for as long
+	reweighFrom   = 1000                   // reads of far entries in that time, below which it does not matter who has what
+	// mostReweigh is how much a weight may change at a time, and leastReweigh what is not worth it: budgets follow the load within
+	// ten seconds or so, and stay as they are when it only wavers.
+	mostReweigh, leastReweigh = 1.25, 1.1
+	mostWeight                = 16 // or as small a part of 1
+)
+
+// reweigh has memory go to the partitions that use it. Their budgets are those of one server, but each has a log, an evacuator and indexes of its
+// own, so that memory cannot go to what is used by itself.
+func (s *shared) reweigh() {
+	tick := time.NewTicker(reweighEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.ended:
+			return
+		case <-tick.C:
+			if err := s.reweighOnce(); err != nil {
+				s.p.Logger.Debug("the budgets of partitions stay as they are", "error", err)
+			}
+		}
+	}
+}
+
+func (s *shared) reweighOnce() error {
+	s.dividing.Lock()
+	defer s.dividing.Unlock()
+	parts, opening := s.sharing()
+	missed, local, were := make([]float64, len(parts)), make([]float64, len(parts)), make([]float64, len(parts))
+	for i, part := range parts {
+		n := uint64(0)
+		for _, m := range part.opened.heap.Stats().Maps {
+			n += m.Misses
+		}
+		missed[i], local[i], were[i] = max(0, float64(n)-float64(part.weigh.missed)), float64(part.opened.heap.Local()), part.weigh.log
+		part.weigh.missed = n
+	}
+	logs := reweighed(missed, local, were)
+	if opening > 0 || slices.Equal(logs, were) {
+		return nil
+	}
+	for i, part := range parts {
+		part.weigh.log = logs[i]
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), reweighWithin)
+	defer cancel()
+	err := s.divideAmong(ctx, slices.Clone(parts), opening)
+	if err != nil { // one cannot shrink, by what its indexes take; so that none has less for nothing:
+		for i, part := range parts {
+			part.weigh.log = were[i]
+		}
+		err = errors.Join(err, s.divideAmong(ctx, parts, opening))
+	}
+	return err
+}
+
+// reweighed returns the logarithms of the weights that partitions get which have had those of logs, and have missed so often with that much
+// local memory. Whoever misses more than the others for each byte gets more: where a byte more spares the most reads, if misses become fewer
+// with memory everywhere in the same way.
+func reweighed(missed, local, logs []float64) []float64 {
+	sumMissed, sumLocal := 0.0, 0.0
+	for i := range missed {
+		sumMissed += missed[i]
+		sumLocal += local[i]
+	}
+	if len(logs) < 2 || sumMissed < reweighFrom {
+		return logs
+	}
+	out, most := slices.Clone(logs), math.Log(mostWeight)
+	for i := range out {
+		factor := math.Sqrt(missed[i] / local[i] / (sumMissed / sumLocal))
+		if factor > 1/leastReweigh && factor < leastReweigh {
+			factor = 1
+		}
+		factor = min(max(factor, 1/mostReweigh), mostReweigh)
+		out[i] = min(max(out[i]+math.Log(factor), -most), most)
+	}
+	return out
 }
 
 // parts are the partitions that are here, by their numbers.

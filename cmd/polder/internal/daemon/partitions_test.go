@@ -5,7 +5,10 @@ import (
 	"context"
 	"crypto/tls"
 	"log/slog"
+	"math"
+	"math/rand/v2"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -49,6 +52,56 @@ func TestPartitionsStayWithinTheBudget(t *testing.T) {
 				t.Errorf("while %d are being opened: partition %d has %d bytes, want %d", c.opening, number, got, c.want)
 			}
 		}
+	}
+}
+
+// TestBudgetsFollowMisses: what misses most for its memory gets more, up to where all miss as often for each byte, and load that wavers moves nothing.
+func TestBudgetsFollowMisses(t *testing.T) {
+	const local, least = 64 << 20, 4 << 20
+	// misses of a working set of that many bytes, used at that rate.
+	misses := func(rate, set, local float64) float64 { return rate * max(0, 1-local/set) }
+	budgets := func(logs []float64) (out []float64) {
+		all := 0.0
+		for _, l := range logs {
+			all += math.Exp(l)
+		}
+		for _, l := range logs {
+			out = append(out, least+(local-float64(len(logs))*least)*math.Exp(l)/all)
+		}
+		return out
+	}
+	run := func(steps int, rate func(step, part int) float64) []float64 {
+		logs := make([]float64, 4)
+		for step := range steps {
+			has := budgets(logs)
+			missed := make([]float64, len(logs))
+			for i := range missed {
+				missed[i] = misses(rate(step, i), 48<<20, has[i])
+			}
+			logs = reweighed(missed, has, logs)
+		}
+		return budgets(logs)
+	}
+	hot := func(which int) func(int, int) float64 {
+		return func(_, i int) float64 {
+			if i == which {
+				return 100_000
+			}
+			return 100
+		}
+	}
+	if b := run(10, hot(2)); b[2] < local/2 {
+		t.Errorf("20 seconds after it has become hot, a partition has %.0f bytes of %d", b[2], local)
+	}
+	if b := run(60, func(step, i int) float64 { return hot(step/30)(0, i) }); b[1] < local/2 || b[0] > local/8 {
+		t.Errorf("a minute after another one has become hot, it has %.0f bytes of %d, and the first %.0f", b[1], local, b[0])
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	if b := run(100, func(int, int) float64 { return 10_000 * (0.9 + 0.2*r.Float64()) }); slices.Min(b) != slices.Max(b) {
+		t.Errorf("under a load that wavers, budgets become %.0f", b)
+	}
+	if b := run(10, func(_, i int) float64 { return float64(100 * i) }); slices.Min(b) != slices.Max(b) {
+		t.Errorf("with next to no load, budgets become %.0f", b)
 	}
 }
 

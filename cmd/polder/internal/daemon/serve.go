@@ -94,6 +94,8 @@ func (c *UpConfig) Check() error {
 		return refuse("node-listen", c.NodeListen, "none with --disk: there is no node in this process then")
 	case len(c.Far) > 0 || c.onDisk():
 		return nil
+	case c.Cluster != "":
+		return refuse("cluster", c.Cluster, "none without --far: the node in this process is for this machine")
 	case c.Heap != "":
 		return refuse("heap", c.Heap, "none without --disk or --far: what this process lends itself ends with it")
 	}
