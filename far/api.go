@@ -36,9 +36,6 @@ type Config struct {
 	// CheckpointEvery is how often a heap that was opened takes a checkpoint, if something has changed, as objects that are kept may always have. Zero means when
 	// it is closed, and when far memory is needed that waits for a checkpoint to be given back.
 	CheckpointEvery time.Duration
-	// CloseWithin is for how long Close tries to take the last checkpoint of a heap that was opened. Zero means a minute: without it,
-	// what has changed since the one before is lost, unless something else has it.
-	CloseWithin time.Duration
 }
 
 // core is what the heap's memory needs to know of cfg.

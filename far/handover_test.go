@@ -85,7 +85,7 @@ func TestAHeapIsHandedOver(t *testing.T) {
 		return gone, k.Lent()
 	}
 	closed, wantOpened := lent((*Heap).Close)
-	left, opened := lent((*Heap).HandOver)
+	left, opened := lent(func(h *Heap) error { return h.HandOver(t.Context()) })
 	if left <= closed || opened != wantOpened {
 		t.Errorf("of a heap that is handed over %d segments are lent, and %d when it is open again; want more than %d, and %d, as of one that is closed", left, opened, closed, wantOpened)
 	}

@@ -1,7 +1,6 @@
 package far
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +24,6 @@ type Heap struct {
 
 	checkpoint    chan struct{} // capacity 1: has something in it while one is taken
 	every         time.Duration // between two checkpoints, 0 for none
-	closeWithin   time.Duration // how long Close tries to take one
 	checkpointed  atomic.Int64  // when the last one was taken, in Unix nanoseconds
 	checkpointAt  atomic.Uint64 // changes by then, or before
 	checkpointErr atomic.Pointer[error]
@@ -89,7 +87,7 @@ func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 
 // prepare makes a heap that is yet to be started.
 func prepare(st store.Store, cfg Config, lay layout) (*Heap, error) {
-	h := &Heap{every: cfg.CheckpointEvery, closeWithin: cmp.Or(cfg.CloseWithin, closeWithin), checkpoint: make(chan struct{}, 1)}
+	h := &Heap{every: cfg.CheckpointEvery, checkpoint: make(chan struct{}, 1)}
 	h.stateOf = func() State { return State{Bytes: h.state} } // until the program says what is to be kept
 	core := cfg.core()
 	core.Policy = lay.policy
@@ -124,32 +122,36 @@ func (h *Heap) NewByteMap(name string) *ByteMap {
 // NewTxn makes a transaction without changes.
 func (h *Heap) NewTxn() *Txn { return h.maps.NewTxn() }
 
-// Close stops the heap's goroutines and gives its far memory back, or, after Open, takes a checkpoint first and leaves that
-// for the next Open. Calls that
-// wait for room end with ErrClosed; Close waits for those that read from the
-// store. Closing twice is a no-op.
+// Close is CloseBy with a minute.
 func (h *Heap) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return h.CloseBy(ctx)
+}
+
+// CloseBy stops the heap's goroutines and gives its far memory back, or, after Open, takes a checkpoint first and leaves that
+// for the next Open. It tries that until ctx ends: without it, what has changed since the checkpoint before is lost, unless something else has
+// it. Calls that wait for room end with ErrClosed; CloseBy waits for those that read from the store. Closing twice is a no-op.
+func (h *Heap) CloseBy(ctx context.Context) error {
 	var err error
-	h.once.Do(func() { err = h.close(true) })
+	h.once.Do(func() { err = h.close(ctx, true) })
 	return err
 }
 
-// HandOver is Close of a heap that was made by Open, and that another process is about to open. What the heap has to spare at its store is left to that process, which gives
+// HandOver is CloseBy of a heap that was made by Open, and that another process is about to open. What the heap has to spare at its store is left to that process, which gives
 // back all that it does not know: so it need not wait for that.
-func (h *Heap) HandOver() error {
+func (h *Heap) HandOver(ctx context.Context) error {
 	var err error
-	h.once.Do(func() { err = h.close(!h.core.Far.Keeps()) })
+	h.once.Do(func() { err = h.close(ctx, !h.core.Far.Keeps()) })
 	return err
 }
 
-func (h *Heap) close(giveBack bool) error {
+func (h *Heap) close(ctx context.Context, giveBack bool) error {
 	var errs []error
 	if h.core.Far.Keeps() {
-		ctx, cancel := context.WithTimeout(context.Background(), h.closeWithin)
 		if err := h.Checkpoint(ctx); err != nil {
 			errs = append(errs, err)
 		}
-		cancel()
 	}
 	h.core.Stop()
 	h.maps.Shut()
@@ -181,9 +183,6 @@ func (h *Heap) close(giveBack bool) error {
 	}
 	return nil
 }
-
-// closeWithin is the default of Config.CloseWithin.
-const closeWithin = time.Minute
 
 // unmap gives the local memory back.
 func (h *Heap) unmap() error { return errors.Join(h.objects.Close(), h.core.Unmap()) }

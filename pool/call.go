@@ -70,11 +70,15 @@ func (p *piece) finish(status verbs.Status) {
 	if c.flying.Add(-1) > 0 {
 		return
 	}
+	landed := c.landed // the call may be another one's as soon as it is done
 	if c.fate.Add(1) == 2 {
 		c.recycle()
 		return
 	}
 	c.done <- struct{}{}
+	if landed != nil {
+		landed()
+	}
 }
 
 // fail sets the operation's error, unless it has one.
@@ -93,6 +97,8 @@ type call struct {
 	// each, and who comes second does.
 	fate atomic.Int32
 	done chan struct{} // capacity 1: the round's last piece has landed
+
+	landed func() // if it is not nil, to be called when the first round has; see Flight
 
 	submitted time.Time // when the present round was
 
@@ -115,6 +121,11 @@ func newCall(p *Pool) *call {
 // run carries out ops and gives the call up.
 func (c *call) run(ctx context.Context, ops []Op) {
 	c.plan(ctx, ops)
+	c.rest(ctx)
+}
+
+// rest carries out what is left to be done of a call, and gives it up.
+func (c *call) rest(ctx context.Context) {
 	for {
 		more, abandoned := c.round(ctx)
 		if abandoned {
@@ -171,11 +182,22 @@ func (c *call) round(ctx context.Context) (more, abandoned bool) {
 		c.failAll(context.Cause(ctx))
 		return false, false
 	}
-	started := 0
-	var lacksRoom *piece
-	var lacksNode *node
+	started, lacksRoom, lacksNode := c.begin()
+	switch {
+	case started > 0:
+		c.submit(started)
+		return true, c.land(ctx)
+	case lacksRoom != nil:
+		return c.waitRoom(ctx, lacksRoom.n), false
+	case lacksNode != nil:
+		return c.waitNode(ctx, lacksNode), false
+	}
+	return false, false
+}
+
+// begin makes as many pieces ready as there is room for, and says what the first one lacks that is not.
+func (c *call) begin() (started int, lacksRoom *piece, lacksNode *node) {
 	c.groups = c.groups[:0]
-scan:
 	for i := range c.pieces {
 		p := &c.pieces[i]
 		if p.state != pieceIdle {
@@ -191,19 +213,10 @@ scan:
 		case startNoNode:
 			lacksNode = p.extent.node
 		case startNoRoom:
-			lacksRoom = p
-			break scan
+			return started, p, lacksNode
 		}
 	}
-	switch {
-	case started > 0:
-		return true, c.fly(ctx, started)
-	case lacksRoom != nil:
-		return c.waitRoom(ctx, lacksRoom.n), false
-	case lacksNode != nil:
-		return c.waitNode(ctx, lacksNode), false
-	}
-	return false, false
+	return started, nil, lacksNode
 }
 
 type startResult uint8
@@ -261,15 +274,18 @@ func (c *call) start(p *piece) startResult {
 	return startOK
 }
 
-// fly submits the pieces that are ready and waits until they have landed, or
-// gives up.
-func (c *call) fly(ctx context.Context, started int) (abandoned bool) {
+// submit submits the pieces that are ready.
+func (c *call) submit(started int) {
 	c.flying.Store(int32(started))
 	c.fate.Store(0)
 	c.submitted = time.Now()
 	for _, g := range c.groups {
 		g.submit(c.pieces)
 	}
+}
+
+// land waits until what was submitted has landed, or gives up.
+func (c *call) land(ctx context.Context) (abandoned bool) {
 	select {
 	case <-c.done: // fast path: everything has landed already
 	default:
@@ -448,7 +464,7 @@ func (c *call) recycle() {
 // dispose makes the call available to others.
 func (c *call) dispose() {
 	c.disarm()
-	c.progress = false
+	c.landed, c.progress = nil, false
 	if c.held.order != 0 {
 		c.pool.slab.release(c.held)
 		c.held = block{}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/resp/feed"
 	"polder/resp/proto"
 	"polder/resp/reply"
 	"polder/resp/table"
@@ -27,16 +28,11 @@ type clientInfo struct {
 	last     atomic.Pointer[table.Command]
 	ver      atomic.Int32
 	monitors atomic.Bool
-	subs     atomic.Int64 // channels it has subscribed to,
-	psubs    atomic.Int64 // and patterns
 	active   atomic.Int64 // when it last sent something, in nanoseconds since since, which clock changes do not touch
 }
 
 // heard notes that the client has sent something.
 func (c *clientInfo) heard(now time.Time) { c.active.Store(int64(now.Sub(c.since))) }
-
-// subscribed reports whether the client is told messages of channels.
-func (c *clientInfo) subscribed() bool { return c.subs.Load()+c.psubs.Load() > 0 }
 
 // idle is for how long the client has sent nothing.
 func (c *clientInfo) idle(now time.Time) time.Duration {
@@ -69,11 +65,11 @@ func (s *session) listing() string {
 	flags := "N"
 	if c.monitors.Load() {
 		flags = "O"
-	} else if c.subscribed() {
+	} else if s.subs.Any() {
 		flags = "P"
 	}
-	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=0 sub=%d psub=%d ssub=0 multi=-1 tot-mem=%d cmd=%s user=default resp=%d lib-name=%s lib-ver=%s",
-		c.id, c.shown(), c.laddr, load(&c.name), int64(now.Sub(c.since).Seconds()), int64(c.idle(now).Seconds()), flags, c.subs.Load(), c.psubs.Load(),
+	return fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d idle=%d flags=%s db=0 sub=%d psub=%d ssub=%d multi=-1 tot-mem=%d cmd=%s user=default resp=%d lib-name=%s lib-ver=%s",
+		c.id, c.shown(), c.laddr, load(&c.name), int64(now.Sub(c.since).Seconds()), int64(c.idle(now).Seconds()), flags, s.subs.Len(feed.Channel), s.subs.Len(feed.Pattern), s.subs.Len(feed.Shard),
 		s.mem.Held(), cmd, max(2, c.ver.Load()), load(&c.libName), load(&c.libVer))
 }
 

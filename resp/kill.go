@@ -115,9 +115,9 @@ func (s *session) killFilters(args [][]byte) (matches func(*session) bool, err e
 func ofType(name []byte) (func(*session) bool, error) {
 	switch {
 	case proto.Is(name, "normal"):
-		return func(o *session) bool { return !o.info.subscribed() }, nil
+		return func(o *session) bool { return !o.subs.Any() }, nil
 	case proto.Is(name, "pubsub"):
-		return func(o *session) bool { return o.info.subscribed() }, nil
+		return func(o *session) bool { return o.subs.Any() }, nil
 	case proto.Is(name, "master"), proto.Is(name, "replica"), proto.Is(name, "slave"):
 		return func(*session) bool { return false }, nil
 	}

@@ -50,8 +50,6 @@ func (s *session) endFeed() {
 		return
 	}
 	s.srv.channels.UnsubscribeAll(&s.subs, f)
-	s.info.subs.Store(0)
-	s.info.psubs.Store(0)
 	if s.info.monitors.Swap(false) {
 		s.srv.setMonitors(func(list []*feed.Feed) []*feed.Feed {
 			return slices.DeleteFunc(list, func(o *feed.Feed) bool { return o == f })

@@ -17,7 +17,7 @@ func TestTheCommandsPageIsTrue(t *testing.T) {
 		"A command in the table may be in a transaction unless it says otherwise. [errors.md](errors.md) has what they answer that Redis does not.\n\n" +
 		"This page is made by `make docs`, of the table that the server goes by.\n")
 	for _, g := range []struct{ name, title string }{
-		{"string", "Strings"}, {"generic", "Keys"}, {"hash", "Hashes"}, {"transactions", "Transactions"}, {"connection", "Connection"}, {"server", "Server"}, {"cluster", "Cluster"},
+		{"string", "Strings"}, {"generic", "Keys"}, {"hash", "Hashes"}, {"transactions", "Transactions"}, {"connection", "Connection"}, {"pubsub", "Publish and subscribe"}, {"server", "Server"}, {"cluster", "Cluster"},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n| command | arguments | |\n|---|---|---|\n", g.title)
 		for _, name := range table.SortedNames(commandTable().By) {

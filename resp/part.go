@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/partition"
 	"polder/resp/keyspace"
 )
 
@@ -65,6 +66,9 @@ func (srv *Server) RemovePartition(ctx context.Context, number int) error {
 		return nil
 	}
 	at.Leave(ctx)
+	srv.channels.Leave(func(channel string) bool {
+		return partition.Of(partition.Slot([]byte(channel)), len(srv.parts)) == number
+	})
 	closed := make(chan struct{})
 	go func() {
 		at.close()

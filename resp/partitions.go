@@ -171,7 +171,7 @@ func (s *session) performAway(cmd *table.Command, args [][]byte) bool {
 	switch {
 	case err == nil && slot < 0 && cmd.Flags&table.Each != 0:
 		return s.performEach(cmd, args)
-	case err == nil && slot < 0:
+	case err == nil && (slot < 0 || cmd.Name == "sunsubscribe"): // a subscription is where it was made
 		return s.perform(cmd, args)
 	}
 	if err != nil {
@@ -210,7 +210,7 @@ func (s *session) performAt(at *part, cmd *table.Command, args [][]byte) bool {
 			return true
 		}
 	}
-	if s.watchAt != nil && s.watchAt != at { // what was watched has gone to another server, and perhaps come back
+	if s.watchAt != nil && s.watchAt != at && s.watchAt.number == at.number { // what was watched has gone to another server, and perhaps come back
 		if cmd.Name == "watch" {
 			s.unwatch()
 		}
@@ -292,7 +292,7 @@ func (s *session) elsewhere(slot, number int, cmd *table.Command, args [][]byte,
 	case cmd.Name == "exec" && s.Watches(): // what was watched has gone to another server
 		s.Out = proto.AppendNullArray(s.Out, s.Ver)
 		return s.leave(cmd, nil)
-	case s.told(m, number) || c.leaves(m):
+	case cmd.Name == "ssubscribe" || s.told(m, number) || c.leaves(m): // messages that come later have no way back
 		return s.leave(cmd, moved(slot, owner.Addr))
 	}
 	if !s.showsFirst(cmd) {

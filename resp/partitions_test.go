@@ -538,7 +538,7 @@ func TestEveryCommandIsAnsweredByAServerOfPartitions(t *testing.T) {
 	for _, addr := range c.addrs {
 		for _, args := range all {
 			switch args[0] {
-			case "quit", "monitor", "sync", "subscribe", "psubscribe", "unsubscribe", "punsubscribe", "client": // no reply, more than one, or others must wait
+			case "quit", "monitor", "sync", "subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "client": // no reply, more than one, or others must wait
 				continue
 			}
 			cl := dial(t, addr)
@@ -554,5 +554,20 @@ func TestEveryCommandIsAnsweredByAServerOfPartitions(t *testing.T) {
 			}
 			cl.c.Close()
 		}
+	}
+}
+
+// TestWhatIsSaidOfOtherPartitionsBreaksNoWatch, be they at this server or at another one.
+func TestWhatIsSaidOfOtherPartitionsBreaksNoWatch(t *testing.T) {
+	c := startCluster(t, 2, 4, roomy/8)
+	watched, beside, away := c.keyIn(0, "k"), c.keyIn(2, "k"), c.keyIn(1, "k")
+	cl := dial(t, c.addrs[0])
+	for _, key := range []string{beside, away} {
+		expect(t, cl, "WATCH "+watched, "+OK")
+		expect(t, cl, "SET "+key+" v", "+OK")
+		expect(t, cl, "SPUBLISH "+key+" m", ":0")
+		expect(t, cl, "MULTI", "+OK")
+		expect(t, cl, "SET "+watched+" v", "+QUEUED")
+		expect(t, cl, "EXEC", "[+OK]")
 	}
 }

@@ -4,64 +4,53 @@ import (
 	"slices"
 
 	"polder/partition"
+	"polder/resp/feed"
 	"polder/resp/glob"
-	"polder/resp/proto"
 	"polder/resp/reply"
 )
 
-// subscribed replies with what the session has subscribed to, or not any more.
-func (s *session) subscribed(kind string, name []byte) {
-	s.Out = proto.AppendBulk(proto.AppendPush(s.Out, s.Ver, 3), kind)
-	if name == nil {
-		s.Null()
-	} else {
-		s.Bulk(name)
+// subscribed replies with what the session has subscribed to, or not any more. What is to be had with PUBLISH is counted together.
+func (s *session) subscribed(k feed.Kind, what string, name []byte) {
+	n := s.subs.Len(k)
+	if k != feed.Shard {
+		n = s.subs.Len(feed.Channel) + s.subs.Len(feed.Pattern)
 	}
-	s.Int(int64(s.subs.Len()))
-	s.info.subs.Store(int64(len(s.subs.Channels)))
-	s.info.psubs.Store(int64(len(s.subs.Patterns)))
+	s.Out = feed.AppendChange(s.Out, s.Ver, k.Prefix()+what, name, n)
 }
 
-func cmdSubscribe(s *session, a [][]byte) error  { return s.subscribe("subscribe", a[1:], false) }
-func cmdPSubscribe(s *session, a [][]byte) error { return s.subscribe("psubscribe", a[1:], true) }
-
-func (s *session) subscribe(kind string, names [][]byte, pattern bool) error {
-	for _, name := range names {
-		if err := s.srv.channels.Subscribe(&s.subs, string(name), pattern, s.listen); err != nil {
-			return err
+func subscribe(k feed.Kind) handler {
+	return func(s *session, a [][]byte) error {
+		for _, name := range a[1:] {
+			if err := s.srv.channels.Subscribe(&s.subs, k, string(name), s.listen); err != nil {
+				return err
+			}
+			s.subscribed(k, "subscribe", name)
+			if err := s.Over(); err != nil {
+				return err
+			}
 		}
-		s.subscribed(kind, name)
-		if err := s.Over(); err != nil {
-			return err
+		return nil
+	}
+}
+
+// unsubscribe ends the subscriptions to some names, or to all if none is given.
+func unsubscribe(k feed.Kind) handler {
+	return func(s *session, a [][]byte) error {
+		names := a[1:]
+		if len(names) == 0 {
+			for _, name := range s.srv.channels.Mine(&s.subs, k) {
+				names = append(names, []byte(name))
+			}
 		}
-	}
-	return nil
-}
-
-func cmdUnsubscribe(s *session, a [][]byte) error {
-	return s.unsubscribe("unsubscribe", a[1:], s.subs.Channels, false)
-}
-
-func cmdPUnsubscribe(s *session, a [][]byte) error {
-	return s.unsubscribe("punsubscribe", a[1:], s.subs.Patterns, true)
-}
-
-// unsubscribe ends the subscriptions to names, or to all if there are none.
-func (s *session) unsubscribe(kind string, names [][]byte, all map[string]struct{}, pattern bool) error {
-	if len(names) == 0 {
-		for name := range all {
-			names = append(names, []byte(name))
+		if len(names) == 0 {
+			s.subscribed(k, "unsubscribe", nil)
 		}
-		slices.SortFunc(names, slices.Compare)
+		for _, name := range names {
+			s.srv.channels.Unsubscribe(&s.subs, k, string(name), s.news)
+			s.subscribed(k, "unsubscribe", name)
+		}
+		return s.Over()
 	}
-	if len(names) == 0 {
-		s.subscribed(kind, nil)
-	}
-	for _, name := range names {
-		s.srv.channels.Unsubscribe(&s.subs, string(name), pattern, s.news)
-		s.subscribed(kind, name)
-	}
-	return s.Over()
 }
 
 var publishCommand = [][]byte{[]byte("POLDER"), []byte("PUBLISH")}
@@ -85,42 +74,54 @@ func cmdPublish(s *session, a [][]byte) error {
 	if c := s.srv.cfg.Cluster; c != nil {
 		s.srv.tellOthers(c.Map(), a[1], a[2])
 	}
-	s.Int(s.srv.channels.Publish(a[1], a[2]))
+	s.Int(s.srv.channels.Publish(feed.Channel, a[1], a[2]))
+	return nil
+}
+
+// cmdSPublish is carried out by the server that has the slot of the channel, which has all its subscribers.
+func cmdSPublish(s *session, a [][]byte) error {
+	s.Int(s.srv.channels.Publish(feed.Shard, a[1], a[2]))
 	return nil
 }
 
 // cmdPolderPublish is what a server says to another one of a message that was published there.
 func cmdPolderPublish(s *session, a [][]byte) error {
-	s.Int(s.srv.channels.Publish(a[2], a[3]))
+	s.Int(s.srv.channels.Publish(feed.Channel, a[2], a[3]))
 	return nil
 }
 
-func cmdPubsubChannels(s *session, a [][]byte) error {
-	if len(a) > 3 {
-		return reply.ErrSyntax
-	}
-	var g glob.Pattern
-	if len(a) == 3 {
-		var err error
-		if g, err = glob.Compile(a[2]); err != nil {
-			return err
+// pubsubNames is the handler of PUBSUB CHANNELS, or SHARDCHANNELS.
+func pubsubNames(k feed.Kind) handler {
+	return func(s *session, a [][]byte) error {
+		if len(a) > 3 {
+			return reply.ErrSyntax
 		}
+		var g glob.Pattern
+		if len(a) == 3 {
+			var err error
+			if g, err = glob.Compile(a[2]); err != nil {
+				return err
+			}
+		}
+		names := s.srv.channels.Names(k, g)
+		s.Array(len(names))
+		for _, name := range names {
+			s.Str(name)
+		}
+		return s.Over()
 	}
-	names := s.srv.channels.Names(g)
-	s.Array(len(names))
-	for _, name := range names {
-		s.Str(name)
-	}
-	return s.Over()
 }
 
-func cmdPubsubNumSub(s *session, a [][]byte) error {
-	s.Array(2 * len(a[2:]))
-	for _, name := range a[2:] {
-		s.Bulk(name)
-		s.Int(int64(s.srv.channels.Subscribers(name)))
+// pubsubNumSub is the handler of PUBSUB NUMSUB, or SHARDNUMSUB.
+func pubsubNumSub(k feed.Kind) handler {
+	return func(s *session, a [][]byte) error {
+		s.Array(2 * len(a[2:]))
+		for _, name := range a[2:] {
+			s.Bulk(name)
+			s.Int(int64(s.srv.channels.Subscribers(k, name)))
+		}
+		return s.Over()
 	}
-	return s.Over()
 }
 
 func cmdPubsubNumPat(s *session, a [][]byte) error {

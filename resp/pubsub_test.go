@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"polder/resp/feed"
 )
 
 // TestPublishAndSubscribeAreThoseOfRedis plays the same scene at both, by each driver and version of the protocol.
@@ -15,6 +17,10 @@ func TestPublishAndSubscribeAreThoseOfRedis(t *testing.T) {
 		"sub 1 UNSUBSCRIBE a", "pub 1 PUBLISH a pattern", "sub 1", "sub 1 UNSUBSCRIBE", "sub 1 UNSUBSCRIBE", "sub 1 PUNSUBSCRIBE nosuch",
 		"sub 1 PUNSUBSCRIBE a*", "sub 1 PUNSUBSCRIBE", "sub 1 GET k", "pub 1 PUBLISH a gone", "sub 1 SUBSCRIBE b", "sub 1 RESET", "pub 1 PUBLISH b gone", "sub 1 PING",
 		"pub 1 MULTI", "pub 1 PUBLISH a x", "pub 1 EXEC", "pub 1 PUBSUB nosuch", "pub 1 PUBLISH a",
+		"sub 3 SSUBSCRIBE a b a", "pub 1 SPUBLISH a hello", "sub 1", "pub 1 SPUBLISH c nobody", "pub 1 PUBLISH a nobody", "pub 1 PUBSUB SHARDNUMSUB a b c", "pub 1 PUBSUB SHARDCHANNELS a*",
+		"pub 1 PUBSUB NUMSUB a", "pub 1 PUBSUB CHANNELS", "sub 1 GET k", "sub 1 SUBSCRIBE a", "sub 1 PSUBSCRIBE *", "pub 1 SPUBLISH a once", "sub 1", "pub 1 PUBLISH a twice", "sub 2",
+		"pub 1 MULTI", "pub 1 SPUBLISH a x", "pub 1 EXEC", "sub 1", "sub 1 SUNSUBSCRIBE nosuch", "sub 1 UNSUBSCRIBE", "sub 1 SUNSUBSCRIBE a", "sub 1 PUNSUBSCRIBE", "sub 1 SUNSUBSCRIBE", "sub 1 SUNSUBSCRIBE",
+		"sub 1 GET k", "sub 1 SSUBSCRIBE b", "sub 1 RESET", "pub 1 SPUBLISH b gone", "pub 1 SPUBLISH a", "pub 1 COMMAND GETKEYS SPUBLISH a x", "pub 1 COMMAND GETKEYS SSUBSCRIBE a b",
 	}
 	drivers(t, func(t *testing.T, cfg Config) {
 		_, addr := startServer(t, roomy, cfg)
@@ -120,7 +126,7 @@ func TestASubscriberThatDoesNotReadHoldsNobodyUp(t *testing.T) {
 		if n := srv.Stats().OutputDrops; n != 1 {
 			t.Errorf("%d clients were dropped for what they do not read, want 1", n)
 		}
-		if n := len(srv.channels.Names(nil)); n != 0 {
+		if n := len(srv.channels.Names(feed.Channel, nil)); n != 0 {
 			t.Errorf("%d channels are left", n)
 		}
 	})

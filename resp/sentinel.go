@@ -3,6 +3,7 @@ package resp
 import (
 	"fmt"
 
+	"polder/resp/feed"
 	"polder/resp/proto"
 	"polder/resp/reply"
 	"polder/resp/topology"
@@ -31,7 +32,7 @@ func (srv *Server) SetMaster(m topology.Master) {
 	}
 	oldHost, oldPort := topology.SplitAddr(was.Addr)
 	host, port := topology.SplitAddr(m.Addr)
-	srv.channels.Publish([]byte(switchMaster), fmt.Appendf(nil, "%s %s %s %s %s", srv.cfg.Heap, oldHost, oldPort, host, port))
+	srv.channels.Publish(feed.Channel, []byte(switchMaster), fmt.Appendf(nil, "%s %s %s %s %s", srv.cfg.Heap, oldHost, oldPort, host, port))
 }
 
 // masterNow is what is known of the server that has the heap: this one, if no other can have it.

@@ -121,7 +121,7 @@ func (s *session) close() {
 
 // footprint is what the session holds beside its driver's buffers, in bytes.
 func (s *session) footprint() int {
-	n := s.parser.Held() + s.queueLen + s.WatchHeld() + s.subs.Bytes
+	n := s.parser.Held() + s.queueLen + s.WatchHeld() + s.subs.Held()
 	if s.snap != nil {
 		n += s.snap.Held()
 	}
@@ -250,7 +250,7 @@ func (s *session) admit(cmd *table.Command) error {
 	if s.info.monitors.Load() && cmd.Flags&(table.Read|table.Write) != 0 {
 		return errMonitors
 	}
-	if s.subs.Len() > 0 && s.Ver == 2 && cmd.Flags&table.Subscribed == 0 {
+	if s.Ver == 2 && s.subs.Any() && cmd.Flags&table.Subscribed == 0 {
 		return reply.Error("ERR Can't execute '" + cmd.Name + "': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context")
 	}
 	return nil
@@ -316,7 +316,7 @@ func (s *session) lockFor(cmd *table.Command, args [][]byte) {
 	switch {
 	case cmd.Flags&table.All != 0:
 		s.WantAll()
-	case cmd.Keys.First == 0:
+	case cmd.Keys.First == 0 || cmd.Flags&table.Names != 0:
 		write = cmd.Name == "exec" && s.wantQueue()
 	case cmd.Keys.Last == cmd.Keys.First || len(args) == cmd.Keys.First+1:
 		// Fast path: one key.
@@ -330,6 +330,9 @@ func (s *session) lockFor(cmd *table.Command, args [][]byte) {
 
 // wantKeys adds a command's keys to those to be locked.
 func (s *session) wantKeys(cmd *table.Command, args [][]byte) {
+	if cmd.Flags&table.Names != 0 {
+		return
+	}
 	for key := range cmd.KeysOf(args) {
 		s.Want(key)
 	}
@@ -375,6 +378,9 @@ func (w *wants) clear() {
 }
 
 func (w *wants) add(cmd *table.Command, args [][]byte) {
+	if cmd.Flags&table.Names != 0 {
+		return
+	}
 	list := &w.keys
 	if cmd.DoesWithout(args) {
 		list = &w.heads

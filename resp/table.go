@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"polder/resp/commands"
+	"polder/resp/feed"
 	"polder/resp/latency"
 	"polder/resp/reply"
 	"polder/resp/table"
@@ -144,15 +145,20 @@ var commandTable = sync.OnceValue(func() *commandSet {
 	}
 
 	group("pubsub")
-	def("subscribe", -2, table.NoMulti, noKey, cmdSubscribe)
-	def("psubscribe", -2, table.NoMulti, noKey, cmdPSubscribe)
-	def("unsubscribe", -1, table.NoMulti, noKey, cmdUnsubscribe)
-	def("punsubscribe", -1, table.NoMulti, noKey, cmdPUnsubscribe)
+	def("subscribe", -2, table.NoMulti, noKey, subscribe(feed.Channel))
+	def("psubscribe", -2, table.NoMulti, noKey, subscribe(feed.Pattern))
+	def("ssubscribe", -2, table.NoMulti|table.Names, allKeys, subscribe(feed.Shard))
+	def("unsubscribe", -1, table.NoMulti, noKey, unsubscribe(feed.Channel))
+	def("punsubscribe", -1, table.NoMulti, noKey, unsubscribe(feed.Pattern))
+	def("sunsubscribe", -1, table.NoMulti|table.Names, allKeys, unsubscribe(feed.Shard))
 	def("publish", 3, fast, noKey, cmdPublish)
+	def("spublish", 3, fast|table.Names, oneKey, cmdSPublish)
 	def("pubsub", -2, 0, noKey, about((*table.Table).Help))
-	def("pubsub|channels", -2, 0, noKey, cmdPubsubChannels)
-	def("pubsub|numsub", -2, 0, noKey, cmdPubsubNumSub)
+	def("pubsub|channels", -2, 0, noKey, pubsubNames(feed.Channel))
+	def("pubsub|numsub", -2, 0, noKey, pubsubNumSub(feed.Channel))
 	def("pubsub|numpat", 2, 0, noKey, cmdPubsubNumPat)
+	def("pubsub|shardchannels", -2, 0, noKey, pubsubNames(feed.Shard))
+	def("pubsub|shardnumsub", -2, 0, noKey, pubsubNumSub(feed.Shard))
 	def("pubsub|help", 2, 0, noKey, about((*table.Table).Help))
 
 	group("cluster")
@@ -232,11 +238,11 @@ var commandTable = sync.OnceValue(func() *commandSet {
 	for _, name := range []string{"flushall", "flushdb", "save", "bgsave", "bgrewriteaof"} {
 		t.By[name].Flags |= table.Each
 	}
-	for _, name := range []string{"subscribe", "psubscribe", "unsubscribe", "punsubscribe", "ping", "quit", "reset"} {
+	for _, name := range []string{"subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "ping", "quit", "reset"} {
 		t.By[name].Flags |= table.Subscribed
 	}
 	// The same as in Redis, where PING is refused.
-	for _, name := range []string{"multi", "exec", "discard", "unwatch", "subscribe", "psubscribe", "unsubscribe", "punsubscribe", "publish", "pubsub", "echo", "select", "quit", "reset", "auth", "hello",
+	for _, name := range []string{"multi", "exec", "discard", "unwatch", "subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "publish", "spublish", "pubsub", "echo", "select", "quit", "reset", "auth", "hello",
 		"client", "info", "cluster", "asking", "readonly", "readwrite", "role", "sentinel", "time", "config", "command", "polder", "monitor", "slowlog", "latency"} {
 		c := t.By[name]
 		c.Flags |= table.Loading

@@ -201,4 +201,5 @@ func heapFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig) {
 	twoNodesFlag(fs, &cfg.TwoNodes)
 	fs.BoolVar(&cfg.Standby, "standby", false, "with --witness, wait until the process that has the heap is gone, and take over from it")
 	fs.Var(config.NewDuration(&cfg.Checkpoint, 0), "checkpoint", "with --heap, how often a checkpoint is taken while something changes, beside that at the end; 0 means at the end")
+	fs.Var(config.NewDuration(&cfg.EndWithin, 100*time.Millisecond), "end-within", "how long the end may take, with the last checkpoint and all else that belongs to it; what is not finished by then is said, and left")
 }

@@ -622,6 +622,10 @@ func (a *answering) Alloc(ctx context.Context) (store.Segment, error) {
 	return answered{seg.(*lent), a.answer}, nil
 }
 
+func (g answered) Start(ctx context.Context, p []byte, off int, landed func()) store.Flight {
+	return start(ctx, g, p, off, landed)
+}
+
 func (g answered) Write(ctx context.Context, p []byte, off int) error {
 	err := g.lent.Write(ctx, p, off)
 	<-g.answer

@@ -274,6 +274,40 @@ func (g *lent) Write(ctx context.Context, p []byte, off int) error {
 	return g.answer(g.Segment.Write(ctx, p, off))
 }
 
+// Start implements store.Starter.
+func (g *lent) Start(ctx context.Context, p []byte, off int, landed func()) store.Flight {
+	return start(ctx, g, p, off, landed)
+}
+
+func start(ctx context.Context, g store.Segment, p []byte, off int, landed func()) store.Flight {
+	f := flight{make(chan error, 1), make(chan struct{})}
+	go func() {
+		err := g.Write(ctx, p, off)
+		if f.err <- err; err == nil {
+			close(f.well)
+		}
+		landed()
+	}()
+	return f
+}
+
+type flight struct {
+	err  chan error // capacity 1
+	well chan struct{}
+}
+
+func (f flight) Landed() bool {
+	select {
+	case <-f.well:
+		return true
+	default:
+		return false
+	}
+}
+
+// End waits until nobody reads what is written.
+func (f flight) End(context.Context) error { return <-f.err }
+
 var errUnheard = errors.New("the answer is lost")
 
 // answer returns err, or that the answer is lost. l.mu must be held.

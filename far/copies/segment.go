@@ -209,6 +209,9 @@ func (g *segment) seal() {
 	}
 }
 
+// soonWritten is for how long a write waits for all copies together, before each is waited for.
+const soonWritten = time.Millisecond
+
 // writeAll writes p to all copies at once, and reports how many have it. It does not wait for one that is late, but
 // until nobody reads p any more.
 func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (wrote int, err error) {
@@ -225,8 +228,44 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 	began, answers := s.proc.Now(), make(chan answer, len(cs))
 	each, giveUp := context.WithCancel(ctx)
 	defer giveUp()
+	end := func(i int, write func() error) { s.proc.Go(func() { answers <- answer{i, write()} }) }
+	var flights [MaxCopies]store.Flight
+	flying, all := atomic.Int32{}, make(chan struct{}, 1)
+	landed := func() {
+		if flying.Add(-1) == 0 {
+			all <- struct{}{}
+		}
+	}
 	for i, c := range cs {
-		s.proc.Go(func() { answers <- answer{i, c.seg.Write(each, p, off)} })
+		if _, ok := c.seg.(store.Starter); ok {
+			flying.Add(1)
+		} else {
+			end(i, func() error { return c.seg.Write(each, p, off) })
+		}
+	}
+	if flying.Load() > 0 {
+		// Fast path: this goroutine begins all writes, and wakes up once. Goroutines that wait for one copy each, and
+		// whatever wakes them, cost more than the copies. A disk, which is behind the nodes, comes first: it takes longest.
+		for i, c := range slices.Backward(cs) {
+			if g, ok := c.seg.(store.Starter); ok {
+				flights[i] = g.Start(each, p, off, landed)
+			}
+		}
+		soon := s.proc.NewTimer(soonWritten)
+		turns.Recv(s.proc, all, soon)
+		soon.Stop()
+	}
+	if allLanded(flights[:len(cs)]) {
+		for i, c := range cs {
+			err = cmp.Or(err, flights[i].End(ctx))
+			c.place.answered(0)
+		}
+		return len(cs), err
+	}
+	for i, f := range flights[:len(cs)] {
+		if f != nil {
+			end(i, func() error { return f.End(each) })
+		}
 	}
 	var late *turns.Timer // of those that follow the first
 	var done [MaxCopies]bool
@@ -263,6 +302,11 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 		}
 	}
 	return wrote, err
+}
+
+// allLanded reports whether all flights are there and have succeeded.
+func allLanded(flights []store.Flight) bool {
+	return !slices.ContainsFunc(flights, func(f store.Flight) bool { return f == nil || !f.Landed() })
 }
 
 // undone are the copies that have not answered.

@@ -80,15 +80,48 @@ type copySegment struct{ *segment }
 
 // Write implements store.Segment. When ctx ends it may still take effect, but not after a later write: they wait for each other.
 func (g *copySegment) Write(ctx context.Context, p []byte, off int) error {
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
+	return g.Start(ctx, p, off, func() {}).End(ctx)
+}
+
+// Start implements store.Starter.
+func (g *copySegment) Start(ctx context.Context, p []byte, off int, landed func()) store.Flight {
+	f := &flight{done: make(chan struct{})}
+	if ctx.Err() != nil {
+		f.err = context.Cause(ctx)
+		close(f.done)
+		landed()
+		return f
 	}
 	own := bytes.Clone(p)
-	done := make(chan error, 1)
-	g.store.wg.Go(func() { done <- g.segment.Write(ctx, own, off) })
+	g.store.wg.Go(func() {
+		f.err = g.segment.Write(ctx, own, off)
+		close(f.done)
+		landed()
+	})
+	return f
+}
+
+// flight is a write under way.
+type flight struct {
+	done chan struct{} // closed when err is what became of it
+	err  error
+}
+
+// Landed implements store.Flight.
+func (f *flight) Landed() bool {
 	select {
-	case err := <-done:
-		return err
+	case <-f.done:
+		return f.err == nil
+	default:
+		return false
+	}
+}
+
+// End implements store.Flight.
+func (f *flight) End(ctx context.Context) error {
+	select {
+	case <-f.done:
+		return f.err
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

@@ -54,6 +54,7 @@ type Store struct {
 
 	jobs chan job
 	wg   sync.WaitGroup
+	ends ends
 	bufs chan []byte // of mostRead bytes, aligned: as many as there are workers, and a few for writers
 
 	mu    sync.Mutex
@@ -202,7 +203,9 @@ func (s *Store) Alloc(context.Context) (store.Segment, error) {
 	} else {
 		s.free = s.free[:len(s.free)-1]
 	}
-	return s.lend(slot), nil
+	seg := s.lend(slot)
+	seg.fresh = true
+	return seg, nil
 }
 
 // lend makes a segment of a slot. s.mu must be held.

@@ -114,6 +114,60 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	}
 }
 
+// TestWhoWritesOnNeedNotRead: what a write leaves of its last block is known to the next one, and behind what was ever written there is nothing.
+// What an earlier process has written is read.
+func TestWhoWritesOnNeedNotRead(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, Config{Dir: dir, SegmentSize: 128 << 10})
+	seg, other := alloc(t, s), alloc(t, s)
+	var want []byte
+	write := func(n int) {
+		t.Helper()
+		p := bytes.Repeat([]byte{byte(len(want)/7 + 1)}, n)
+		if err := seg.Write(t.Context(), p, len(want)); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, p...)
+	}
+	same := func() {
+		t.Helper()
+		got := make([]byte, len(want))
+		ops := []store.ReadOp{{Seg: seg, Buf: got}}
+		if s.Read(t.Context(), ops); ops[0].Err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("of %d bytes others are read than were written (%v)", len(want), ops[0].Err)
+		}
+	}
+	data, err := os.OpenFile(filepath.Join(dir, "data"), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	for i, n := range []int{100, 200, 5000, 1, 3000, 4096, 9000, 60} {
+		write(n)
+		end := len(want) / block * block
+		if _, err := data.WriteAt(bytes.Repeat([]byte{0xee}, 2*block), seg.(*segment).base()+int64(end)); err != nil { // who reads it, sees it
+			t.Fatal(err)
+		}
+		if err := other.Write(t.Context(), want[:1], i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(1)
+	same()
+	if err := s.SetRoot(t.Context(), []byte("root")); err != nil {
+		t.Fatal(err)
+	}
+	closeStore(t, s)
+	s = open(t, Config{Dir: dir})
+	if seg, err = s.Reopen(t.Context(), seg.Name()); err != nil {
+		t.Fatal(err)
+	}
+	write(10)
+	write(10)
+	same()
+	closeStore(t, s)
+}
+
 // shm is a directory in memory, where there is no O_DIRECT on older kernels.
 func shm(t *testing.T) string {
 	dir, err := os.MkdirTemp("/dev/shm", "polder")

@@ -16,7 +16,8 @@
 // Data is read and written past the page cache (O_DIRECT) where the file system can, since the heap's local memory
 // is its cache. The disk reads and writes blocks of 4 KiB; a heap, records of any length. So reads go through
 // buffers of the store's, a bounded number of them, in a bounded number of goroutines; and a block that is
-// written in part is read first.
+// written in part is read first, unless it is known: the last blocks of the last few writes are, since a log is written on
+// where it ended, and so is that nothing lies behind what was ever written to a segment.
 //
 // A write is in the disk's hands when it has returned, and safe from a power cut when the root that follows it
 // is kept, before which the disk is told to flush.

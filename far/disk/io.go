@@ -19,7 +19,66 @@ type segment struct {
 	slot  int
 	lost  chan struct{} // never closed
 
-	mu sync.Mutex // held by who writes: what is written side by side may share a block
+	mu    sync.Mutex // held by who writes: what is written side by side may share a block
+	fresh bool       // no earlier process has written to it
+	end   int        // up to where this one has, perhaps; guarded by mu
+}
+
+// ends are the blocks with which the last writes have ended, so that who writes on in the same block, as to a log, need not read it.
+type ends struct {
+	mu   sync.Mutex
+	of   [mostEnds]end // guarded by mu
+	next int           // which is replaced next; guarded by mu
+}
+
+type end struct {
+	seg *segment // nil if there is none
+	at  int      // of the block
+	b   [block]byte
+}
+
+const mostEnds = 8
+
+// keep takes note of how a write to g has ended: with a block at an offset, of which b is what was written, or unknown if b is nil.
+func (e *ends) keep(g *segment, at int, b []byte) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	i := slices.IndexFunc(e.of[:], func(x end) bool { return x.seg == g })
+	if i < 0 {
+		if b == nil {
+			return
+		}
+		i, e.next = e.next, (e.next+1)%mostEnds
+	}
+	if e.of[i].seg, e.of[i].at = g, at; b == nil {
+		e.of[i].seg = nil
+	}
+	copy(e.of[i].b[:], b)
+}
+
+// get copies the block of g at an offset to b, if it is known.
+func (e *ends) get(b []byte, g *segment, at int) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i := range e.of {
+		if x := &e.of[i]; x.seg == g && x.at == at {
+			copy(b, x.b[:])
+			return true
+		}
+	}
+	return false
+}
+
+// had gives b, a block at an offset, what it has had so far. g.mu must be held.
+func (g *segment) had(b []byte, at int) error {
+	switch {
+	case g.fresh && at >= g.end: // nothing
+		clear(b)
+		return nil
+	case g.store.ends.get(b, g, at):
+		return nil
+	}
+	return g.store.pread(b, g, at)
 }
 
 // Name implements store.Segment.
@@ -66,14 +125,20 @@ func (g *segment) Write(_ context.Context, p []byte, off int) error {
 		b := buf[:(off-begin+n+block-1)/block*block]
 		// Of the blocks at the ends others may have a part.
 		if off > begin {
-			err = s.pread(b[:block], g, begin)
+			err = g.had(b[:block], begin)
 		}
 		if last := len(b) - block; err == nil && off-begin+n < len(b) && (last > 0 || off == begin) {
-			err = s.pread(b[last:], g, begin+last)
+			err = g.had(b[last:], begin+last)
 		}
 		copy(b[off-begin:], p[:n])
 		if err == nil {
+			g.end = max(g.end, off+n)
 			err = s.pwrite(b, g.base()+int64(begin))
+		}
+		if last := len(b) - block; err == nil && n == len(p) && off+n < begin+len(b) {
+			s.ends.keep(g, begin+last, b[last:])
+		} else {
+			s.ends.keep(g, 0, nil)
 		}
 		p, off = p[n:], off+n
 	}

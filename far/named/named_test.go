@@ -35,7 +35,6 @@ type world struct {
 	reg         *register
 	places      []*place
 	checkpoints time.Duration // between two of a heap, 0 for none
-	closeWithin time.Duration // see far.Config
 }
 
 func newWorld(places int) *world {
@@ -92,7 +91,7 @@ func (w *world) start(t *testing.T, cfg named.Config) *process {
 	if p.store, err = o.Store(copies.Config{Places: places}); err != nil {
 		t.Fatal(err)
 	}
-	if p.heap, err = far.Open(t.Context(), p.store, far.Config{Local: far.MinLocal, CheckpointEvery: w.checkpoints, CloseWithin: w.closeWithin}); err != nil {
+	if p.heap, err = far.Open(t.Context(), p.store, far.Config{Local: far.MinLocal, CheckpointEvery: w.checkpoints}); err != nil {
 		t.Fatal(err)
 	}
 	p.m = p.heap.NewByteMap("test")
@@ -229,14 +228,22 @@ func TestAHeapIsClosedThoughItsRegisterIsAway(t *testing.T) {
 func closeWithoutRegister(t *testing.T, within time.Duration) {
 	inVirtualTime(t, func(t *testing.T) {
 		w := newWorld(2)
-		w.checkpoints, w.closeWithin = time.Second, within
+		w.checkpoints = time.Second
 		p := w.start(t, named.Config{})
 		p.wire.cut.Store(true)
 		p.set(t, 0, 0)
 		time.Sleep(3 * w.checkpoints) // one is being taken
 		closed := make(chan error, 1)
 		began := time.Now()
-		go func() { closed <- p.heap.Close() }()
+		go func() {
+			if within == 0 {
+				closed <- p.heap.Close()
+				return
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), within)
+			defer cancel()
+			closed <- p.heap.CloseBy(ctx)
+		}()
 		select {
 		case err := <-closed:
 			if err == nil {

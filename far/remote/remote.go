@@ -16,6 +16,7 @@ import (
 
 	"polder/far"
 	"polder/far/copies"
+	"polder/far/store"
 	"polder/pool"
 )
 
@@ -124,4 +125,9 @@ func (s segment) Name() string {
 // Write implements far.Segment.
 func (s segment) Write(ctx context.Context, p []byte, off int) error {
 	return s.WriteBulk(ctx, p, int64(off))
+}
+
+// Start implements far/store's Starter.
+func (s segment) Start(ctx context.Context, p []byte, off int, landed func()) store.Flight {
+	return s.StartWrite(ctx, p, int64(off), landed)
 }

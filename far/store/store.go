@@ -70,6 +70,22 @@ type Segment interface {
 	Name() string
 }
 
+// A Starter is a Segment to which somebody can write who does not wait, such as to several segments at once.
+type Starter interface {
+	Segment
+	// Start begins Write. Whoever calls it calls the End of what it returns, and leaves p as it is until then. Landed is called once at most,
+	// when there may be no more to be waited for: by whoever finds that out, whom it must not hold up, and perhaps before Start returns.
+	Start(ctx context.Context, p []byte, off int, landed func()) Flight
+}
+
+// A Flight is a write under way.
+type Flight interface {
+	// Landed reports whether the write has succeeded, so that End returns at once.
+	Landed() bool
+	// End returns when the write has ended, as Write does. It is called once.
+	End(ctx context.Context) error
+}
+
 // A Keeper is a Store whose segments outlive the process that has borrowed them. One process at a time has it
 // open, which is for the Keeper to see to.
 type Keeper interface {

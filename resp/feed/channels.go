@@ -1,130 +1,174 @@
 package feed
 
 import (
+	"maps"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"polder/resp/glob"
 	"polder/resp/proto"
 )
 
+// Kind is what a client subscribes to.
+type Kind int
+
+const (
+	Channel Kind = iota // messages of PUBLISH
+	Pattern             // those of channels whose names match
+	Shard               // messages of SPUBLISH
+	kinds
+)
+
+// Prefix is what the commands and messages of a kind have before their names.
+func (k Kind) Prefix() string { return [kinds]string{"", "p", "s"}[k] }
+
 // Channels knows who has subscribed to what. Messages go to the feeds of those: who publishes waits for nobody. The zero value has
 // no subscribers, and is ready for use by any number of goroutines.
 type Channels struct {
-	mu       sync.RWMutex
-	channels map[string]map[*Feed]struct{} // guarded by mu
-	patterns map[string]*subscribers       // guarded by mu
+	mu sync.RWMutex
+	of [kinds]map[string]*subscribers // guarded by mu
 }
 
-// subscribers are those of a pattern.
+// subscribers are those of a channel, or of a pattern.
 type subscribers struct {
-	glob glob.Pattern
-	of   map[*Feed]struct{}
+	glob glob.Pattern // of a pattern
+	of   map[*Feed]*Subscriptions
 }
 
-// Subscriptions are a client's: names of channels, and patterns. Zero are none. They are for one goroutine at a time.
+// Subscriptions are a client's. Zero are none. They change with Channels.mu held, and anybody may count them.
 type Subscriptions struct {
-	Channels, Patterns map[string]struct{}
-	Bytes              int // that they take here and in the tables of Channels
+	names [kinds]map[string]struct{} // guarded by Channels.mu
+	n     [kinds]atomic.Int64        // how many there are
+	bytes atomic.Int64
 }
 
-// Len is how many there are.
-func (b *Subscriptions) Len() int { return len(b.Channels) + len(b.Patterns) }
+// Len is how many there are of a kind.
+func (b *Subscriptions) Len(k Kind) int64 { return b.n[k].Load() }
 
-func (b *Subscriptions) of(pattern bool) *map[string]struct{} {
-	if pattern {
-		return &b.Patterns
-	}
-	return &b.Channels
-}
+// Any reports whether there are any.
+func (b *Subscriptions) Any() bool { return b.Len(Channel)+b.Len(Pattern)+b.Len(Shard) > 0 }
+
+// Held is how many bytes they take here and in the tables of Channels.
+func (b *Subscriptions) Held() int { return int(b.bytes.Load()) }
 
 // subscribeCost is about what a subscription takes beside its name, in bytes.
 const subscribeCost = 400
 
 // Subscribe adds a client to those of a channel, or of a pattern. It fails if the pattern is no good. The feed is asked for when it is
 // needed.
-func (p *Channels) Subscribe(mine *Subscriptions, name string, pattern bool, listen func() *Feed) error {
-	names := mine.of(pattern)
-	if _, there := (*names)[name]; there {
-		return nil
-	}
+func (p *Channels) Subscribe(mine *Subscriptions, k Kind, name string, listen func() *Feed) error {
 	var g glob.Pattern
-	if pattern {
+	if k == Pattern {
 		var err error
 		if g, err = glob.Compile([]byte(name)); err != nil {
 			return err
 		}
 	}
 	f := listen()
-	if *names == nil {
-		*names = make(map[string]struct{})
-	}
-	(*names)[name] = struct{}{}
-	mine.Bytes += subscribeCost + 2*len(name)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if pattern {
-		if p.patterns == nil {
-			p.patterns = make(map[string]*subscribers)
-		}
-		if p.patterns[name] == nil {
-			p.patterns[name] = &subscribers{g, make(map[*Feed]struct{})}
-		}
-		p.patterns[name].of[f] = struct{}{}
+	if _, there := mine.names[k][name]; there {
 		return nil
 	}
-	if p.channels == nil {
-		p.channels = make(map[string]map[*Feed]struct{})
+	if mine.names[k] == nil {
+		mine.names[k] = make(map[string]struct{})
 	}
-	if p.channels[name] == nil {
-		p.channels[name] = make(map[*Feed]struct{})
+	mine.names[k][name] = struct{}{}
+	mine.n[k].Add(1)
+	mine.bytes.Add(int64(subscribeCost + 2*len(name)))
+	if p.of[k] == nil {
+		p.of[k] = make(map[string]*subscribers)
 	}
-	p.channels[name][f] = struct{}{}
+	if p.of[k][name] == nil {
+		p.of[k][name] = &subscribers{g, make(map[*Feed]*Subscriptions)}
+	}
+	p.of[k][name].of[f] = mine
 	return nil
 }
 
 // Unsubscribe takes the client of a feed from those of a channel, or of a pattern.
-func (p *Channels) Unsubscribe(mine *Subscriptions, name string, pattern bool, f *Feed) {
-	names := *mine.of(pattern)
-	if _, there := names[name]; !there {
-		return
-	}
-	delete(names, name)
-	mine.Bytes -= subscribeCost + 2*len(name)
+func (p *Channels) Unsubscribe(mine *Subscriptions, k Kind, name string, f *Feed) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if pattern {
-		if of := p.patterns[name]; of != nil {
-			if delete(of.of, f); len(of.of) == 0 {
-				delete(p.patterns, name)
-			}
-		}
-	} else if of := p.channels[name]; of != nil {
-		if delete(of, f); len(of) == 0 {
-			delete(p.channels, name)
-		}
+	p.unsubscribe(mine, k, name, f)
+}
+
+// Preconditions: p.mu is held.
+func (p *Channels) unsubscribe(mine *Subscriptions, k Kind, name string, f *Feed) {
+	if _, there := mine.names[k][name]; !there {
+		return
+	}
+	delete(mine.names[k], name)
+	mine.n[k].Add(-1)
+	mine.bytes.Add(-int64(subscribeCost + 2*len(name)))
+	of := p.of[k][name].of
+	if delete(of, f); len(of) == 0 {
+		delete(p.of[k], name)
 	}
 }
 
 // UnsubscribeAll ends all subscriptions of the client of a feed.
 func (p *Channels) UnsubscribeAll(mine *Subscriptions, f *Feed) {
-	for name := range mine.Channels {
-		p.Unsubscribe(mine, name, false, f)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k := range kinds {
+		for name := range mine.names[k] {
+			p.unsubscribe(mine, k, name, f)
+		}
 	}
-	for name := range mine.Patterns {
-		p.Unsubscribe(mine, name, true, f)
-	}
-	*mine = Subscriptions{}
 }
 
-// Publish gives a message to all who have subscribed, and returns how often.
-func (p *Channels) Publish(channel, message []byte) (n int64) {
+// Mine are a client's subscriptions of a kind, in order.
+func (p *Channels) Mine(mine *Subscriptions, k Kind) []string {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	for f := range p.channels[string(channel)] {
-		f.push("message", channel, message)
-		n++
+	return slices.Sorted(maps.Keys(mine.names[k]))
+}
+
+// Leave ends the subscriptions to those channels of SPUBLISH that gone reports, and tells their clients.
+func (p *Channels) Leave(gone func(channel string) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, of := range p.of[Shard] {
+		if !gone(name) {
+			continue
+		}
+		for f, mine := range of.of {
+			p.unsubscribe(mine, Shard, name, f)
+			f.add(len(name)+96, func(b []byte) []byte {
+				return AppendChange(b, f.cfg.Version(), "sunsubscribe", []byte(name), mine.Len(Shard))
+			})
+		}
 	}
-	for name, of := range p.patterns {
+}
+
+// AppendChange appends what a client is told of one of its subscriptions that has begun or ended, and how many there are now. The name is nil if
+// there was none to end.
+func AppendChange(b []byte, ver int, kind string, name []byte, now int64) []byte {
+	b = proto.AppendBulk(proto.AppendPush(b, ver, 3), kind)
+	if name == nil {
+		b = proto.AppendNull(b, ver)
+	} else {
+		b = proto.AppendBulk(b, name)
+	}
+	return proto.AppendInt(b, now)
+}
+
+// Publish gives a message to all who have subscribed to a channel, or if it is not one of SPUBLISH to a pattern, and returns how often.
+func (p *Channels) Publish(k Kind, channel, message []byte) (n int64) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if of := p.of[k][string(channel)]; of != nil {
+		for f := range of.of {
+			f.push(k.Prefix()+"message", channel, message)
+			n++
+		}
+	}
+	if k == Shard {
+		return n
+	}
+	for name, of := range p.of[Pattern] {
 		if !of.glob.Match(channel) {
 			continue
 		}
@@ -151,11 +195,11 @@ func (f *Feed) push(kind string, args ...[]byte) {
 	})
 }
 
-// Names are the channels that have subscribers, and a name that matches, if match is not nil.
-func (p *Channels) Names(match glob.Pattern) (names []string) {
+// Names are the channels of a kind that have subscribers, and a name that matches, if match is not nil.
+func (p *Channels) Names(k Kind, match glob.Pattern) (names []string) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	for name := range p.channels {
+	for name := range p.of[k] {
 		if match == nil || match.Match([]byte(name)) {
 			names = append(names, name)
 		}
@@ -164,15 +208,18 @@ func (p *Channels) Names(match glob.Pattern) (names []string) {
 }
 
 // Subscribers is how many have subscribed to a channel.
-func (p *Channels) Subscribers(channel []byte) int {
+func (p *Channels) Subscribers(k Kind, channel []byte) int {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	return len(p.channels[string(channel)])
+	if of := p.of[k][string(channel)]; of != nil {
+		return len(of.of)
+	}
+	return 0
 }
 
 // Patterns is how many patterns have subscribers.
 func (p *Channels) Patterns() int {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	return len(p.patterns)
+	return len(p.of[Pattern])
 }

@@ -51,7 +51,7 @@ var rules = func() map[string]rule {
 	add(rule{op: opExists, first: 1, last: -1, step: 1}, "exists")
 	add(rule{op: opStrLen, first: 1, last: 1, step: 1}, "strlen")
 	add(rule{op: opGetRange, first: 1, last: 1, step: 1}, "getrange substr")
-	add(rule{op: opQuiet}, "ping echo time info command client quit publish")
+	add(rule{op: opQuiet}, "ping echo time info command client quit publish spublish")
 	add(rule{op: opSelect}, "select")
 	add(rule{op: opHello}, "hello")
 	add(rule{op: opAuth}, "auth")

@@ -94,6 +94,9 @@ func (t *Table) GetKeys(w *reply.Writer, a [][]byte) error {
 	}
 	var keys [][]byte
 	for k := range c.KeysOf(a[2:]) {
+		if c.Flags&Names != 0 {
+			break
+		}
 		keys = append(keys, k)
 	}
 	if keys == nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // Flags say what a command does, and when it may.
-type Flags uint16
+type Flags uint32
 
 const (
 	Write      Flags = 1 << iota // changes keys: locks them for writing
@@ -28,6 +28,7 @@ const (
 	Each                         // without a key: about all partitions that are here
 	Merge                        // its handler goes through them
 	All                          // changes all keys
+	Names                        // its keys are names of channels: they have a slot, and nothing else of keys
 )
 
 var flagNames = []struct {

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -41,6 +42,7 @@ func (c *BlockConfig) Check() error {
 // waits.
 func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	p := newProcess("block", cfg.Control)
+	p.ends.within = cmp.Or(cfg.EndWithin, p.ends.within)
 	defer p.close(&err)
 	if err := cfg.Check(); err != nil {
 		return err
@@ -69,7 +71,7 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 		return err
 	}
 	var m memory
-	p.onClose(m.close)
+	p.onEnd("the heap", m.close)
 	if err := m.open(ctx, p, cfg.BorrowConfig, from, 0); err != nil {
 		return p.unlessEnding(ctx, err)
 	}
@@ -91,7 +93,7 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	p.onClose(server.Close)
+	p.onEnd("the front end", server.Close)
 	p.spawn("the block device stopped serving", func() error { return server.Serve(lis) })
 	if err := m.show(p); err != nil {
 		return err

@@ -59,12 +59,13 @@ type BorrowConfig struct {
 	Local       int64 // bytes
 	MaxLocal    int64 // the most that Local may become; 0 is four times Local
 	OpTimeout   time.Duration
+	EndWithin   time.Duration // how long the end of the daemon may take, with all that belongs to it
 	FarWait     time.Duration // how long to wait at the start for a node to answer
 }
 
 // DefaultBorrow returns the defaults, without addresses.
 func DefaultBorrow() BorrowConfig {
-	return BorrowConfig{MinCopies: 1, CopyLate: copies.DefaultLate, RepairAfter: copies.DefaultRepairAfter, Local: 64 << 20, OpTimeout: 2 * time.Second, FarWait: 30 * time.Second, Checkpoint: time.Minute}
+	return BorrowConfig{MinCopies: 1, CopyLate: copies.DefaultLate, RepairAfter: copies.DefaultRepairAfter, Local: 64 << 20, OpTimeout: 2 * time.Second, EndWithin: DefaultEndWithin, FarWait: 30 * time.Second, Checkpoint: time.Minute}
 }
 
 // Check finds what is wrong with values that fit each by itself.
@@ -224,8 +225,9 @@ type memory struct {
 	master func(topology.Master) // is told which process has the heap; nil if nobody wants to know
 	// restore, if it is set, makes the heap in the place of opening it.
 	restore func(ctx context.Context, st *named.Store) error
-	// closeWithin is for how long a last checkpoint is tried; 0 is the default.
+	// closeWithin is for how long a last checkpoint is tried; 0 is as long as there is.
 	closeWithin time.Duration
+	ends        *ending // the daemon's
 
 	members  *members // follow a directory, if there is one
 	unfollow func()   // ends that
@@ -238,7 +240,7 @@ func (m *memory) close() (err error) {
 	}
 	err = m.closeHeap()
 	if m.kept != nil {
-		err = errors.Join(err, m.kept.close())
+		err = errors.Join(err, m.kept.close(m.ends))
 	}
 	if m.disk != nil {
 		err = errors.Join(err, m.disk.Close())
@@ -268,7 +270,7 @@ func (m *memory) openDisk(ctx context.Context, p *process, cfg BorrowConfig, max
 // open opens a pool, for which it waits as cfg says, and a heap over it whose values have up
 // to so many bytes.
 func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, from lenders, maxValue int) (err error) {
-	m.name = cfg.Heap
+	m.name, m.ends = cfg.Heap, p.ends
 	if cfg.onDisk() {
 		return m.openDisk(ctx, p, cfg, maxValue)
 	}

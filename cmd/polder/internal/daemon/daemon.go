@@ -4,13 +4,14 @@
 //
 // Each Run function starts everything, says where it listens, waits until its
 // context is done or a part fails, and ends everything in reverse order. No
-// goroutine of theirs is left when they return.
+// goroutine of theirs is left when they return, unless something has not ended in the
+// time that there is for all of that (ending.go): the error says what.
 //
 // # Files
 //
-// All daemons: daemon (starting and ending), memory (of the Go runtime), swap (what the kernel's reclaim may wait for), secret, tempdir, unix, stats.
+// All daemons: daemon (starting), ending (within one time, or when nothing is lent any more), memory (of the Go runtime), swap (what the kernel's reclaim may wait for), secret, tempdir, unix, stats.
 //
-// What is lent: node, idle (what the host does not need), outlive (memory that outlives a node), here (a node within a server's process), drain.
+// What is lent: node, idle (what the host does not need), outlive (memory that outlives a node), here (a node within a server's process).
 //
 // What is borrowed: borrow (of nodes, or a disk), ahead (connections), directory, dns and etcd (which nodes there are), registers (manifests), named (heaps
 // that outlive the process), heap and save (the tools for them), witness.
@@ -20,7 +21,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -69,7 +69,8 @@ type process struct {
 	manifests  Registers                                    // of all partitions, which their server closes; nil if it is no partition
 	mine       <-chan struct{}                              // closed when the partition is this server's; nil if it is no partition
 	admin      net.Listener                                 // nil if none is wanted
-	closers    []func() error
+	closers    []closer
+	ends       *ending    // the time that there is for that
 	failed     chan error // a part's end; the first ends the daemon
 	wg         sync.WaitGroup
 	answers    *admin.Server // at the administrative address; nil until it is served
@@ -89,13 +90,11 @@ func newProcess(kind string, c *operator.Control) *process {
 		kind:    kind,
 		started: time.Now(),
 		addrs:   map[string]string{},
+		ends:    &ending{within: DefaultEndWithin},
 		failed:  make(chan error, 1),
 		health:  func() error { return nil },
 	}
 }
-
-// onClose has close called at the end, before what was given earlier.
-func (p *process) onClose(close func() error) { p.closers = append(p.closers, close) }
 
 // spawn runs serve in a goroutine. When it returns an error the daemon ends.
 func (p *process) spawn(what string, serve func() error) {
@@ -207,17 +206,6 @@ func (p *process) wait(ctx context.Context) error {
 	case err := <-p.failed:
 		return err
 	}
-}
-
-// close ends everything, last started first, and adds what goes wrong to err.
-func (p *process) close(err *error) {
-	if p.answers != nil {
-		*err = errors.Join(*err, p.answers.Close()) // it shows what ends now
-	}
-	for _, c := range slices.Backward(p.closers) {
-		*err = errors.Join(*err, c())
-	}
-	p.wg.Wait()
 }
 
 // redisCLI is the command that talks to addr.

@@ -89,10 +89,10 @@ func (k *kept) hangUp() (err error) {
 }
 
 // close gives the heap up. What was opened over it is closed already.
-func (k *kept) close() (err error) {
+func (k *kept) close(ends *ending) (err error) {
 	close(k.ended)
 	if k.owner != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+		ctx, cancel := ends.phase(shutdownTimeout, false)
 		defer cancel()
 		if err = k.owner.Close(ctx); errors.Is(err, named.ErrSuperseded) {
 			err = nil // which has been said
@@ -291,17 +291,19 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 	if m.restore != nil {
 		return m.restore(ctx, store)
 	}
-	m.heap, err = far.Open(ctx, store, far.Config{Local: cfg.Local, MaxLocal: cfg.MaxLocal, MaxValue: maxValue, CheckpointEvery: cfg.Checkpoint, CloseWithin: m.closeWithin})
+	m.heap, err = far.Open(ctx, store, far.Config{Local: cfg.Local, MaxLocal: cfg.MaxLocal, MaxValue: maxValue, CheckpointEvery: cfg.Checkpoint})
 	return err
 }
 
 // closeHeap ends what was opened over nodes.
 func (m *memory) closeHeap() (err error) {
+	ctx, cancel := m.ends.phase(cmp.Or(m.closeWithin, DefaultEndWithin), true)
+	defer cancel()
 	switch {
 	case m.heap != nil && m.moves:
-		err = m.heap.HandOver()
+		err = m.heap.HandOver(ctx)
 	case m.heap != nil:
-		err = m.heap.Close()
+		err = m.heap.CloseBy(ctx)
 	}
 	if m.copies != nil {
 		err = errors.Join(err, m.copies.Close())

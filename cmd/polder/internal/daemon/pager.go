@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,6 +54,7 @@ func listenPager(ctx context.Context, cfg PagerConfig) (*net.UnixListener, error
 // RunPager serves page faults until ctx is done.
 func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 	p := newProcess("pager", cfg.Control)
+	p.ends.within = cmp.Or(cfg.EndWithin, p.ends.within)
 	defer p.close(&err)
 	if err := cfg.Check(); err != nil {
 		return err
@@ -84,7 +86,7 @@ func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 		return err
 	}
 	var m memory
-	p.onClose(m.close)
+	p.onEnd("the heap", m.close)
 	if err := m.open(ctx, p, cfg.BorrowConfig, from, 0); err != nil {
 		return p.unlessEnding(ctx, err)
 	}
@@ -106,7 +108,7 @@ func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	p.onClose(server.Close)
+	p.onEnd("the front end", server.Close)
 	p.spawn("the pager stopped serving", func() error { return server.Serve(lis) })
 	if err := m.show(p); err != nil {
 		return err

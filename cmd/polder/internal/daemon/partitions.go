@@ -125,7 +125,7 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 	if s.member, err = s.join(ctx, register); err != nil {
 		return err
 	}
-	p.onClose(s.leave)
+	p.onEnd("the partitions", s.leave)
 	p.spawn("the server of partitions has nothing to serve", func() error {
 		select {
 		case <-s.member.Removed():
@@ -154,7 +154,7 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 	}
 	close(s.made)
 	p.serveRedis(s.server)
-	p.onClose(s.leave) // before the front end ends
+	p.onEnd("the partitions", s.leave) // before the front end ends
 	p.wg.Go(s.reweigh)
 	return p.nowShow(s.usable, s.report, s.server.Collector(), s)
 }
@@ -167,7 +167,7 @@ const (
 // leave gives the partitions to the others, if there are any, and then tells clients for a while. It is idempotent.
 func (s *shared) leave() (err error) {
 	s.left.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
+		ctx, cancel := s.p.ends.phase(leaveTime, true)
 		defer cancel()
 		err = s.member.Close(ctx)
 		close(s.ended)
@@ -175,7 +175,9 @@ func (s *shared) leave() (err error) {
 		case errors.Is(err, partition.ErrRemoved): // which has been said
 			err = nil
 		case s.server != nil && len(s.member.Map().Servers) > 0:
-			time.Sleep(lingerTime)
+			linger, cancel := s.p.ends.phase(lingerTime, true)
+			defer cancel()
+			<-linger.Done()
 		}
 	})
 	return err
@@ -338,7 +340,7 @@ func (s *shared) openAs(ctx context.Context, number int, cfg ServeConfig, mine <
 	// How a heap is laid out follows from the budget with which it is opened, so that is the least which it may have.
 	cfg.Local, cfg.MaxLocal = s.least, cfg.Local
 	part := &sharedPart{of: newProcess("serve", &operator.Control{Out: io.Discard, Logger: s.p.Logger.With("partition", number), Security: s.p.Security})}
-	part.of.reached, part.of.owner, part.of.gone, part.of.manifests, part.of.mine = s.p.me(), s.owner(), s.gone, s.kept, mine
+	part.of.reached, part.of.owner, part.of.gone, part.of.manifests, part.of.mine, part.of.ends = s.p.me(), s.owner(), s.gone, s.kept, mine, s.p.ends
 	if err := s.openHeap(ctx, number, part, cfg); err != nil {
 		return nil, errors.Join(err, part.close())
 	}

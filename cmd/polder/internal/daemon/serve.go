@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,6 +107,7 @@ const shutdownTimeout = 3 * time.Second
 // RunServe serves Redis clients from borrowed memory until ctx is done.
 func RunServe(ctx context.Context, cfg ServeConfig) (err error) {
 	p := newProcess("serve", cfg.Control)
+	p.ends.within = cmp.Or(cfg.EndWithin, p.ends.within)
 	defer p.close(&err)
 	if err := cfg.Check(); err != nil {
 		return err
@@ -130,6 +132,7 @@ func RunServe(ctx context.Context, cfg ServeConfig) (err error) {
 // RunUp runs a node, a heap and a Redis front end until ctx is done.
 func RunUp(ctx context.Context, cfg UpConfig) (err error) {
 	p := newProcess("up", cfg.Control)
+	p.ends.within = cmp.Or(cfg.EndWithin, p.ends.within)
 	defer p.close(&err)
 	if err := cfg.Check(); err != nil {
 		return err
@@ -217,7 +220,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 
 	largest := cfg.largest(cfg.Local)
 	var m memory
-	p.onClose(m.close)                           // after the front end's
+	p.onEnd("the heap", m.close)                 // after the front end's
 	var stats atomic.Pointer[func() []resp.Stat] // nil without a heap
 	server, err := resp.NewLoading(resp.Config{
 		Password:     p.Password(),
@@ -377,10 +380,14 @@ func (p *process) serveRedis(server *resp.Server) {
 		server.SetPassword(p.Password())
 		return "", nil // whoever has read it has said so
 	})
-	p.onClose(func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+	p.onEnd("the Redis front end", func() error {
+		ctx, cancel := p.ends.phase(shutdownTimeout, true)
 		defer cancel()
-		if err := server.Shutdown(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		err := server.Shutdown(ctx)
+		switch {
+		case errors.Is(err, context.DeadlineExceeded):
+			p.Logger.Warn("commands of clients that waited for far memory were ended, and replies that waited for copies were not sent")
+		case err != nil:
 			return fmt.Errorf("cannot end the Redis front end: %w", err)
 		}
 		return nil
