@@ -175,10 +175,8 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 		if err != bytemap.ErrBusy && err != bytemap.ErrGrown && !errors.Is(err, store.ErrSealed) && !scarce {
 			return err
 		}
-		// What objects have become meanwhile is in the checkpoint, if there is memory for that. If they were written back once more,
-		// as many could have changed by the end of it.
-		size = need
-		if !errors.Is(err, store.ErrSealed) {
+		if size = need; !errors.Is(err, store.ErrSealed) {
+			// What has changed is in the checkpoint, if there is memory: written back once more, as much could have changed by the end of that.
 			objects = scarce && h.objects.Keeps()
 		}
 		h.maps.Settle()
@@ -192,19 +190,27 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 	}
 }
 
-// memoryWait is how long one try of a checkpoint waits for memory.
-const memoryWait = time.Second
-
-// leastCheckpoint is room for what every checkpoint has.
-const leastCheckpoint = 64 << 10
+const (
+	dirtyShare      = 32          // the part of the budget that may have no far copy when a checkpoint is taken, if there is little memory for it
+	memoryWait      = time.Second // how long one try of a checkpoint waits for memory, if it has objects
+	leastCheckpoint = 64 << 10    // room for what every checkpoint has
+)
 
 var errNoMemory = errors.New("no memory for a checkpoint")
 
 // tryCheckpoint is one try, with at least so many bytes of memory. It returns how many it should have been.
 func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
-	size = max(size, h.core.Stats().Index+h.core.Dirty()+leastCheckpoint) * 5 / 4
+	least := h.core.Stats().Index + h.core.Dirty() + leastCheckpoint
+	more := size > least // than it takes now
+	size = max(size, least) * 5 / 4
 	size = (size + int64(arena.PageSize)) &^ int64(arena.PageSize-1)
-	if err := h.core.GrowIndex(heap.Checkpoint, size, memoryWait); err != nil {
+	wait, objects := heap.HoldFor, h.objects.Keeps()
+	if objects {
+		wait = memoryWait
+	}
+	if err := h.core.GrowIndex(heap.Checkpoint, size, wait); err != nil && !objects && (more || h.core.Dirty() > h.Local()/dirtyShare) {
+		return 0, bytemap.ErrGrown // which becomes less when it is written back
+	} else if err != nil {
 		return 0, fmt.Errorf("%w of %d bytes: %w", errNoMemory, size, err)
 	}
 	defer h.core.Logs.ShrinkIndex(heap.Checkpoint, size)

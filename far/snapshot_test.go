@@ -252,9 +252,11 @@ func TestASnapshotGivesWayToWrites(t *testing.T) {
 		t.Fatal("nothing was saved before")
 	}
 	pooltest.Eventually(t, "a snapshot when the cleaner is done", func() bool {
-		s = snapshotOf(t, h, maps.Clone(w.Have()))
-		defer s.Close()
-		err := saveTo(t, s, w)
+		s, err := h.Snapshot(t.Context(), maps.Clone(w.Have()))
+		if err == nil {
+			err = saveTo(t, s, w)
+			s.Close()
+		}
 		if err != nil && !errors.Is(err, saved.ErrOvertaken) {
 			t.Fatal(err)
 		}
