@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -439,7 +440,8 @@ func TestWhoGivesAHeapUpLeavesNoLeaseBehind(t *testing.T) {
 		}
 		p.wire.cut.Store(true)
 		ready := make(chan error, 1)
-		go func() {
+		var wg sync.WaitGroup
+		wg.Go(func() {
 			if err := short.Close(t.Context()); err != nil {
 				t.Error(err)
 			}
@@ -452,7 +454,7 @@ func TestWhoGivesAHeapUpLeavesNoLeaseBehind(t *testing.T) {
 			if err := o.Close(t.Context()); err != nil {
 				t.Error(err)
 			}
-		}()
+		})
 		shown := 0
 		for p.o.Shown(0) {
 			select {
@@ -469,6 +471,7 @@ func TestWhoGivesAHeapUpLeavesNoLeaseBehind(t *testing.T) {
 		if err := <-ready; err != nil {
 			t.Error(err)
 		}
+		wg.Wait() // it closes the heap, in the test's time
 		p.wire.cut.Store(false)
 		p.bury()
 	})
