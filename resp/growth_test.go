@@ -130,6 +130,7 @@ var growths = []growth{
 	{"pubsub", nothing, repeated("pubsub", "x")},
 	{"pubsub|channels", repeated("subscribe", "c#"), always("reset")},
 	{"pubsub|numsub", nothing, repeated("pubsub numsub", "c#")},
+	{"pubsub|shardnumsub", nothing, repeated("pubsub shardnumsub", "c#")},
 	{"bgsave", nothing, repeated("bgsave", "schedule")},
 	{"info", nothing, repeated("info", "nosuch#")},
 	{"replconf", nothing, repeated("replconf", "capa eof")},
