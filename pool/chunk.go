@@ -84,6 +84,9 @@ func (c *Chunk) acquire() error {
 	}
 	if c.gone.Load() {
 		c.release()
+		if !c.Vanished() {
+			<-c.lost // it is just about to be closed: whoever is told finds it so
+		}
 		return ErrLost
 	}
 	return nil

@@ -279,7 +279,8 @@ func (m *Map) setSlow(ctx context.Context, sh *shard, hs entry.Hash, r *newEntry
 }
 
 // Delete removes key and reports whether it was there. A lost entry is
-// removed too, and reported as having been there.
+// removed too, and reported as having been there; so is any key whose part of the
+// index is lost, since nobody knows any more whether it was.
 func (m *Map) Delete(ctx context.Context, key []byte) (bool, error) {
 	return m.delete(ctx, key, nil)
 }
