@@ -260,6 +260,11 @@ func play(t *testing.T, tr *trouble, segments int, early bool, soak time.Duratio
 			n++
 		}
 	}()
+	peaceful := sync.OnceFunc(func() {
+		close(steps)
+		<-ended
+	})
+	defer peaceful() // of a test that fails, too: nodes must not come back while they are stopped for good
 	end, rounds := time.Now().Add(soak), 60
 	if invariants.Enabled {
 		rounds = 20
@@ -273,8 +278,7 @@ func play(t *testing.T, tr *trouble, segments int, early bool, soak time.Duratio
 			p.step(round)
 		}
 	})
-	close(steps)
-	<-ended
+	peaceful()
 	tr.store.faults.Store(0) // a walk through everything would hardly ever get through
 	both((*player).finish)
 	st := h.Stats()
