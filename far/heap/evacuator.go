@@ -666,7 +666,7 @@ func (l *Logs) roomForWaiting() bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	n := l.available()
-	return n > l.keep(ForMutator)+l.want || l.shrinks > 0 && n > l.keep(ForShrink)
+	return n >= l.keep(ForMutator)+max(l.want, 1) || l.shrinks > 0 && n > l.keep(ForShrink)
 }
 
 // note remembers why the store takes nothing just now.

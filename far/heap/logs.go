@@ -355,10 +355,7 @@ func (l *Logs) Place(ol *OpenLog, n int, c Claim) (object.Object, uint64, bool) 
 	if ol.Seg < 0 || l.Segs[ol.Seg].Used+n > l.SegSize {
 		s, ok := l.Take(c, ol.Kind, ol.Seg)
 		if !ok {
-			// The evacuator empties sealed segments only, and who waits for room may wait for what is dead in this one.
-			if ol.Seg >= 0 && 2*l.Segs[ol.Seg].Live.Load() <= int64(l.Segs[ol.Seg].Used) {
-				l.Seal(ol)
-			}
+			l.Seal(ol) // the evacuator empties sealed segments only, and there may be no other
 			return nil, 0, false
 		}
 		ol.Seg, ol.lent = s, c == ForScope
@@ -377,7 +374,7 @@ func (l *Logs) intact() bool {
 	return l.available() >= l.keep(ForMutator)
 }
 
-// Seal hands ol's segment to the evacuator. ol.Mu must be held.
+// Seal hands ol's segment to the evacuator, which then has something to look for. ol.Mu must be held.
 func (l *Logs) Seal(ol *OpenLog) {
 	if ol.Seg < 0 {
 		return
@@ -386,6 +383,7 @@ func (l *Logs) Seal(ol *OpenLog) {
 	l.Segs[ol.Seg].sealed = true
 	l.Mu.Unlock()
 	ol.Seg = -1
+	l.Stir()
 }
 
 // Hot is where the evacuator puts what it keeps of a segment of a kind.

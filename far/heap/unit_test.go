@@ -28,38 +28,98 @@ func TestWhoShrinksIsRefusedAfterATryOnly(t *testing.T) {
 	}
 }
 
-// TestWhatIsDeadInAnOpenSegmentMakesRoom: a segment that is full, and of which half is dead, is the evacuator's although there is no other for who
-// was writing there. It is the room that he waits for.
-func TestWhatIsDeadInAnOpenSegmentMakesRoom(t *testing.T) {
+// TestAFullSegmentIsTheEvacuatorsThoughThereIsNoOther: a segment that is full is handed over although there is no other for who
+// was writing there. It may be what makes the room that he waits for.
+func TestAFullSegmentIsTheEvacuatorsThoughThereIsNoOther(t *testing.T) {
 	const size, record = 64 << 10, 1 << 10
-	for _, dead := range []int64{size, size / 2, size/2 - record} {
-		var l Logs
+	var l Logs
+	if err := l.Init(16*size, 16*size, 0, size, 1); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Mapping.Close()
+	for range size / record {
+		if _, _, ok := l.Place(&l.Shrunk, record, ForShrink); !ok {
+			t.Fatal("there is no room for a segment of what shrinks")
+		}
+	}
+	for {
+		if _, _, ok := l.Place(&l.Open[0], record, ForShrink); !ok {
+			break
+		}
+	}
+	full := l.Shrunk.Seg
+	if _, _, ok := l.Place(&l.Shrunk, record, ForShrink); ok {
+		t.Fatal("there is room still")
+	}
+	if !l.Segs[full].evacuable() {
+		t.Error("the evacuator may not empty it")
+	}
+}
+
+// TestThereIsRoomWhenAnIndexMayGrow: who waits for much, such as a checkpoint, is told to try again as soon as he would succeed, and not before.
+func TestThereIsRoomWhenAnIndexMayGrow(t *testing.T) {
+	const size, segments = 64 << 10, 24
+	waited := 0
+	for taken := range segments {
+		for much := range int64(segments) {
+			var l Logs
+			if err := l.Init(segments*size, segments*size, 0, size, 1); err != nil {
+				t.Fatal(err)
+			}
+			var segs []int
+			for range taken {
+				if s, ok := l.Take(ForMutator, Locked, -1); ok {
+					segs = append(segs, s)
+				}
+			}
+			grow := func() error { return l.GrowIndex(Checkpoint, much*size, ForMutator) }
+			for err := grow(); err == ErrNoRoom && len(segs) > 0; {
+				l.Release(segs[0])
+				segs = segs[1:]
+				room, free := l.roomForWaiting(), l.available()
+				if err = grow(); room != (err == nil) {
+					t.Errorf("%d segments are free, %d are wanted: there is room: %v; and then: %v", free, much, room, err)
+				}
+				waited++
+			}
+			if err := l.Mapping.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if waited == 0 {
+		t.Error("nobody has waited")
+	}
+}
+
+// TestWhoWantsLittleIsNotRefusedWithWhoWantsMuch: a round of waiting that ends since one who waits can have no more is none that ends for all.
+func TestWhoWantsLittleIsNotRefusedWithWhoWantsMuch(t *testing.T) {
+	const size = 64 << 10
+	for _, want := range []error{nil, errLocalFull} {
+		h := new(Heap)
+		h.Ctx = t.Context()
+		l := &h.Logs
 		if err := l.Init(16*size, 16*size, 0, size, 1); err != nil {
 			t.Fatal(err)
 		}
 		defer l.Mapping.Close()
-		fill := func(ol *OpenLog) (n int) {
-			for ; ; n++ {
-				if _, _, ok := l.Place(ol, record, ForShrink); !ok {
-					return n
-				}
-			}
+		for ok := want != nil; ok; {
+			_, ok = l.Take(ForMutator, Locked, -1)
 		}
-		for range size / record {
-			if _, _, ok := l.Place(&l.Shrunk, record, ForShrink); !ok {
-				t.Fatal("there is no room for a segment of what shrinks")
-			}
+		l.inUse.Store(true)
+		l.look()
+		refused := make(chan error)
+		go func() { refused <- h.WaitFor(t.Context(), ForMutator, nil) }()
+		for waits := false; !waits; {
+			l.Mu.Lock()
+			waits = l.waiting > 0
+			l.Mu.Unlock()
 		}
-		if fill(&l.Open[0]) == 0 {
-			t.Fatal("there was no room for anything else")
+		if !l.refuse(l.errFull(), false) {
+			t.Fatal("nobody was refused")
 		}
-		full := l.Shrunk.Seg
-		l.Segs[full].Live.Add(-dead)
-		if _, _, ok := l.Place(&l.Shrunk, record, ForShrink); ok {
-			t.Fatal("there is room still")
-		}
-		if got, want := l.Segs[full].evacuable(), dead >= size/2; got != want {
-			t.Errorf("of %d bytes %d are dead, and there is no other segment: the evacuator may empty it: %v, want %v", size, dead, got, want)
+		if err := <-refused; err != want {
+			t.Errorf("got %v, want %v", err, want)
 		}
 	}
 }

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// HoldFor is how long buffers are held while there is no room: the janitor may
-// need one to make it.
+// HoldFor is how long buffers are held while there is no room: the janitor may need one to make it.
 const HoldFor = 100 * time.Millisecond
 
 // WaitRoom waits until the evacuator has made room.
@@ -37,7 +36,10 @@ func (h *Heap) WaitFor(ctx context.Context, c Claim, letGo func()) error {
 	for {
 		select {
 		case <-r.done:
-			if r.err != errHeldUp {
+			switch {
+			case c == ForMutator && errors.Is(r.err, ErrFull) && l.HasRoom():
+				return nil // it is others who were refused: they wanted more than a segment
+			case r.err != errHeldUp:
 				return r.err
 			}
 			if h.isHeldUpHere() {
