@@ -65,6 +65,7 @@ func (f *flaky) lose() {
 	for s := range f.segs {
 		delete(f.segs, s)
 		close(s.lost)
+		_ = s.Segment.Free(context.Background()) // as a node's memory goes with it
 		return
 	}
 }
@@ -110,7 +111,11 @@ func (s *flakySegment) Write(ctx context.Context, p []byte, off int) error {
 func (s *flakySegment) Free(ctx context.Context) error {
 	s.f.mu.Lock()
 	delete(s.f.segs, s)
+	lost := s.isLost()
 	s.f.mu.Unlock()
+	if lost {
+		return nil
+	}
 	return s.Segment.Free(ctx)
 }
 

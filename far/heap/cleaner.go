@@ -9,18 +9,14 @@ import (
 	"polder/far/store"
 )
 
-// The cleaner is the evacuator's work on far memory, and runs in its
-// goroutine: it reads a segment of which little lives, appends what does to
-// the open segment, tells their owners, and gives the segment back. It
-// runs when more than a third of the far memory is dead, and when the store has
-// no segment left; for that case the heap keeps one to spare.
+// The cleaner is the evacuator's work on far memory, and runs in its goroutine: it reads a segment of which little
+// lives, appends what does to the open segment, tells their owners, and gives the segment back. It runs when more than a
+// third of the far memory is dead, and when the store has no segment left; for that case the heap keeps one to spare.
 
 const (
-	// worthCleaning is the part of a segment that must be dead for it to be
-	// cleaned when the store is full.
-	worthCleaning = 1.0 / 16
-	// shrinkCleaning is worthCleaning for what shrinks.
-	shrinkCleaning = 1.0 / 64
+	// worthCleaning is the part of a segment that must be dead for it to be cleaned when the store is full.
+	worthCleaning  = 1.0 / 16
+	shrinkCleaning = 1.0 / 64 // the same for what shrinks
 )
 
 // FarReady sees to it that the open segment has room for n bytes.
@@ -75,8 +71,7 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 		}
 		worth, tries = shrinkCleaning, 64
 	}
-	// Every segment that is cleaned into a spare one yields some room and
-	// becomes a spare one. While some are lent, that room is for cleaning, too.
+	// Every segment that is cleaned into a spare one yields some room and becomes a spare one. While some are lent, that room is for cleaning, too.
 	full := f.open == nil
 	for range tries {
 		s := f.Sparsest()
@@ -172,7 +167,7 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) error {
 		return nil // the janitor may already have given it back
 	}
 	h.Count.cleanedSegments.Add(1)
-	for off := record.SegmentSize; off < s.End; {
+	for off, again := record.SegmentSize, 0; off < s.End; {
 		b, err := h.readPart(s, off)
 		if err != nil {
 			return err
@@ -181,7 +176,11 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) error {
 		if err != nil {
 			return err
 		}
-		off += done
+		if off += done; done == 0 { // it was damaged on its way
+			if again++; again > 8 {
+				return &CorruptError{Segment: s.Seg.Name(), Off: off, Err: errors.New("on their way, each time")}
+			}
+		}
 	}
 	return nil
 }
@@ -203,7 +202,11 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails in
 		}
 		if err != nil {
 			h.Count.Corrupt.Add(1)
-			if h.rereadCleanable(s, off+at, b[at:]) {
+			good := func() bool {
+				_, err := h.cleanable(s, off+at, b[at:])
+				return err == nil || err == record.ErrShort && at > 0
+			}
+			if h.Reread(s, off+at, b[at:], good) {
 				return at, nil // what is read next, and learnt of, is not of the bad copy
 			}
 			// The record stays where it is, and so does the segment.
@@ -249,11 +252,6 @@ func (h *Heap) cleanable(s *FarSegment, off int, b []byte) (record.Record, error
 		return nil, ErrForeign
 	}
 	return e, o.Check(e, nil)
-}
-
-// rereadCleanable is Reread of what is to be cleaned.
-func (h *Heap) rereadCleanable(s *FarSegment, off int, b []byte) bool {
-	return h.Reread(s, off, b, func() bool { _, err := h.cleanable(s, off, b); return err == nil })
 }
 
 // learnAll has the host learn about all records in s. What cleans a full store must not end in the middle of a

@@ -445,15 +445,16 @@ func (h *Heap) inspect(f *Flight) {
 	}
 }
 
-// Reread reads n bytes of s again that were not good, from other copies of s, if the store has some.
+// Reread reads n bytes of s again that were not good, from other copies of s if the store has some: they may have been damaged on their way only.
 func (h *Heap) Reread(s *FarSegment, off int, buf []byte, good func() bool) bool {
-	m, ok := h.Far.Store.(store.Mirror)
-	if !ok {
-		return false
-	}
 	ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
 	defer cancel()
-	return m.Reread(ctx, store.ReadOp{Seg: s.Seg, Off: off, Buf: buf}, good)
+	op := [1]store.ReadOp{{Seg: s.Seg, Off: off, Buf: buf}}
+	if m, ok := h.Far.Store.(store.Mirror); ok {
+		return m.Reread(ctx, op[0], good)
+	}
+	h.Far.Store.Read(ctx, op[:])
+	return op[0].Err == nil && good()
 }
 
 // land has the owner refer to what f has brought, if that is to be local: an object always,
