@@ -49,6 +49,6 @@ var (
 // LostError says that an entry was lost with the segment that held it.
 type LostError = heap.LostError
 
-// CorruptError says that far memory answered with bytes that are not those
+// CorruptError says that far memory answered, also when it was asked once more, with bytes that are not those
 // that were written there.
 type CorruptError = heap.CorruptError

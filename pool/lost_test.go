@@ -1,6 +1,9 @@
 package pool
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // Whoever is told by an operation that a chunk is lost finds that Lost says so.
 func TestWhatIsLostIsSaidToBe(t *testing.T) {
@@ -23,7 +26,14 @@ func TestWhatIsLostIsSaidToBe(t *testing.T) {
 func TestWhatHasVanishedIsNotWaitedFor(t *testing.T) {
 	c := newChunk(nil, 1)
 	c.drop()
-	if err := c.acquire(); err != ErrLost {
-		t.Fatalf("got %v, want %v", err, ErrLost)
+	told := make(chan error, 1)
+	go func() { told <- c.acquire() }()
+	select {
+	case err := <-told:
+		if err != ErrLost {
+			t.Fatalf("got %v, want %v", err, ErrLost)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it is waited for")
 	}
 }

@@ -178,7 +178,7 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) error {
 		}
 		if off += done; done == 0 { // it was damaged on its way
 			if again++; again > 8 {
-				return &CorruptError{Segment: s.Seg.Name(), Off: off, Err: errors.New("on their way, each time")}
+				return &CorruptError{Segment: s.Seg.Name(), Off: off, Err: errors.New("they are damaged on their way, again and again")}
 			}
 		}
 	}

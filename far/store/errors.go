@@ -30,7 +30,7 @@ func (e *LostError) Error() string {
 	return fmt.Sprintf("entry was lost with its far memory (%s)", e.Segment)
 }
 
-// CorruptError says that far memory answered with bytes that are not those
+// CorruptError says that far memory answered, also when it was asked once more, with bytes that are not those
 // that were written there.
 type CorruptError struct {
 	Segment string

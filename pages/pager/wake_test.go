@@ -27,6 +27,7 @@ func oneByOne(addr string) error {
 		return err
 	}
 	defer r.Close()
+	fmt.Println("ready")
 	for {
 		var what string
 		var page int
@@ -129,6 +130,7 @@ func newClient(t *testing.T) *client {
 			t.Error(err)
 		}
 	})
+	c.says("ready") // so the mapping has begun, and ends after what the test does with it
 	return c
 }
 
