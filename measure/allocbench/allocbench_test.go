@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestEveryContestantIsMeasured(t *testing.T) {
 	var out strings.Builder
 	o := Options{Out: benchout.New(&out, true)}
-	if err := run(t.Context(), o, 1, time.Millisecond, []int{1, 3}); err != nil {
+	if err := run(t.Context(), o, 1, 10*time.Millisecond, []int{1, 3}); err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range []string{"tcp", "shm"} {
