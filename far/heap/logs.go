@@ -355,7 +355,9 @@ func (l *Logs) Place(ol *OpenLog, n int, c Claim) (object.Object, uint64, bool) 
 	if ol.Seg < 0 || l.Segs[ol.Seg].Used+n > l.SegSize {
 		s, ok := l.Take(c, ol.Kind, ol.Seg)
 		if !ok {
-			l.Seal(ol) // the evacuator empties sealed segments only, and there may be no other
+			if s := max(ol.Seg, 0); 2*l.Segs[s].Live.Load() <= int64(l.Segs[s].Used) || l.SegSize-l.Segs[s].Used < l.SegSize/16 {
+				l.Seal(ol) // the evacuator empties sealed segments only, and there may be no other
+			}
 			return nil, 0, false
 		}
 		ol.Seg, ol.lent = s, c == ForScope

@@ -13,8 +13,7 @@ const HoldFor = 100 * time.Millisecond
 // WaitRoom waits until the evacuator has made room.
 func (h *Heap) WaitRoom(ctx context.Context) error { return h.WaitFor(ctx, ForMutator, nil) }
 
-// WaitFor is waitRoom for room that c may use. If it takes long, it calls letGo, which may
-// be nil: the caller gives back what others may need.
+// WaitFor is WaitRoom for room that c may use. If it takes long, it calls letGo, which may be nil: the caller gives back what others may need.
 func (h *Heap) WaitFor(ctx context.Context, c Claim, letGo func()) error {
 	l := &h.Logs
 	if c == ForMutator && l.isFull() {
