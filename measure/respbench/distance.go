@@ -115,7 +115,9 @@ func (d *distance) close() error {
 	d.mu.Lock()
 	d.closed = true
 	for c := range d.conns {
-		err = errors.Join(err, c.Close())
+		if e := c.Close(); !errors.Is(e, net.ErrClosed) { // else its other end has ended it just now
+			err = errors.Join(err, e)
+		}
 	}
 	d.mu.Unlock()
 	d.done.Wait()
