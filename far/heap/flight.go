@@ -445,7 +445,7 @@ func (h *Heap) inspect(f *Flight) {
 	}
 }
 
-// Reread reads n bytes of s again that were not good, from other copies of s if the store has some: they may have been damaged on their way only.
+// Reread reads bytes of s again that were not good, from other copies if there are some: they may have been damaged on their way only.
 func (h *Heap) Reread(s *FarSegment, off int, buf []byte, good func() bool) bool {
 	ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
 	defer cancel()

@@ -355,7 +355,7 @@ func (l *Logs) Place(ol *OpenLog, n int, c Claim) (object.Object, uint64, bool) 
 	if ol.Seg < 0 || l.Segs[ol.Seg].Used+n > l.SegSize {
 		s, ok := l.Take(c, ol.Kind, ol.Seg)
 		if !ok {
-			if s := max(ol.Seg, 0); 2*l.Segs[s].Live.Load() <= int64(l.Segs[s].Used) || l.SegSize-l.Segs[s].Used < l.SegSize/16 {
+			if ol.Seg >= 0 && (2*l.Segs[ol.Seg].Live.Load() <= int64(l.Segs[ol.Seg].Used) || l.SegSize-l.Segs[ol.Seg].Used < l.SegSize/16) {
 				l.Seal(ol) // the evacuator empties sealed segments only, and there may be no other
 			}
 			return nil, 0, false
@@ -385,7 +385,7 @@ func (l *Logs) Seal(ol *OpenLog) {
 	l.Segs[ol.Seg].sealed = true
 	l.Mu.Unlock()
 	ol.Seg = -1
-	l.Stir()
+	l.Stir() // that may be the room
 }
 
 // Hot is where the evacuator puts what it keeps of a segment of a kind.

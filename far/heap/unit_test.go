@@ -48,8 +48,14 @@ func TestAFullSegmentIsTheEvacuatorsThoughThereIsNoOther(t *testing.T) {
 		}
 	}
 	full := l.Shrunk.Seg
+	if l.look(); !l.refuse(errStoreFull, true) || !l.isFull() {
+		t.Fatal("nobody is told that it is full")
+	}
 	if _, _, ok := l.Place(&l.Shrunk, record, ForShrink); ok {
 		t.Fatal("there is room still")
+	}
+	if l.isFull() {
+		t.Error("who waits for room is refused before the evacuator has looked at it")
 	}
 	if !l.Segs[full].evacuable() {
 		t.Error("the evacuator may not empty it")
