@@ -226,6 +226,7 @@ func (sh *shard) forget(h *Maps, keep uint32) {
 				*w -= index.HotOne
 			case sh.alone(p):
 				sh.leave(p)
+				t.Tighten(p)
 			}
 		}
 	}

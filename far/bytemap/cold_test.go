@@ -284,6 +284,63 @@ func TestATransactionChangesWhatOnlyLeavesKnow(t *testing.T) {
 	}
 }
 
+// What a leaf does not know, and was set since, takes one place in a table: that there was nothing is not said any
+// more. It would stay for as long as the entry is used, and there would be room for half as many words.
+func TestANewEntryTakesOnePlace(t *testing.T) {
+	t.Parallel()
+	h, m := openEarly(t, heap.NewMemStore(64<<10, 4000), 400<<10)
+	ctx := within(t, 2*time.Minute)
+	fillEarly(t, ctx, m, earlyKeys)
+	set := func(set func(k []byte, e Entry) error, name string) {
+		for i := range 500 {
+			if err := set(fmt.Append(nil, name, i), Entry{Value: []byte("new")}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		untrue := 0
+		m.eachShard(func(sh *shard) {
+			for p := range sh.t.All() {
+				if sh.hasLeaves() && sh.t.Word(p).IsGone() && !sh.alone(p) {
+					untrue++
+				}
+			}
+		})
+		if untrue > 0 {
+			t.Errorf("%s: %d words say that there is no entry with their tags, and there are some", name, untrue)
+		}
+	}
+	set(func(k []byte, e Entry) error { return m.Set(ctx, k, e) }, "new")
+	set(func(k []byte, e Entry) error {
+		tx := h.NewTxn()
+		defer tx.Commit()
+		return tx.Set(ctx, m, k, e)
+	}, "in a transaction")
+}
+
+// A key that was deleted, and that its leaf still knows, stays deleted when a transaction that has set it, and
+// then cleared the map, is rolled back.
+func TestADeletedKeyStaysDeletedWhenATransactionIsRolledBack(t *testing.T) {
+	t.Parallel()
+	h, m := openEarly(t, heap.NewMemStore(64<<10, 4000), 400<<10)
+	ctx := within(t, 2*time.Minute)
+	fillEarly(t, ctx, m, earlyKeys)
+	for i := range 100 {
+		k := fmt.Append(nil, "key", 7*i)
+		if _, err := m.Delete(ctx, k); err != nil {
+			t.Fatal(err)
+		}
+		tx := h.NewTxn()
+		if err := tx.Set(ctx, m, k, Entry{Value: []byte("again")}); err != nil {
+			t.Fatal(err)
+		}
+		tx.Clear(m)
+		tx.Rollback()
+		if e, err := m.Get(ctx, k, nil); !errors.Is(err, ErrNotFound) {
+			t.Fatalf("%s was deleted, and is %q, %v", k, e.Value, err)
+		}
+	}
+}
+
 // Goroutines that change and read keys of their own, in a map of which most is known by leaves alone,
 // each see what they have written, while others iterate, fetch and clean.
 func TestManyUseAMapOfWhichTheWordsAreFar(t *testing.T) {

@@ -238,7 +238,11 @@ func (m *Map) insert(sh *shard, hs entry.Hash, p index.Place, old entry.Local, r
 	}
 	// What a transaction replaces stays, and so what it stores takes a place.
 	hide := r.txn != nil && p != index.None && *sh.t.Word(p)&index.Txn == 0
-	if (p == index.None || hide) && !sh.roomy() {
+	gone := index.None // the word of which is not true any more, unless the transaction is rolled back
+	if p == index.None && r.txn == nil && r.Flags&entry.Piece == 0 && sh.hasLeaves() {
+		gone = sh.t.Gone(hs.Tag())
+	}
+	if (p == index.None && gone == index.None || hide) && !sh.roomy() {
 		var was index.Word
 		if hide {
 			was = *sh.t.Word(p)
@@ -284,6 +288,8 @@ func (m *Map) insert(sh *shard, hs entry.Hash, p index.Place, old entry.Local, r
 	case hide:
 		sh.hide(sh.t.Word(p))
 		sh.t.Insert(hs.Tag(), w.Touched())
+	case gone != index.None:
+		*sh.t.Word(gone) = w
 	case p == index.None:
 		sh.t.Insert(hs.Tag(), w)
 	default:

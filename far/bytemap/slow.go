@@ -75,6 +75,7 @@ func (sh *shard) miss(h *Maps, p index.Place, st status, n need) step {
 // expire removes an entry whose time has come.
 func (sh *shard) expire(h *Maps, p index.Place, e entry.Local) {
 	sh.remove(h, p, e)
+	sh.t.Tighten(p)
 	sh.count.expired++
 }
 

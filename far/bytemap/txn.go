@@ -227,8 +227,11 @@ func (sh *shard) commit(h *Maps, p index.Place) {
 	switch w := sh.t.Word(p); {
 	case w.Hidden():
 		sh.remove(h, p, sh.bytesAt(h, p))
-	default:
+	case *w&index.Txn != 0:
 		*w &^= index.Txn
+		if p := sh.t.Gone(sh.t.Tag(p)); p != index.None {
+			sh.t.Remove(p)
+		}
 	}
 }
 

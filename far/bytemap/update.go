@@ -159,6 +159,7 @@ func (m *Map) apply(ctx context.Context, sh *shard, hs entry.Hash, key []byte, w
 				return step{err: err}
 			}
 			sh.remove(m.h, p, e)
+			sh.t.Tighten(p)
 			sh.count.deletes++
 			return step{}
 		})

@@ -3,6 +3,7 @@ package index
 import (
 	"fmt"
 	"iter"
+	"slices"
 
 	"polder/internal/arena"
 )
@@ -125,6 +126,16 @@ func (t *Table) Matches(tag uint32) iter.Seq[Place] {
 	}
 }
 
+// Gone returns the place of the word that says that there is no entry with this tag, None if there is none.
+func (t *Table) Gone(tag uint32) Place {
+	for p := range t.Matches(tag) {
+		if t.Word(p).IsGone() {
+			return p
+		}
+	}
+	return None
+}
+
 // All iterates over all entries. They may be removed meanwhile.
 func (t *Table) All() iter.Seq[Place] {
 	return func(yield func(Place) bool) {
@@ -184,6 +195,41 @@ func (t *Table) Remove(p Place) {
 	bk := &t.Buckets[at]
 	bk.Words[int(p)%BucketEntries], bk.Tags[int(p)%BucketEntries] = 0, 0
 	t.Used--
+}
+
+// Tighten fills the place of an entry that was removed at p: with one that lies behind that bucket, since it found no place
+// there or before; then the place of that one, and so on. Without it, a table in which entries come and go
+// has them ever farther from their homes, and a search goes through most of it. Other entries have other places
+// afterwards, so nobody may be iterating.
+func (t *Table) Tighten(p Place) {
+	for b := int(p) / BucketEntries; t.Buckets[b].Over > 0; {
+		to := slices.Index(t.Buckets[b].Words[:], 0)
+		if to < 0 {
+			return
+		}
+		c, from := t.displaced(b)
+		src, dst := &t.Buckets[c], &t.Buckets[b]
+		dst.Words[to], dst.Tags[to] = src.Words[from], src.Tags[from]
+		src.Words[from], src.Tags[from] = 0, 0
+		for ; b != c; b = t.After(b) {
+			t.Buckets[b].Over--
+		}
+	}
+}
+
+// displaced returns the first entry behind bucket b whose home is b or before it. There is one: b is Over.
+func (t *Table) displaced(b int) (c, i int) {
+	for away := 1; ; away++ {
+		c = (b + away) % len(t.Buckets)
+		for i, w := range t.Buckets[c].Words {
+			if w == 0 {
+				continue
+			}
+			if from := c - t.Home(t.Buckets[c].Tags[i]); from >= away || from < 0 && from+len(t.Buckets) >= away {
+				return c, i
+			}
+		}
+	}
 }
 
 // GrownBytes is the memory of the next larger table: a quarter more, in pages.

@@ -24,6 +24,9 @@ func TestTableKeepsWhatItIsGiven(t *testing.T) {
 					t.Fatalf("step %d: word %#x has gone", i, w)
 				}
 				tb.Remove(p)
+				if r.IntN(2) == 0 {
+					tb.Tighten(p)
+				}
 				delete(want, w)
 				break
 			}
@@ -70,6 +73,52 @@ func TestTableKeepsWhatItIsGiven(t *testing.T) {
 		if tb.Buckets[b].Over != 0 {
 			t.Errorf("bucket %d says that %d entries lie behind it", b, tb.Buckets[b].Over)
 		}
+	}
+}
+
+// In a table in which entries come and go searches stay about as short as in one that has just been filled.
+func TestSearchesStayShortWhereEntriesComeAndGo(t *testing.T) {
+	var tb Table
+	defer tb.Close()
+	if err := tb.Resize(64 << 10); err != nil {
+		t.Fatal(err)
+	}
+	buckets := func() (n int) { // that searches for absent entries go through, one for each home
+		for home := range tb.Buckets {
+			for b := home; ; b = tb.After(b) {
+				n++
+				if tb.Buckets[b].Over == 0 {
+					break
+				}
+			}
+		}
+		return n
+	}
+	r := rand.New(rand.NewPCG(5, 6))
+	var present []Place
+	fill := func() {
+		for i := uint64(0); tb.Roomy(); i++ {
+			tb.Insert(r.Uint32(), NewWord(i, 100, 0))
+		}
+	}
+	fill()
+	fresh := buckets()
+	for range 50 {
+		present = present[:0]
+		for p := range tb.All() {
+			present = append(present, p)
+		}
+		r.Shuffle(len(present), func(i, j int) { present[i], present[j] = present[j], present[i] })
+		for _, p := range present[:len(present)/8] {
+			if *tb.Word(p) != 0 { // it may have been moved
+				tb.Remove(p)
+				tb.Tighten(p)
+			}
+		}
+		fill()
+	}
+	if got := buckets(); got > 2*fresh {
+		t.Errorf("searches in %d buckets went through %d when the table had been filled, and go through %d", len(tb.Buckets), fresh, got)
 	}
 }
 
