@@ -15,13 +15,13 @@ func (m *Map) boardLeaf(b *heap.Batch, number int, sh *shard, tag uint32) (f *he
 	h := m.h
 	i := sh.cold.Of(tag)
 	ref := sh.cold.At(i)
-	h.leafReads.Add(1)
 	if f := h.core.Join(ref.Addr(), heap.UseBytes); f != nil {
 		if b != nil {
 			b.Join(f, number)
 		}
 		return f, false, nil
 	}
+	h.leafReads.Add(1)
 	size := sizeclass.Size(ref.Class())
 	f, busy, err := h.core.Board(b, &heap.Want{
 		Owner:  (*owner)(m),
