@@ -34,10 +34,10 @@ type settler struct {
 	bodies []byte // of the leaves of a visit
 	units  []unit
 	reads  []pagelog.Read
-	slots  []index.Slot
-	hot    []hotSlot
-	groups []group
-	forced bool // leaves are written although they have not changed
+	merged index.Merged
+	hot    []index.Slot // words of tables
+	groups [][2]int     // those of a tag, as they were when its leaf was made: in hot, from the one to the other
+	forced bool         // leaves are written although they have not changed
 }
 
 const (

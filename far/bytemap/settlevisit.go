@@ -1,7 +1,6 @@
 package bytemap
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -35,15 +34,6 @@ type newLeaf struct {
 	same   bool       // as the leaf that it would replace
 	cold   int        // words of tags that are not known
 }
-
-// hotSlot is a word of a table and its tag.
-type hotSlot struct {
-	tag uint32
-	w   index.Word
-}
-
-// group is the words of a tag, as they were when its leaf was made; in hot from lo to hi.
-type group struct{ lo, hi int }
 
 // visitAll visits the leaves of the ranges that are due.
 func (s *settler) visitAll(m *Map, sh *shard, gen int, due []bool) error {
@@ -220,67 +210,13 @@ func (s *settler) renew(m *Map, sh *shard, u *unit, k int) error {
 	from := len(s.hot)
 	for p := range sh.t.Within(lo, hi) {
 		if w := *sh.t.Word(p); w.Tells() {
-			s.hot = append(s.hot, hotSlot{sh.t.Tag(p), w})
+			s.hot = append(s.hot, index.Slot{Word: w, Tag: sh.t.Tag(p)})
 		}
 	}
-	hot := s.hot[from:]
-	slices.SortFunc(hot, func(a, b hotSlot) int {
-		return cmp.Or(cmp.Compare(a.tag, b.tag), cmp.Compare(a.w.AsSettled(), b.w.AsSettled()))
-	})
-	out := s.slots[:0]
-	at, end, cold := u.body.Find(uint32(lo)), u.body.Len(), 0
-	if hi <= 1<<32-1 {
-		end = u.body.Find(uint32(hi))
-	}
-	changed := u.n > 1 || s.forced
-	keep := func(before uint64, known bool) { // what the leaf has of tags before that one
-		for ; at < end && uint64(u.body.At(at).Tag) < before; at++ {
-			sl := u.body.At(at)
-			out = append(out, sl)
-			if !known && !sl.Word.IsLost() {
-				cold++
-			}
-		}
-	}
-	for g := 0; g < len(hot); {
-		tag, e := hot[g].tag, g
-		for e < len(hot) && hot[e].tag == tag {
-			e++
-		}
-		words := hot[g:e]
-		keep(uint64(tag), false)
-		due, clean := true, true
-		for _, x := range words {
-			// What was removed from a range that was lost stays: otherwise it would be lost again.
-			due = due && (x.w.Settles() || x.w.IsGone() && !u.ref.Lost())
-			clean = clean && x.w&index.Settled != 0
-		}
-		if !due || clean && len(words) == 1 {
-			keep(uint64(tag)+1, true)
-		} else {
-			first := at
-			for at < end && u.body.At(at).Tag == tag {
-				at++
-			}
-			n := 0
-			for _, x := range words {
-				if x.w.IsGone() {
-					continue
-				}
-				sl := index.Slot{Word: x.w.AsSettled(), Tag: tag}
-				out = append(out, sl)
-				changed = changed || first+n >= at || u.body.At(first+n) != sl
-				n++
-			}
-			changed = changed || n != at-first
-			s.groups = append(s.groups, group{from + g, from + e})
-		}
-		g = e
-	}
-	keep(hi, false)
-	s.slots = out
+	s.groups = s.merged.Merge(u.body, lo, hi, s.hot, from, u.ref.Lost(), s.groups)
+	out, changed := s.merged.Slots, s.merged.Changed || u.n > 1 || s.forced
 	nl := &u.news[k]
-	nl.cold, nl.same = cold, !changed
+	nl.cold, nl.same = s.merged.Cold, !changed
 	switch {
 	case len(out) == 0 || !changed:
 		return nil
@@ -344,7 +280,7 @@ func (s *settler) apply(sh *shard, gen, from, to int, written bool) {
 			}
 		}
 		for _, g := range s.groups[u.groups[0]:u.groups[1]] {
-			s.settleGroup(sh, s.hot[g.lo:g.hi])
+			s.settleGroup(sh, s.hot[g[0]:g[1]])
 		}
 	}
 }
@@ -361,8 +297,8 @@ func (sh *shard) unknownOf(leaf index.Leaf) (n int) {
 
 // settleGroup makes the words of a tag, which its leaf has now, settled. If they are others by now,
 // they stay as they are. sh.mu must be held.
-func (s *settler) settleGroup(sh *shard, was []hotSlot) {
-	tag := was[0].tag
+func (s *settler) settleGroup(sh *shard, was []index.Slot) {
+	tag := was[0].Tag
 	var now [8]index.Word
 	n := 0
 	for p := range sh.t.Matches(tag) {
@@ -380,8 +316,8 @@ func (s *settler) settleGroup(sh *shard, was []hotSlot) {
 	slices.Sort(now[:n])
 	same, live := n == len(was), 0
 	for i := range was {
-		same = same && now[i] == was[i].w.AsSettled()
-		if !was[i].w.IsGone() {
+		same = same && now[i] == was[i].Word.AsSettled()
+		if !was[i].Word.IsGone() {
 			live++
 		}
 	}

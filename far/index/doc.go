@@ -24,5 +24,6 @@
 //
 // # Files
 //
-// word: the bits of a word; table: the hash table of them. leaf, and dir: what is far, and where.
+// word: the bits of a word; table: the hash table of them. leaf, and dir: what is far, and where; merge: how
+// words of a table get there.
 package index
