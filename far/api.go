@@ -44,7 +44,7 @@ func (cfg *Config) core() heap.Config {
 }
 
 // ByteMap is a hash map from byte strings to byte strings on a Heap: see package bytemap, where its methods are. Entries are local or
-// far, and so is, once it takes a fifth of the budget, the index (16 bytes an entry).
+// far, and so is, once it takes much of the budget, the index (16 bytes an entry).
 //
 // An entry whose Expire has passed is as good as absent: no call returns it.
 type ByteMap = bytemap.Map

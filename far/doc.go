@@ -79,8 +79,8 @@
 // and about 16 bytes of index. In far memory either takes 32 bytes
 // beside its data, and the expiry, in multiples of 16.
 //
-// When the indexes of maps take a fifth of the budget, what they have of far entries goes far, too, to
-// leaves of some 30 entries, and less than half a byte of an entry remains: so 16 MiB are enough for ten million
+// When the indexes of maps take half of the budget, or a fifth where checkpoints have a copy of them, what they have of
+// far entries goes far, too, to leaves of some 30 entries, and less than half a byte of an entry remains: so 16 MiB are enough for ten million
 // small entries. Whoever then asks for an entry that has not been used for long waits for two reads of the store, one
 // after the other, and for one if there is no such entry. Entries with an expiry and values of more
 // than 64 KiB keep their 16 bytes.

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"polder/far/bytemap"
 	"polder/far/heap"
 )
 
@@ -174,7 +173,7 @@ func findLeaves(s *Stats) []string {
 	if s.Settled == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("The words of maps' entries would take more than their part of the budget, a %dth: tables have %s of them, and leaves in far memory %s, of which %d reads were needed. A first read of what has not been used for long waits for a leaf, too; a larger Config.Local (SetLocal) would spare that.", bytemap.TableShare, bytesSay(s.Lines[heap.Tables]), bytesSay(s.LeavesFar), s.LeafReads)}
+	return []string{fmt.Sprintf("The words of maps' entries would take more than their part of the budget: tables have %s of them, and leaves in far memory %s, of which %d reads were needed. A first read of what has not been used for long waits for a leaf, too; a larger Config.Local (SetLocal) would spare that.", bytesSay(s.Lines[heap.Tables]), bytesSay(s.LeavesFar), s.LeafReads)}
 }
 
 func findFarFull(s *Stats) []string {

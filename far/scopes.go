@@ -35,4 +35,4 @@ func (h *Heap) Local() int64 { return h.core.Local() }
 // that resident; while it shrinks, new objects and entries wait. It must not be
 // called in a scope. If ctx ends before enough has been evacuated, SetLocal
 // fails, and the heap goes on shrinking in the background.
-func (h *Heap) SetLocal(ctx context.Context, n int64) error { return h.core.SetLocal(ctx, n) }
+func (h *Heap) SetLocal(ctx context.Context, n int64) error { return h.maps.SetLocal(ctx, n) }

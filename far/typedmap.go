@@ -30,7 +30,7 @@ type MapConfig[K comparable, V any] struct {
 // Map is a hash table from K to V. Either may be a number, a string, a struct or an array of
 // such, and V a slice, or anything with a codec: see the package codec. A value without Go pointers, a string
 // and a byte slice are read and written as they are, others are encoded. Its index takes about 16 bytes an entry,
-// and goes far once it takes a fifth of the budget; entries are local or far,
+// and goes far once it takes much of the budget; entries are local or far,
 // each by itself, with 36 bytes of header. It is a ByteMap underneath, and all
 // that is said of that holds.
 //

@@ -15,7 +15,7 @@ import (
 )
 
 // Map is a hash map from byte strings to byte strings on a heap. Entries are local or
-// far, and so is, once it takes a fifth of the budget, the index (16 bytes an entry).
+// far, and so is, once it takes much of the budget, the index (16 bytes an entry).
 //
 // An entry whose Expire has passed is as good as absent: no call returns it.
 type Map struct {

@@ -9,7 +9,7 @@ import (
 )
 
 // leafIndex is the part of a shard's index that can go far: see package index. There is none for as long
-// as the tables of all maps are within their share of the budget: see Maps.tight.
+// as the tables of all maps are within their share of the budget: see Maps.share.
 //
 // A tag is known if the table has a word with it that is not a piece's: then what the
 // tag's leaf has of it is void. Otherwise the leaf has all of its entries. So whatever a call does to an
@@ -30,16 +30,8 @@ type leafIndex struct {
 	shelf    *corpse
 }
 
-// TableShare is the part of the budget that tables of maps may take before words are settled.
-const TableShare = 5
-
 // SettleEarly: words of all maps are settled as soon as a table of a page is full. It is set by the build tag settle.
 var SettleEarly bool
-
-// tight reports whether the tables of maps have used up their share of the budget.
-func (h *Maps) tight() bool {
-	return h.core.Logs.Of(heap.Tables) >= h.core.Local()/TableShare || h.settleAlways
-}
 
 // errSettling: there is no place in the table before the settler has made some.
 var errSettling = errors.New("no place in a table")
@@ -52,15 +44,7 @@ func (sh *shard) hasLeaves() bool { return sh.cold != nil && sh.cold.Len() > 0 }
 
 // known reports whether what the index has of tag is in the table. sh.mu must be held.
 func (sh *shard) known(tag uint32) bool {
-	if !sh.hasLeaves() {
-		return true
-	}
-	for p := range sh.t.Matches(tag) {
-		if sh.t.Word(p).Tells() {
-			return true
-		}
-	}
-	return false
+	return !sh.hasLeaves() || sh.t.Knows(tag)
 }
 
 // consult makes tag, which is not known, known, with the leaf among what hd holds. It returns
@@ -146,14 +130,16 @@ func (sh *shard) learn(h *Maps, tag uint32, i int, leaf index.Leaf, warmth index
 // does. sh.mu must be held.
 func (sh *shard) more(h *Maps, keep uint32) error {
 	if sh.t.Bytes() == 0 || !h.tight() {
-		return sh.grow(h)
+		if err := sh.grow(h); !errors.Is(err, heap.ErrMetadataFull) || sh.t.Bytes() == 0 {
+			return err
+		}
 	}
 	if sh.cold == nil {
 		sh.cold = new(leafIndex)
 	}
 	c := sh.cold
 	if !c.barren || sh.full() {
-		sh.forget(h, keep)
+		sh.forget(h, keep, sh.spared())
 		if c.barren = !sh.roomy(); !c.barren {
 			return nil
 		}
@@ -202,11 +188,13 @@ func (sh *shard) ripe() bool {
 	return n*8 >= sh.t.Used
 }
 
-// forget forgets settled words that have not been used for a while, but not those of keep, until a sixteenth of the
-// table is free beyond what makes it roomy. sh.mu must be held.
-func (sh *shard) forget(h *Maps, keep uint32) {
+// spared is how many words leave a sixteenth of the table free beyond what makes it roomy.
+func (sh *shard) spared() int { return sh.t.Places()*11/16 - 1 }
+
+// forget forgets settled words that have not been used for a while, but not those of keep, until the table has no more than
+// enough. sh.mu must be held.
+func (sh *shard) forget(h *Maps, keep uint32, enough int) {
 	c, t := sh.cold, &sh.t
-	enough := t.Places()*11/16 - 1 // of 12/16, at which it is not roomy
 	if !sh.hasLeaves() || c.shelf != nil {
 		return
 	}
@@ -224,7 +212,7 @@ func (sh *shard) forget(h *Maps, keep uint32) {
 			case !w.Forgets() || tag == keep || h.cleans(*w):
 			case *w&index.HotMask != 0:
 				*w -= index.HotOne
-			case sh.alone(p):
+			case sh.t.Alone(p):
 				sh.leave(p)
 				t.Tighten(p)
 			}
@@ -254,16 +242,6 @@ func (h *Maps) cleans(w index.Word) bool {
 	return id != 0 && w.Addr()/h.core.Far.Units == id
 }
 
-// alone reports whether the word at p is the only one that makes its tag known. sh.mu must be held.
-func (sh *shard) alone(p index.Place) bool {
-	for q := range sh.t.Matches(sh.t.Tag(p)) {
-		if q != p && sh.t.Word(q).Tells() {
-			return false
-		}
-	}
-	return true
-}
-
 // takeOut removes the word at p from the table, and leaves a Gone if its leaf may have it.
 // sh.mu must be held.
 func (sh *shard) takeOut(p index.Place) {
@@ -271,20 +249,13 @@ func (sh *shard) takeOut(p index.Place) {
 		sh.t.Remove(p)
 		return
 	}
-	if sh.alone(p) {
+	if sh.t.Alone(p) {
 		*sh.t.Word(p) = index.Gone
 		return
 	}
 	tag := sh.t.Tag(p)
 	sh.t.Remove(p)
-	sh.soil(tag)
-}
-
-// soil makes the words with a tag ones that the table must not forget. sh.mu must be held.
-func (sh *shard) soil(tag uint32) {
-	for p := range sh.t.Matches(tag) {
-		*sh.t.Word(p) &^= index.Settled
-	}
+	sh.t.Soil(tag)
 }
 
 // loseLeaf takes note that the leaf of range i is gone with its far memory. Of the keys in the range

@@ -168,7 +168,7 @@ func settleAll(t *testing.T, ctx context.Context, m *Map) {
 				return
 			}
 			for p := range sh.t.All() {
-				if w := *sh.t.Word(p); w&index.Settled != 0 && w.Settles() && sh.alone(p) {
+				if w := *sh.t.Word(p); w&index.Settled != 0 && w.Settles() && sh.t.Alone(p) {
 					sh.leave(p)
 				}
 			}
@@ -300,7 +300,7 @@ func TestANewEntryTakesOnePlace(t *testing.T) {
 		untrue := 0
 		m.eachShard(func(sh *shard) {
 			for p := range sh.t.All() {
-				if sh.hasLeaves() && sh.t.Word(p).IsGone() && !sh.alone(p) {
+				if sh.hasLeaves() && sh.t.Word(p).IsGone() && !sh.t.Alone(p) {
 					untrue++
 				}
 			}
@@ -780,7 +780,7 @@ func TestWhatIsForgottenWhileLeavesAreSplitIsCounted(t *testing.T) {
 		for p := range sh.t.All() {
 			w := *sh.t.Word(p)
 			i := sh.cold.Of(sh.t.Tag(p))
-			if first, n := sh.cold.Group(i); n == 2 && i != first && w&index.Settled != 0 && w.Settles() && sh.alone(p) && !h.cleans(w) {
+			if first, n := sh.cold.Group(i); n == 2 && i != first && w&index.Settled != 0 && w.Settles() && sh.t.Alone(p) && !h.cleans(w) {
 				sh.leave(p)
 				forgotten.Add(1)
 				changed[sh] = true

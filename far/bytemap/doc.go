@@ -31,7 +31,8 @@
 // Iterating: scan.
 //
 // Where words go that tables have no room for: cold (what is known, and what has to be read) and leaffetch
-// (reading it); settle (when, and the far memory of leaves), settlevisit (leaf by leaf) and leafbury (what was cleared).
+// (reading it); settle (when, and the far memory of leaves), settlevisit (leaf by leaf) and leafbury (what was cleared); fit (how much
+// tables may take of a budget, and of one that becomes smaller).
 //
 // What the heap's memory asks: owner (of one entry), host (of all maps: what is lost, what the cleaner has to know, chores), loss (entries
 // that are gone), sweep (those that have expired).

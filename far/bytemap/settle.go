@@ -153,7 +153,7 @@ func (s *settler) settle(m *Map, sh *shard) {
 	sh.mu.Lock()
 	sh.cold.settling = false
 	sh.cold.barren = false
-	sh.forget(s.h, 0)
+	sh.forget(s.h, 0, sh.spared())
 	sh.cold.crowded = err != nil || !sh.roomy()
 	sh.mu.Unlock()
 	s.h.settled.Add(1)

@@ -307,7 +307,7 @@ func (s *settler) settleGroup(sh *shard, was []index.Slot) {
 			continue
 		}
 		if n == len(now) || !w.Settles() && !w.IsGone() || s.h.cleans(w) {
-			sh.soil(tag)
+			sh.t.Soil(tag)
 			return
 		}
 		now[n] = w.AsSettled()
@@ -322,7 +322,7 @@ func (s *settler) settleGroup(sh *shard, was []index.Slot) {
 		}
 	}
 	if !same {
-		sh.soil(tag)
+		sh.t.Soil(tag)
 		return
 	}
 	for p := range sh.t.Matches(tag) {

@@ -72,6 +72,9 @@ func (t *Table) Bytes() int64 { return int64(len(t.Buckets)) * bucketSize }
 // Places is how many entries there may be.
 func (t *Table) Places() int { return len(t.Buckets) * BucketEntries }
 
+// Places is how many places a table of size bytes has.
+func Places(size int64) int { return int(size/bucketSize) * BucketEntries }
+
 // Roomy reports whether an insertion leaves the table at a good load.
 func (t *Table) Roomy() bool { return t.Used < len(t.Buckets)*BucketEntries*7/8 }
 
@@ -123,6 +126,33 @@ func (t *Table) Matches(tag uint32) iter.Seq[Place] {
 			}
 			b = t.After(b)
 		}
+	}
+}
+
+// Knows reports whether a word makes tag known.
+func (t *Table) Knows(tag uint32) bool {
+	for p := range t.Matches(tag) {
+		if t.Word(p).Tells() {
+			return true
+		}
+	}
+	return false
+}
+
+// Alone reports whether no other word than that at p makes its tag known.
+func (t *Table) Alone(p Place) bool {
+	for q := range t.Matches(t.Tag(p)) {
+		if q != p && t.Word(q).Tells() {
+			return false
+		}
+	}
+	return true
+}
+
+// Soil makes the words with a tag ones that the table must not forget.
+func (t *Table) Soil(tag uint32) {
+	for p := range t.Matches(tag) {
+		*t.Word(p) &^= Settled
 	}
 }
 

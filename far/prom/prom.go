@@ -110,7 +110,7 @@ var uses = []struct {
 var localBytes = describe("local_bytes", "The local budget by what it is used for: hot (entries and objects that were used of late, estimated), cold (the others), "+
 	"dead (what is left of the logs), index, buffers (of fetches and evacuation) and free.", "use")
 
-var budgetBytes = describe("budget_bytes", "How the local budget is divided. The lines sum to it: logs (segments in which something is), tables (words of maps' entries; at a fifth of the budget they go to leaves in far memory), "+
+var budgetBytes = describe("budget_bytes", "How the local budget is divided. The lines sum to it: logs (segments in which something is), tables (words of maps' entries; at half of the budget, or a fifth in a heap with a name, they go to leaves in far memory), "+
 	"leaves (where those are), words (of pointers), nodes (of lists), buffers for settling (of leaves), checkpoint (a copy of indexes, while it is written), staging (what is evacuated), cleaning and fetching, empty segments set aside for scopes and for evacuating, and what is unused: less than 0 while the budget shrinks.", "line")
 
 var mapMetrics = []mapMetric{

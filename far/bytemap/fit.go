@@ -1,0 +1,92 @@
+package bytemap
+
+import (
+	"context"
+	"errors"
+
+	"polder/far/heap"
+	"polder/far/index"
+)
+
+// share is the part of a budget that the tables of all maps may take before words are settled: half of it, but for what a small
+// budget is needed for otherwise. A word takes 16 bytes, and spares as many reads as an entry that stays local, which takes
+// ten times as much: for 64-byte values at random keys and a fifth of them local, half is 2.5 times as fast over tcp as a fifth is, and
+// nowhere slower. Of a heap that takes checkpoints it is a fifth: a checkpoint has a copy of the tables.
+func (h *Maps) share(budget int64) int64 {
+	if h.core.Far.Keeps() {
+		return budget / leastShare
+	}
+	return max(budget/leastShare, budget/2-4<<20)
+}
+
+const leastShare = 5
+
+// tight reports whether the tables of maps have used up their share of the budget.
+func (h *Maps) tight() bool {
+	return h.settleAlways || h.core.Logs.Of(heap.Tables) >= h.share(h.core.Local())
+}
+
+// SetLocal is heap.Heap.SetLocal of the memory. Tables that have more than their share of the new budget become smaller, as
+// far as their words can go far: those of local entries when these have gone, so that it takes several steps.
+func (h *Maps) SetLocal(ctx context.Context, budget int64) error {
+	was := h.core.Local()
+	for now := was; ; now /= 2 {
+		next := max(now/2, budget)
+		err := h.shrinkTo(ctx, next)
+		if err != nil && ctx.Err() == nil && h.core.Local() != was {
+			return errors.Join(err, h.core.SetLocal(ctx, was))
+		}
+		if err != nil || next == budget {
+			return err
+		}
+	}
+}
+
+func (h *Maps) shrinkTo(ctx context.Context, budget int64) error {
+	all, share := h.core.Logs.Of(heap.Tables), h.share(budget)
+	for settle := true; all > share; settle = false {
+		waits := false
+		h.eachShard(func(sh *shard) {
+			waits = sh.fit(h, int64(float64(sh.t.Bytes())*float64(share)/float64(all)), settle) || waits
+		})
+		if !waits {
+			break
+		}
+		for waits {
+			if err := h.settler.wait(ctx); err != nil {
+				return err
+			}
+			waits = false
+			h.eachShard(func(sh *shard) { waits = waits || sh.cold != nil && sh.cold.settling })
+		}
+	}
+	return h.core.SetLocal(ctx, budget)
+}
+
+// eachShard calls fn for each shard of the maps that are used, with its lock held.
+func (h *Maps) eachShard(fn func(sh *shard)) {
+	for _, m := range *h.maps.Load() {
+		m.eachShard(fn)
+	}
+}
+
+// fit gives sh a table of size bytes, or as small a one as what it has to know allows. It reports whether the settler is to
+// help first, which it is asked to with settle. sh.mu must be held.
+func (sh *shard) fit(h *Maps, size int64, settle bool) bool {
+	if sh.t.Bytes() <= size || sh.closed {
+		return false
+	}
+	most := index.Places(size) * 3 / 4
+	sh.forget(h, 0, most)
+	if sh.t.Used > most && settle && sh.ripe() {
+		if sh.cold == nil {
+			sh.cold = new(leafIndex)
+		}
+		sh.cold.settling = sh.cold.shelf == nil
+		return sh.cold.settling
+	}
+	if size = max(size, index.TableBytes(sh.t.Used)); size < sh.t.Bytes() {
+		_ = sh.resize(h, size) // it stays as it is if there is no room for both
+	}
+	return false
+}
