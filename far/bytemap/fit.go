@@ -16,7 +16,7 @@ func (h *Maps) share(budget int64) int64 {
 	if h.core.Far.Keeps() {
 		return budget / leastShare
 	}
-	return max(budget/leastShare, budget/2-4<<20)
+	return max(budget/leastShare, budget/2-5<<18)
 }
 
 const leastShare = 5
