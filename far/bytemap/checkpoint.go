@@ -386,8 +386,6 @@ func (h *Maps) decodeEntry(m *Map, sh *shard, hs entry.Hash, b []byte) error {
 
 // Changes counts the changes of contents of all maps. It never comes to the same twice if there was one.
 func (h *Maps) Changes() (n uint64) {
-	for _, m := range *h.maps.Load() {
-		m.eachShard(func(sh *shard) { n += sh.muts })
-	}
+	h.eachShard(func(sh *shard) { n += sh.muts })
 	return n
 }

@@ -8,18 +8,15 @@ import (
 	"polder/far/index"
 )
 
-// share is the part of a budget that the tables of all maps may take before words are settled: half of it, but for what a small
-// budget is needed for otherwise. A word takes 16 bytes, and spares as many reads as an entry that stays local, which takes
-// ten times as much: for 64-byte values at random keys and a fifth of them local, half is 2.5 times as fast over tcp as a fifth is, and
-// nowhere slower. Of a heap that takes checkpoints it is a fifth: a checkpoint has a copy of the tables.
+// share is the part of a budget that the tables of all maps may take before words are settled: about half, or a fifth if that
+// is more. A word takes 16 bytes, and spares as many reads as an entry that stays local, which takes ten times as much. Of
+// a heap that takes checkpoints it is a fifth: a checkpoint has a copy of the tables.
 func (h *Maps) share(budget int64) int64 {
 	if h.core.Far.Keeps() {
-		return budget / leastShare
+		return budget / 5
 	}
-	return max(budget/leastShare, budget/2-5<<18)
+	return max(budget/5, budget/2-h.fixed)
 }
-
-const leastShare = 5
 
 // tight reports whether the tables of maps have used up their share of the budget.
 func (h *Maps) tight() bool {
@@ -76,7 +73,7 @@ func (sh *shard) fit(h *Maps, size int64, settle bool) bool {
 	if sh.t.Bytes() <= size || sh.closed {
 		return false
 	}
-	most := index.Places(size) * 3 / 4
+	most := index.Places(size)*2/3 - 1 // for which TableBytes is no more than size
 	sh.forget(h, 0, most)
 	if sh.t.Used > most && settle && sh.ripe() {
 		if sh.cold == nil {
@@ -85,8 +82,8 @@ func (sh *shard) fit(h *Maps, size int64, settle bool) bool {
 		sh.cold.settling = sh.cold.shelf == nil
 		return sh.cold.settling
 	}
-	if size = max(size, index.TableBytes(sh.t.Used)); size < sh.t.Bytes() {
-		_ = sh.resize(h, size) // it stays as it is if there is no room for both
+	if size = index.TableBytes(max(sh.t.Used, most)); size < sh.t.Bytes() {
+		_ = sh.resize(h, size) // it stays as it is if the kernel has no memory
 	}
 	return false
 }

@@ -45,6 +45,7 @@ type Maps struct {
 	leaves       *index.Key // of what tables have no room for
 	settler      settler
 	settleAlways bool          // see tight; for tests
+	fixed        int64         // bytes of a budget that buffers take, and logs at the least
 	settled      atomic.Uint64 // tables that the settler has worked on
 	leafReads    atomic.Uint64
 	finder       store.Finder    // that the store is, or nil
@@ -83,6 +84,7 @@ func (h *Maps) Init(core *heap.Heap, sz heap.Sizes, cfg Config) {
 	h.seed, h.leaves = rand.Uint64(), index.NewKey(index.NewSecret())
 	h.writing = map[uint64]bool{}
 	h.settleAlways = cfg.Early || SettleEarly
+	h.fixed = sz.Local() - sz.Logs + int64((heap.MinSegments+sz.Open)*sz.SegSize)
 	h.sweeper.klen = 64
 	if h.finder, _ = core.Far.Store.(store.Finder); h.finder != nil {
 		h.sought = make([]atomic.Uint64, soughtAgain)
@@ -157,11 +159,9 @@ func (h *Maps) Shut() {
 // Close gives the memory of the indexes back, of maps that were shut or never used.
 func (h *Maps) Close() error {
 	var errs []error
-	for _, m := range *h.maps.Load() {
-		m.eachShard(func(sh *shard) {
-			errs = append(errs, sh.t.Close(), sh.cold.close())
-			sh.entries, sh.lost = 0, 0
-		})
-	}
+	h.eachShard(func(sh *shard) {
+		errs = append(errs, sh.t.Close(), sh.cold.close())
+		sh.entries, sh.lost = 0, 0
+	})
 	return errors.Join(append(errs, h.settler.close())...)
 }

@@ -337,9 +337,16 @@ func (sh *shard) shrink(h *Maps) error {
 	return nil
 }
 
+// resize gives sh a table of size bytes. To become smaller needs no room: for as long as there are both tables, the smaller is not
+// counted. sh.mu must be held.
 func (sh *shard) resize(h *Maps, size int64) error {
 	l := &h.core.Logs
 	old := sh.t.Bytes()
+	if size <= old {
+		err := sh.t.Resize(size)
+		l.ShrinkIndex(heap.Tables, old-sh.t.Bytes())
+		return err
+	}
 	if err := l.GrowIndex(heap.Tables, size, heap.ForMutator); err != nil {
 		return err
 	}

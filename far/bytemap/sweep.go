@@ -68,7 +68,7 @@ func (sw *sweeper) sweep(h *Maps) bool {
 		}
 		end := sw.bucket >= len(sh.t.Buckets)
 		if end {
-			// It shrinks another time if there is no room for both tables.
+			// It shrinks another time if the kernel has no memory for both tables.
 			_ = sh.shrink(h)
 		}
 		sh.mu.Unlock()

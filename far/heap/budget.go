@@ -78,7 +78,7 @@ func (h *Heap) SetLocal(ctx context.Context, n int64) error {
 	l := &h.Logs
 	l.Mu.Lock()
 	budget := n - l.others
-	least := int64(minSegments+len(l.Open)) * int64(l.SegSize)
+	least := int64(MinSegments+len(l.Open)) * int64(l.SegSize)
 	if budget < l.index+l.asleep+least {
 		l.Mu.Unlock()
 		return fmt.Errorf("cannot set the local budget to %d bytes: indexes, words and buffers take %d, and logs at least %d",

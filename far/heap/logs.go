@@ -158,9 +158,9 @@ const shrinkReserve = 1
 // ampleFrom is how many segments the evacuator may empty more than it needs.
 const ampleFrom = 2
 
-// minSegments is the number of segments, beside those that mutators have open,
+// MinSegments is the number of segments, beside those that mutators have open,
 // below which the logs do not work.
-const minSegments = 7
+const MinSegments = 7
 
 // Init makes logs with a budget that can grow to most.
 func (l *Logs) Init(budget, most, others int64, segSize, openLogs int) error {
@@ -479,7 +479,7 @@ func (l *Logs) growIndex(u Line, n, woken int64, c Claim) error {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	allowed := l.allowed(l.index + n)
-	if least := minSegments + len(l.Open); l.allowed(l.index+l.asleep-woken+n) < least {
+	if least := MinSegments + len(l.Open); l.allowed(l.index+l.asleep-woken+n) < least {
 		if l.window > 0 {
 			l.narrow.Store(true)
 			l.Wake()
@@ -525,7 +525,7 @@ func (l *Logs) ShrinkIndex(u Line, n int64) {
 func (l *Logs) growWindow(n int64, promised int) bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
-	if n > 0 && l.allowed(l.index+n) < 2*(minSegments+len(l.Open)) {
+	if n > 0 && l.allowed(l.index+n) < 2*(MinSegments+len(l.Open)) {
 		return false
 	}
 	l.window += n
