@@ -389,10 +389,24 @@ func (d *webData) latencies(ctx context.Context, o Options, sc webScale, all []*
 type webRival struct {
 	name  string
 	open  func(context.Context) frontEnd
-	site  *farSite // nil for those with everything local
+	site  *farSite   // nil for those with everything local
+	raw   *rawReader // of the site's node, for pictures
 	rates []float64
-	// Of all rounds: gets and pictures that missed, and requests.
-	misses, fetched, shown uint64
+	// Of all rounds: reads of the map, also of its index, gets and pictures that missed, and requests.
+	reads, misses, fetched, shown uint64
+}
+
+// bound is how many requests there would be in a second if each took what one with everything local takes, and the reads that it
+// takes, all of the map's in one batch, were raw ones.
+func (c *webRival) bound(ctx context.Context, local float64, span time.Duration) (float64, error) {
+	reads, fetched := float64(c.reads)/float64(max(c.shown, 1)), float64(c.fetched)/float64(max(c.shown, 1))
+	pairs := rawReader{c.raw.pool, c.raw.chunk, webPair}
+	pairRate, err := pairs.rate(ctx, webWorkers, max(int(reads+0.5), 1), span)
+	if err != nil {
+		return 0, err
+	}
+	picRate, err := c.raw.rate(ctx, webWorkers, 1, span)
+	return 1 / (1/local + reads/pairRate + fetched/picRate), err
 }
 
 func runWeb(ctx context.Context, o Options, sc webScale) (err error) {
@@ -415,6 +429,10 @@ func runWeb(ctx context.Context, o Options, sc webScale) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, l.close()) }()
+		raw, err := newRawReader(ctx, l.pool, int64(pictures(sc.pairs)*len(picture{})), len(picture{}))
+		if err != nil {
+			return err
+		}
 		for _, stream := range []bool{false, true} {
 			f, err := openFarSite(ctx, l.store(), max(data*webLocal/100, far.MinLocal), d)
 			if err != nil {
@@ -422,7 +440,7 @@ func runWeb(ctx context.Context, o Options, sc webScale) (err error) {
 			}
 			defer func() { err = errors.Join(err, f.heap.Close()) }()
 			name := map[bool]string{false: ", temporal", true: ", non-temporal"}[stream]
-			all = append(all, &webRival{name: fabric + name, open: f.frontEnd(stream), site: f})
+			all = append(all, &webRival{name: fabric + name, open: f.frontEnd(stream), site: f, raw: raw})
 		}
 	}
 	for i, c := range all {
@@ -449,6 +467,7 @@ func runWeb(ctx context.Context, o Options, sc webScale) (err error) {
 			c.rates = append(c.rates, v)
 			if c.site != nil {
 				n := c.site.counts()
+				c.reads += n.reads - before.reads
 				c.misses += n.misses - before.misses
 				c.fetched += n.fetched - before.fetched
 				c.shown += uint64(answered)
@@ -459,7 +478,11 @@ func runWeb(ctx context.Context, o Options, sc webScale) (err error) {
 		row := benchout.Row{Bench: "far web", Case: c.name, Metric: "requests", Value: median(c.rates), Unit: "op/s"}
 		rows := []benchout.Row{row.Against(all[0].name, median(all[0].rates), benchout.Higher)}
 		if i > 0 {
-			rows = append(rows, row.Against("all local", median(all[1].rates), benchout.Higher))
+			bound, err := c.bound(ctx, median(all[1].rates), sc.span)
+			if err != nil {
+				return err
+			}
+			rows = append(rows, row.Against("all local", median(all[1].rates), benchout.Higher), row.Against("bound", bound, benchout.Higher))
 			row.Unit = "%"
 			row.Metric, row.Value = "map misses", 100*float64(c.misses)/float64(max(c.shown*webLookups, 1))
 			rows = append(rows, row)
@@ -475,8 +498,9 @@ func runWeb(ctx context.Context, o Options, sc webScale) (err error) {
 }
 
 // webCounts is what a site has missed.
-type webCounts struct{ misses, fetched uint64 }
+type webCounts struct{ reads, misses, fetched uint64 }
 
 func (f *farSite) counts() webCounts {
-	return webCounts{f.values.Stats().Misses, f.pics.Stats().Misses}
+	misses := f.values.Stats().Misses
+	return webCounts{misses + f.heap.Stats().LeafReads, misses, f.pics.Stats().Misses}
 }
