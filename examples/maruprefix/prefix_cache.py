@@ -13,9 +13,9 @@ It needs Debian's python3-zmq and python3-msgpack.
 """
 
 import argparse
+import concurrent.futures
 import hashlib
 import json
-import multiprocessing
 import random
 
 from maru_client import Handler
@@ -40,9 +40,9 @@ def compute(block, size):
     return (seed * (size // len(seed) + 1))[:size]
 
 
-def engine(number, engines, url, requests, size, out):
+def engine(number, engines, url, requests, size):
     found = computed = wrong = 0
-    with Handler(url, instance_id=f"engine-{number}", pool_size=64 * size, chunk_size=size) as h:
+    with Handler(url, instance_id=f"engine-{number}", pool_size=64 * size, chunk_size=size, timeout=20) as h:
         for blocks in requests[number::engines]:
             keys = [f"toy@1@0@{b:016x}@uint8" for b in blocks]
             hits = h.batch_pin(keys)
@@ -53,7 +53,7 @@ def engine(number, engines, url, requests, size, out):
             h.batch_unpin(keys[:n])
             h.batch_store([(key, compute(block, size)) for key, block in zip(keys[n:], blocks[n:])])
             computed += len(blocks) - n
-    out.put((found, computed, wrong))
+    return found, computed, wrong
 
 
 def main():
@@ -69,13 +69,9 @@ def main():
             requests = [json.loads(line)["hash_ids"] for _, line in zip(range(args.requests), lines)]
     else:
         requests = conversations(args.requests)
-    out = multiprocessing.Queue()
-    engines = [multiprocessing.Process(target=engine, args=(i, args.engines, args.url, requests, args.block, out)) for i in range(args.engines)]
-    for e in engines:
-        e.start()
-    found, computed, wrong = (sum(numbers) for numbers in zip(*(out.get(timeout=300) for _ in engines)))
-    for e in engines:
-        e.join()
+    with concurrent.futures.ProcessPoolExecutor(args.engines) as pool:
+        engines = [pool.submit(engine, i, args.engines, args.url, requests, args.block) for i in range(args.engines)]
+        found, computed, wrong = (sum(numbers) for numbers in zip(*(e.result() for e in engines)))
     print(f"{len(requests)} requests, {found + computed} blocks: {found} found ({100 * found // (found + computed)}%), "
           f"{computed} computed, {wrong} wrong, {found * args.block >> 20} MiB not computed again")
     return wrong != 0
