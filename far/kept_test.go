@@ -179,11 +179,18 @@ func fillLocal(t testing.TB, h *Heap) {
 // again, with more memory and with less; and what is not kept takes nothing.
 func TestObjectsOutliveTheProcess(t *testing.T) {
 	for _, early := range []bool{false, true} {
+		if invariants.Enabled && !early {
+			continue // "make plain" has both
+		}
 		t.Run(fmt.Sprintf("early=%v", early), func(t *testing.T) {
 			k := newKeeper(heap.MinSegmentSize, 2000)
 			r := rand.New(rand.NewPCG(3, 4))
 			m := &thingsModel{array: map[int]uint64{}}
-			for round := range 6 {
+			rounds := 6
+			if invariants.Enabled {
+				rounds = 4
+			}
+			for round := range rounds {
 				h := openKept(t, k, int64(4+2*(round%2))<<20, early)
 				p := openThings(t, h)
 				p.check(t, m)
@@ -226,11 +233,14 @@ func TestObjectsOutliveTheProcess(t *testing.T) {
 // While goroutines change an element, an object and an entry together, under a lock that KeepState takes, and objects are evacuated and checkpoints taken, a
 // process that is killed leaves all three as they were at one moment.
 func TestACheckpointHasObjectsOfOneMoment(t *testing.T) {
-	const n = 60_000
+	n, local := 60_000, int64(8<<20)
+	if invariants.Enabled {
+		n, local = 24_000, 4<<20
+	}
 	k := newKeeper(heap.MinSegmentSize, 3000)
 	var lock sync.RWMutex
 	open := func(k *keeper) (*Heap, *Class[keptNode], *Vector[Ref[keptNode]], *Array[uint64], *Map[uint64, uint64]) {
-		h := openKept(t, k, 8<<20, false)
+		h := openKept(t, k, local, false)
 		c, err := NewClass[keptNode](h, ClassConfig{Name: "nodes", Keep: true})
 		if err != nil {
 			t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 // is known by leaves, and everything is found. A budget that cannot be leaves everything as it was.
 func TestTablesBecomeSmallerWithTheBudget(t *testing.T) {
 	t.Parallel()
-	const most, least, entries = 64 << 20, 12 << 20, 1 << 20
+	const most, least, entries = 16 << 20, 5 << 20, 1 << 18
 	h, err := NewHeap(NewMemStore(1<<20, 256), Config{Local: most})
 	if err != nil {
 		t.Fatal(err)
