@@ -16,8 +16,8 @@ import (
 const MaxBytes = 1 << 30
 
 const (
-	maxPiece = 64 << 10 // bytes of a piece
-	ahead    = 16       // pieces that are fetched in one batch
+	maxPiece    = 64 << 10 // bytes of a piece
+	piecesAhead = 16       // pieces that are fetched in one batch
 )
 
 // Bytes is a pointer to a byte string of any size up to MaxBytes, in local or
@@ -317,13 +317,13 @@ func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) 
 		return
 	}
 	var buf []byte
-	var refs [ahead]uint64
+	var refs [piecesAhead]uint64
 	n := head.pieces()
 	first := int(off / int64(head.piece))
 	skip := int(off % int64(head.piece))
 	for i := first; i < n; i++ {
-		if (i-first)%ahead == 0 {
-			few := refs[:min(ahead, n-i)]
+		if (i-first)%piecesAhead == 0 {
+			few := refs[:min(piecesAhead, n-i)]
 			for j := range few {
 				few[j] = head.first + uint64(i+j)
 			}

@@ -53,20 +53,20 @@ func TestFreedStructuresGiveTheirNumbersBack(t *testing.T) {
 		case 0:
 			var l *List[int64]
 			if l, err = NewList[int64](h, StructureConfig{}); err == nil {
-				most.see(l.tr.c)
+				most.see(l.tr.Class)
 				err = l.PushBack(ctx, 1)
 				l.Free()
 			}
 		case 1:
 			var v *Vector[[3]byte]
 			if v, err = NewVector[[3]byte](h, StructureConfig{}); err == nil {
-				most.see(v.tr.c)
+				most.see(v.tr.Class)
 				v.Free()
 			}
 		case 2:
 			var a *Array[int32]
 			if a, err = NewArray[int32](ctx, h, 5, StructureConfig{Group: 1}); err == nil {
-				most.see(a.tr.c)
+				most.see(a.tr.Class)
 				err = a.Set(ctx, 4, 4)
 				a.Free()
 			}
@@ -364,7 +364,7 @@ func comeAndGoInAList(ctx context.Context, h *Heap, most *greatest, mark int64, 
 		return err
 	}
 	defer l.Free()
-	most.see(l.tr.c)
+	most.see(l.tr.Class)
 	for i := range int64(n) {
 		if err := l.PushBack(ctx, mark<<32|i); err != nil {
 			return err

@@ -46,7 +46,7 @@ func (v *Vector[T]) scanned() *tracker { return v.tr }
 func (a *Array[T]) looked(*T) looker   { return a.tr }
 func (v *Vector[T]) looked(*T) looker  { return v.tr }
 func (m *Map[K, V]) looked(*V) looker  { return &mapValues{m.b, m.name, m.value.Plain()} }
-func (tr *tracker) named() string      { return tr.c.Name() }
+func (tr *tracker) named() string      { return tr.Class.Name() }
 
 // mapValues is the values of a map.
 type mapValues struct {
@@ -230,7 +230,7 @@ func Filter[T any](ctx context.Context, v Elements[T], conditions ...Condition[T
 			}
 		}
 		if err != nil {
-			yield(0, fmt.Errorf("cannot filter %s: %w", v.scanned().c.Name(), err))
+			yield(0, fmt.Errorf("cannot filter %s: %w", v.scanned().Class.Name(), err))
 		}
 	}
 }
@@ -412,14 +412,14 @@ func (tr *tracker) newWindow(q *offload.Scan, i int) *window {
 func (w *window) here(ctx context.Context, j int) (next int, err error) {
 	tr := w.tr
 	if w.store == nil {
-		w.j = min(j, (w.i/tr.group+max(lookBytes/max(tr.c.Size, 1), 1))*tr.group)
+		w.j = min(j, (w.i/tr.group+max(lookBytes/max(tr.Class.Size, 1), 1))*tr.group)
 		w.addBits()
 		return w.j, w.read(ctx, w.i, w.j)
 	}
 	s := tr.h.core.Acquire(ctx)
 	defer tr.h.core.Release(s)
 	bytes, open := 0, false
-	size := tr.c.Size + object.Header
+	size := tr.Class.Size + object.Header
 	for at := w.i; at < j && err == nil; at = w.j {
 		c := at / tr.group
 		w.j = min((c+1)*tr.group, j)
@@ -431,7 +431,7 @@ func (w *window) here(ctx context.Context, j int) (next int, err error) {
 			tr.h.core.EnterAtOnce(s)
 			open = true
 		}
-		p := tr.word(c)
+		p := tr.Word(c)
 		if p == nil {
 			return j, nil // a Vector has become shorter
 		}
@@ -444,7 +444,7 @@ func (w *window) here(ctx context.Context, j int) (next int, err error) {
 			w.look(at, w.j, tr.h.core.Logs.Object(word.Addr())[object.Header:])
 		case word.Zero():
 			if w.zeros == nil {
-				w.zeros = make([]byte, tr.c.Size)
+				w.zeros = make([]byte, tr.Class.Size)
 			}
 			w.look(at, w.j, w.zeros)
 		default:
@@ -478,14 +478,14 @@ func (w *window) addBits() {
 // look through; or reports false: it is to be read.
 func (w *window) take(p *uint64, word objects.Word, c, i, j int) bool {
 	tr := w.tr
-	if j-i != tr.group || word.FarClass() != tr.c.ID {
+	if j-i != tr.group || word.FarClass() != tr.Class.ID {
 		return false
 	}
 	seg := w.pins.Hold(word.FarAddr(), func() bool { return objects.Load(p) == word })
 	if seg == nil {
 		return false
 	}
-	number, size := tr.h.objects.Number(p), object.FarSize(tr.c.Size)
+	number, size := tr.h.objects.Number(p), object.FarSize(tr.Class.Size)
 	k := len(w.parts) - 1
 	if k < 0 || w.next != word.FarAddr() || w.parts[k].Seg != seg.Seg || w.parts[k].Number+uint64(w.parts[k].N) != number ||
 		w.first[k]+w.parts[k].N != c || (w.parts[k].N+1)*size > lookRun || (w.parts[k].N+1)*w.per > lookBits {
@@ -525,7 +525,7 @@ func (w *window) read(ctx context.Context, i, j int) error {
 		for i < j {
 			c := i / tr.group
 			end := min((c+1)*tr.group, j)
-			p := tr.word(c)
+			p := tr.Word(c)
 			if p == nil {
 				return // a Vector has become shorter
 			}
@@ -552,13 +552,13 @@ func (w *window) there(ctx context.Context) error {
 		}
 	}
 	limited, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
-	w.store.Scan(limited, &w.q, store.Objects{Owner: tr.c.Owner(), Born: tr.c.Born, Size: tr.c.Size}, w.parts, &w.a)
+	w.store.Scan(limited, &w.q, store.Objects{Owner: tr.Class.Owner(), Born: tr.Class.Born, Size: tr.Class.Size}, w.parts, &w.a)
 	cancel()
 	w.pins.Release()
 	for k := 0; k < len(w.parts); k++ {
 		p := &w.parts[k]
 		if p.Err == nil {
-			tr.c.Computed.Add(uint64(p.N))
+			tr.Class.Computed.Add(uint64(p.N))
 			continue
 		}
 		// Parts that follow each other are read together.

@@ -20,15 +20,7 @@ type StructureStats struct {
 }
 
 func (tr *tracker) structure() StructureStats {
-	return StructureStats{tr.c.Stats(), tr.kind, tr.len(), tr.group, tr.c.Size, tr.stats()}
-}
-
-// Add adds q to p, so that structures of one name count as one.
-func (p *PrefetchStats) Add(q PrefetchStats) {
-	p.Issued += q.Issued
-	p.Used += q.Used
-	p.Unused += q.Unused
-	p.Dropped += q.Dropped
+	return StructureStats{tr.Class.Stats(), tr.kind, tr.len(), tr.group, tr.Class.Size, tr.Structure.Stats()}
 }
 
 // track makes a structure a part of the heap's statistics.
@@ -46,7 +38,7 @@ func (h *Heap) untrack(tr *tracker) {
 		h.structures = slices.Delete(h.structures, i, i+1)
 	}
 	h.mu.Unlock()
-	h.objects.Retire(tr.c)
+	h.objects.Retire(tr.Class)
 }
 
 // Structures returns the statistics of the data structures on the heap. Maps are

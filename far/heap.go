@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/far/ahead"
 	"polder/far/bytemap"
 	"polder/far/heap"
 	"polder/far/objects"
@@ -34,7 +35,7 @@ type Heap struct {
 	clones   clones        // of Shared
 	strings  atomic.Pointer[bytesClasses]
 	held     [heldParts]heldBytes
-	ahead    prefetching
+	ahead    ahead.Engine
 
 	once       sync.Once
 	mu         sync.Mutex
@@ -98,6 +99,7 @@ func prepare(st store.Store, cfg Config, lay layout) (*Heap, error) {
 		return nil, errors.Join(fmt.Errorf("cannot make a heap: %w", err), h.unmap())
 	}
 	h.maps.Init(&h.core, lay.Sizes, bytemap.Config{MaxValue: cfg.MaxValue, Most: objects.FirstOwner, Shards: lay.shards, Early: lay.early})
+	h.ahead.Init(&h.core, &h.objects)
 	register(h)
 	return h, nil
 }

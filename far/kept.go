@@ -118,10 +118,10 @@ func (st runsState) encode() []byte {
 
 // keptRuns is what was kept with the class of tr. If that is nothing, since the structure was not made yet, what is left of it is freed.
 func (tr *tracker) keptRuns() (st runsState, ok bool, err error) {
-	b := tr.h.objects.State(tr.c)
+	b := tr.h.objects.State(tr.Class)
 	if b == nil {
-		if tr.c.Again() {
-			tr.h.objects.Each(tr.c, tr.h.objects.Free)
+		if tr.Class.Again() {
+			tr.h.objects.Each(tr.Class, tr.h.objects.Free)
 		}
 		return st, false, nil
 	}
@@ -138,8 +138,8 @@ func (tr *tracker) keptRuns() (st runsState, ok bool, err error) {
 
 // keep has st say what is kept with the class of tr.
 func (tr *tracker) keep(st func() runsState) {
-	if tr.c.Outlives() {
-		tr.h.objects.SetState(tr.c, func() []byte { return st().encode() })
+	if tr.Class.Outlives() {
+		tr.h.objects.SetState(tr.Class, func() []byte { return st().encode() })
 	}
 }
 
@@ -147,7 +147,7 @@ func (tr *tracker) keep(st func() runsState) {
 func (tr *tracker) keptWords(first uint64, n int) ([]uint64, error) {
 	words, err := tr.h.objects.Taken(first, n)
 	if err != nil && n > 0 {
-		return nil, fmt.Errorf("cannot open %s %q: %w", tr.kind, tr.c.Name(), err)
+		return nil, fmt.Errorf("cannot open %s %q: %w", tr.kind, tr.Class.Name(), err)
 	}
 	return words, nil
 }

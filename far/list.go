@@ -5,6 +5,7 @@ import (
 	"iter"
 	"sync"
 
+	"polder/far/ahead"
 	"polder/far/heap"
 	"polder/far/objects"
 )
@@ -155,10 +156,10 @@ func (l *List[T]) link(s *heap.Scope, prev int32, first int32) (int32, bool) {
 		l.tr.h.core.Fail(s, l.tr.h.core.NoRoom(s, err, nodePartBytes))
 		return 0, false
 	}
-	p, err := h.objects.New(l.tr.c, s, l.tr.c.Size, 0, nil)
+	p, err := h.objects.New(l.tr.Class, s, l.tr.Class.Size, 0, nil)
 	if err != nil {
 		l.nodes.give(i)
-		l.tr.h.core.Fail(s, l.tr.h.core.NoRoom(s, err, l.tr.c.Size))
+		l.tr.h.core.Fail(s, l.tr.h.core.NoRoom(s, err, l.tr.Class.Size))
 		return 0, false
 	}
 	next := l.nodes.at(prev).next
@@ -228,25 +229,25 @@ func (l *List[T]) end(back, remove bool) int32 {
 		i = l.beyond(0, back)
 		l.version++
 		// Half a window's worth of nodes at a time.
-		if l.crossing++; l.crossing > l.tr.window()/2 {
+		if l.crossing++; l.crossing > l.tr.h.ahead.Window(&l.tr.Structure)/2 {
 			l.crossing = 0
-			var words [maxAhead]*uint64
-			n := l.walk(&words, 0, back, l.tr.window())
-			l.tr.fetch(words[:n], false)
+			var words [ahead.Most]*uint64
+			n := l.walk(&words, 0, back, l.tr.h.ahead.Window(&l.tr.Structure))
+			l.tr.h.ahead.Fetch(&l.tr.Structure, words[:n], false)
 		}
 	}
 	return i
 }
 
 // walk fills words with those of up to n nodes beyond node i.
-func (l *List[T]) walk(words *[maxAhead]*uint64, i int32, back bool, n int) int {
-	for k := range min(n, maxAhead) {
+func (l *List[T]) walk(words *[ahead.Most]*uint64, i int32, back bool, n int) int {
+	for k := range min(n, ahead.Most) {
 		if i = l.beyond(i, back); i == 0 {
 			return k
 		}
 		words[k] = l.word(l.nodes.at(i))
 	}
-	return min(n, maxAhead)
+	return min(n, ahead.Most)
 }
 
 // beyond is the node next to node i.
@@ -345,15 +346,15 @@ type listStep struct {
 	ordinal int   // of the node, in the order of the iteration
 	lead    int32 // the node up to which has been prefetched, 0 for none
 	leadAt  int   // its ordinal
-	guesses [maxAhead]int
+	guesses [ahead.Most]int
 }
 
 func (l *List[T]) each(s *heap.Scope, back bool, what int) iter.Seq[*T] {
 	return func(yield func(*T) bool) {
 		it := listStep{back: back, at: -1, leadAt: -1, ordinal: -1}
-		pf := Prefetcher(&Stride{begun: true, step: 1, seen: 1, last: -1})
-		if l.tr.make != nil {
-			pf = l.tr.make()
+		pf := Prefetcher(ahead.Onward())
+		if l.tr.New != nil {
+			pf = l.tr.New()
 		}
 		for {
 			p, i, j, err := l.next(&it)
@@ -363,7 +364,7 @@ func (l *List[T]) each(s *heap.Scope, back bool, what int) iter.Seq[*T] {
 			}
 			if it.stepped {
 				// With no lock held: a Prefetcher may be the program's.
-				guesses := pf.Access(it.ordinal, l.tr.window(), it.guesses[:0])
+				guesses := pf.Access(it.ordinal, l.tr.h.ahead.Window(&l.tr.Structure), it.guesses[:0])
 				l.prefetch(&it, guesses, what&objects.Stream != 0)
 			}
 			if it.node == 0 {
@@ -443,9 +444,9 @@ func (l *List[T]) prefetch(it *listStep, guesses []int, stream bool) {
 	if it.leadAt < it.ordinal {
 		it.lead, it.leadAt = it.node, it.ordinal
 	}
-	var words [maxAhead]*uint64
+	var words [ahead.Most]*uint64
 	n := 0
-	for _, g := range guesses[:min(len(guesses), maxAhead)] {
+	for _, g := range guesses[:min(len(guesses), ahead.Most)] {
 		for it.leadAt < g {
 			i := l.beyond(it.lead, it.back)
 			if i == 0 {
@@ -458,5 +459,5 @@ func (l *List[T]) prefetch(it *listStep, guesses []int, stream bool) {
 			n++
 		}
 	}
-	l.tr.fetch(words[:n], stream)
+	l.tr.h.ahead.Fetch(&l.tr.Structure, words[:n], stream)
 }

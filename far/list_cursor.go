@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 
+	"polder/far/ahead"
 	"polder/far/heap"
 	"polder/far/objects"
 )
@@ -78,9 +79,9 @@ func (c *Cursor[T]) move(back bool) bool {
 		c.at++
 	default:
 		c.enter(l.beyond(c.node, back), back)
-		var words [maxAhead]*uint64
-		n := l.walk(&words, c.node, back, min(l.tr.window(), cursorAhead))
-		l.tr.fetch(words[:n], false)
+		var words [ahead.Most]*uint64
+		n := l.walk(&words, c.node, back, min(l.tr.h.ahead.Window(&l.tr.Structure), cursorAhead))
+		l.tr.h.ahead.Fetch(&l.tr.Structure, words[:n], false)
 	}
 	return c.node != 0
 }

@@ -72,4 +72,4 @@ func (tr *tracker) in(s *heap.Scope, mu *sync.Mutex, fn func(s *heap.Scope) *uin
 
 // freed reports whether the structure was freed. Who holds its lock knows that it
 // will not be meanwhile.
-func (tr *tracker) freed() bool { return tr.c.Ended() }
+func (tr *tracker) freed() bool { return tr.Class.Ended() }

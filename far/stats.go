@@ -34,11 +34,10 @@ type Stats struct {
 // Stats returns the statistics. It takes every shard's lock for a moment.
 func (h *Heap) Stats() Stats {
 	s := Stats{
-		Stats:           h.core.Stats(),
-		PrefetchWindow:  h.ahead.inFlight(),
-		PrefetchRate:    h.ahead.rate.Load(),
-		PrefetchLatency: time.Duration(h.ahead.latency.Load()),
+		Stats:          h.core.Stats(),
+		PrefetchWindow: h.ahead.InFlight(),
 	}
+	s.PrefetchRate, s.PrefetchLatency = h.ahead.Measured()
 	t := h.maps.Totals()
 	s.Maps = t.Maps
 	s.LeavesFar, s.Settled, s.LeafReads, s.Found = t.LeavesFar, t.Settled, t.LeafReads, t.Found

@@ -51,10 +51,10 @@ func NewVector[T any](h *Heap, cfg StructureConfig) (*Vector[T], error) {
 	}
 	v := &Vector[T]{tr: tr, shift: bits.TrailingZeros(uint(tr.group))}
 	if err := v.open(); err != nil {
-		h.objects.Disown(tr.c)
+		h.objects.Disown(tr.Class)
 		return nil, err
 	}
-	tr.word = v.word
+	tr.Word = v.word
 	tr.index = v.index
 	tr.len = v.Len
 	h.track(tr)
@@ -68,7 +68,7 @@ func (v *Vector[T]) open() error {
 		err = errors.New("it is of no vector")
 	}
 	if err != nil {
-		return fmt.Errorf("cannot open vector %q: what was kept of it is damaged: %w", v.tr.c.Name(), err)
+		return fmt.Errorf("cannot open vector %q: what was kept of it is damaged: %w", v.tr.Class.Name(), err)
 	}
 	for part, first := range st.firsts {
 		words, err := v.tr.keptWords(first, vectorPartLen(part))
@@ -201,7 +201,7 @@ func (v *Vector[T]) append(s *heap.Scope, xs []T) (n int, p *uint64) {
 	i := v.Len()
 	part, c := partOf(i >> v.shift)
 	if v.dir[part] == nil {
-		words, err := v.tr.h.objects.Run(v.tr.c, vectorPartLen(part))
+		words, err := v.tr.h.objects.Run(v.tr.Class, vectorPartLen(part))
 		if err != nil {
 			v.tr.h.core.Fail(s, v.tr.h.core.NoRoom(s, err, objects.WordSize<<part))
 			return 0, nil
@@ -290,7 +290,7 @@ func (v *Vector[T]) cut(n int) {
 	from, to := v.objects(n), v.objects(v.Len())
 	v.n.Store(int64(n))
 	for c := from; c < to; c++ {
-		v.tr.h.objects.Reset(v.wordIn(c), v.tr.c)
+		v.tr.h.objects.Reset(v.wordIn(c), v.tr.Class)
 	}
 }
 

@@ -1,0 +1,94 @@
+package ahead
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"polder/far/heap"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestStridesAreFound(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		seen []int
+		want []int // asked for at the last one
+	}{
+		{"one access", []int{5}, nil},
+		{"two accesses", []int{5, 6}, nil},
+		{"in sequence", []int{5, 6, 7}, []int{8, 9, 10, 11}},
+		{"backwards", []int{9, 8, 7}, []int{6, 5, 4, 3}},
+		{"a stride", []int{0, 10, 20}, []int{30, 40, 50, 60}},
+		{"the same again", []int{5, 6, 6, 6, 7}, []int{8, 9, 10, 11}},
+		{"most of the window is left", []int{5, 6, 7, 8}, nil},
+		{"half is left", []int{5, 6, 7, 8, 9}, []int{12, 13}},
+		{"hot ones are skipped", []int{5, 6, 7, 10}, []int{12, 13, 14}},
+		{"another stride", []int{5, 6, 7, 20, 22, 24}, []int{26, 28, 30, 32}},
+		{"no stride", []int{5, 9, 2, 30, 1}, nil},
+	} {
+		var p Stride
+		var got []int
+		for _, i := range c.seen {
+			got = p.Access(i, 4, nil)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: after %v got %v, want %v", c.name, c.seen, got, c.want)
+		}
+	}
+}
+
+// A random order asks for little.
+func TestRandomAccessIsLeftAlone(t *testing.T) {
+	var p Stride
+	r := rand.New(rand.NewPCG(1, 2))
+	asked := 0
+	for range 10_000 {
+		asked += len(p.Access(r.IntN(1<<20), 16, nil))
+	}
+	if asked > 100 {
+		t.Errorf("%d objects were asked for in 10,000 random accesses", asked)
+	}
+}
+
+// What is in flight grows to what bandwidth and latency take, and no further;
+// where they take little, to usualAhead.
+func TestTheWindowFollowsBandwidthTimesLatency(t *testing.T) {
+	for _, c := range []struct {
+		bandwidth   float64 // bytes a second
+		latency     time.Duration
+		least, most int64
+	}{
+		{1e9, 100 * time.Microsecond, usualAhead, usualAhead}, // it takes 100 KB
+		{1e9, 10 * time.Millisecond, 10e6, 30e6},
+		{10e9, 10 * time.Millisecond, 100e6, 300e6},
+	} {
+		core := new(heap.Heap)
+		core.Budget.Store(1 << 34)
+		var e Engine
+		e.Init(core, nil)
+		for range 2000 {
+			// All that is in flight comes in within the latency, or as long as it
+			// takes on the wire.
+			flight := e.InFlight()
+			took := max(c.latency, time.Duration(float64(flight)/c.bandwidth*1e9))
+			before := e.delivered.Load()
+			for range goroutines - 1 {
+				e.delivered.Add(flight / goroutines)
+			}
+			e.measure(before, flight/goroutines, took)
+		}
+		if got := e.InFlight(); got < c.least || got > c.most {
+			t.Errorf("%d bytes are in flight over a link of %.0e B/s and %v, want %d to %d", got, c.bandwidth, c.latency, c.least, c.most)
+		}
+		core.Budget.Store(1 << 20)
+		e.measure(e.delivered.Load(), 1<<20, time.Millisecond)
+		if got := e.InFlight(); got != 1<<20/8 {
+			t.Errorf("%d bytes are in flight with a budget of 1 MiB, want an eighth of it", got)
+		}
+	}
+}

@@ -1,0 +1,175 @@
+package ahead
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"polder/far/heap"
+	"polder/far/objects"
+)
+
+const (
+	// Most is the most objects that one goroutine may be ahead of.
+	Most = 256
+	// JobObjects is how many objects one read asks for at the most.
+	JobObjects = 64
+	// DemandBytes is about how much a goroutine fetches that has to wait for
+	// some of it.
+	DemandBytes = 256 << 10
+
+	// goroutines is how many of a heap prefetch. Each has one read
+	// of the store under way.
+	goroutines = 4
+	queued     = 64 // jobs
+	// firstAhead is the bytes in flight before anything has been measured.
+	firstAhead = 256 << 10
+)
+
+// job is objects to be fetched in one read.
+type job struct {
+	st     *Structure
+	stream bool
+	n      int
+	refs   [JobObjects]uint64 // numbers of their words
+
+	since  time.Time // of submit
+	before int64     // bytes that had come in until then
+}
+
+// Engine is a heap's goroutines that prefetch, and what they have
+// measured. How much is in flight follows BBR: twice the rate at which bytes come
+// in times the least time from a request to the arrival of its objects, so that
+// it grows while that makes reading faster and no longer.
+type Engine struct {
+	core  *heap.Heap
+	space *objects.Space
+
+	once sync.Once
+	jobs chan job
+
+	delivered atomic.Int64 // bytes
+	rate      atomic.Int64 // bytes a second, the largest of late
+	latency   atomic.Int64 // ns, the least of late
+	reads     atomic.Int64 // that were measured
+	limit     atomic.Int64 // bytes that may be in flight; 0: not known
+
+	// pending is the words of objects that were prefetched and not yet used, by
+	// a hash of the word. One that is displaced counts neither as used nor as
+	// unused.
+	pending [1 << 12]atomic.Uint64
+}
+
+// Init makes e that of the heap core with the objects of space. Its goroutines begin with the first job, and end with the heap.
+func (e *Engine) Init(core *heap.Heap, space *objects.Space) { e.core, e.space = core, space }
+
+// InFlight is how many bytes may be in flight.
+func (e *Engine) InFlight() int64 {
+	if n := e.limit.Load(); n > 0 {
+		return n
+	}
+	return firstAhead
+}
+
+// Measured is the bytes a second that come in, and the least time of a read. Both are 0 until something was prefetched.
+func (e *Engine) Measured() (rate int64, latency time.Duration) {
+	return e.rate.Load(), time.Duration(e.latency.Load())
+}
+
+func (e *Engine) slot(n uint64) *atomic.Uint64 { return &e.pending[n*0x9e3779b97f4a7c15>>52] }
+
+// submit hands a job to the goroutines that prefetch, unless all are busy and
+// enough waits for them.
+func (e *Engine) submit(b *job) {
+	e.once.Do(func() {
+		e.jobs = make(chan job, queued)
+		if e.core.Begin() != nil {
+			return // closed: nobody takes the jobs, and submit drops them
+		}
+		defer e.core.End()
+		for range goroutines {
+			e.core.Wg.Go(func() { e.work() })
+		}
+	})
+	b.since, b.before = time.Now(), e.delivered.Load()
+	select {
+	case e.jobs <- *b:
+		b.st.issued.Add(uint64(b.n))
+	default:
+		b.st.dropped.Add(uint64(b.n))
+		e.forget(b.refs[:b.n])
+	}
+}
+
+// forget undoes that objects are on their way.
+func (e *Engine) forget(refs []uint64) {
+	for _, n := range refs {
+		e.slot(n).CompareAndSwap(n, 0)
+	}
+}
+
+// work fetches until the heap is closed.
+func (e *Engine) work() {
+	for {
+		select {
+		case b := <-e.jobs:
+			e.run(&b)
+		case <-e.core.Ctx.Done():
+			return
+		}
+	}
+}
+
+func (e *Engine) run(b *job) {
+	// What has been used meanwhile was late.
+	refs := slices.DeleteFunc(b.refs[:b.n], func(n uint64) bool { return e.slot(n).Load() != n })
+	// Words in a row are fetched as one, which a walk backwards has the other
+	// way round.
+	slices.Sort(refs)
+	what := 0
+	if b.stream {
+		what = objects.Stream
+	}
+	ctx, cancel := context.WithTimeout(e.core.Ctx, heap.StoreTimeout)
+	defer cancel()
+	read, err := e.space.Fetch(ctx, refs, what, 0, true)
+	if err != nil {
+		// Whoever uses the objects is told; they were not prefetched.
+		e.forget(refs)
+		return
+	}
+	if read > 0 {
+		e.measure(b.before, int64(read*max(b.st.Class.Size, 1)), time.Since(b.since))
+	}
+}
+
+// measure takes note of a read of n bytes that took so long, when before bytes
+// had come in until it began.
+func (e *Engine) measure(before, n int64, took time.Duration) {
+	ns := max(int64(took), 1)
+	rate := int64(float64(e.delivered.Add(n)-before) / float64(ns) * 1e9)
+	// The largest and the least of late: what is not seen again fades.
+	rate = max(rate, e.rate.Load()/64*63)
+	e.rate.Store(rate)
+	if old := e.latency.Load(); old != 0 {
+		ns = min(ns, old+old/256+1)
+	}
+	e.latency.Store(ns)
+	flight := int64(2 * float64(rate) * float64(ns) / 1e9)
+	if e.reads.Add(1)%32 < 4 {
+		flight /= 4 // so that nothing queues, and the latency is seen as it is
+	} else {
+		flight = max(flight, usualAhead)
+	}
+	e.limit.Store(min(max(flight, minAhead), max(e.core.Local()/8, minAhead)))
+}
+
+const (
+	// minAhead is the least bytes that may be in flight.
+	minAhead = 32 << 10
+	// usualAhead is the least where the budget allows that: with less, waking
+	// goroutines for a few objects each would cost more than reading them.
+	usualAhead = 1 << 20
+)
