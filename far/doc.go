@@ -179,7 +179,7 @@
 // The heap: heap, api, errors, host, scopes, registry (the heap of a pointer),
 // keep (checkpoints, opening a heap again, and what package saved copies to a file), kept (what is kept of classes, arrays and vectors).
 //
-// Maps: typedmap, mapttl. Pointers: ptr, class, shared, bytes. Structures: structure has what they share, then array, vector, list, queue
+// Maps: typedmap. Pointers: ptr, class, shared, bytes. Structures: structure has what they share, then array, vector, list, queue
 // (and stack); package ahead brings their objects before they are used. Looking through structures where their elements are: compute. The
 // ordered map, package ordered, stands on what programs use.
 //
