@@ -148,7 +148,7 @@ func (f Field[T, N]) Is(how Comparison, x N) Condition[T] {
 	if f.err == nil && how > IfGreaterOrEqual {
 		c.err = fmt.Errorf("comparison %d, want one of IfAll to IfGreaterOrEqual", how)
 	}
-	copy(c.c.Operand[:], numberBytes([]N{x}))
+	copy(c.c.Operand[:], elementBytes([]N{x}))
 	return c
 }
 
@@ -263,8 +263,8 @@ func summary[N Number](a *offload.Aggregate) (s Summary[N]) {
 	s.Count = int(a.Count)
 	kind := kindOf[N]()
 	var ends [2]N
-	copy(numberBytes(ends[:1]), a.Least[:kind.Size()])
-	copy(numberBytes(ends[1:]), a.Greatest[:kind.Size()])
+	copy(elementBytes(ends[:1]), a.Least[:kind.Size()])
+	copy(elementBytes(ends[1:]), a.Greatest[:kind.Size()])
 	s.Min, s.Max = ends[0], ends[1]
 	switch kind {
 	case offload.Int8, offload.Int16, offload.Int32, offload.Int64:
@@ -290,23 +290,115 @@ const (
 	lookStep = 64 << 10
 )
 
-// window is a part of a structure that is being looked through.
-type window struct {
+// looking is a part of a structure of which what is far is looked at by the store, while the next part is looked at here.
+type looking struct {
 	tr    *tracker
 	q     offload.Scan
-	i, j  int // elements
-	store store.Computer
+	store store.Computer // nil if it does not compute
 	pins  *farlog.Pins
+	parts []store.ScanPart // to be looked at by the store
+	bytes int              // of these
+
+	done chan error  // there has returned that
+	then func() bool // called after that; it reports whether to go on
+}
+
+// newLooking makes a part of tr in which the store is asked q.
+func (tr *tracker) newLooking(q *offload.Scan) looking {
+	l := looking{tr: tr, q: *q, pins: tr.h.core.Far.NewPins(), done: make(chan error, 1)}
+	l.store, _ = tr.h.core.Far.Store.(store.Computer)
+	return l
+}
+
+// begin does what can be done here, and begins there, as a call that Close waits for. l.done says how that has ended,
+// unless begin fails.
+func (l *looking) begin(here func() error, there func() error) error {
+	core := &l.tr.h.core
+	if err := core.Begin(); err != nil {
+		return err
+	}
+	if err := here(); err != nil {
+		l.pins.Release()
+		core.End()
+		return err
+	}
+	go func() {
+		defer core.End()
+		l.done <- there()
+	}()
+	return nil
+}
+
+// hold returns the part of the store that the far object is whose word p was w, and pins its segment; or false: it is to be read.
+func (l *looking) hold(p *uint64, w objects.Word) (store.ScanPart, bool) {
+	tr := l.tr
+	if l.store == nil || w.FarClass() != tr.Class.ID {
+		return store.ScanPart{}, false
+	}
+	seg := l.pins.Hold(w.FarAddr(), func() bool { return objects.Load(p) == w })
+	if seg == nil {
+		return store.ScanPart{}, false
+	}
+	return store.ScanPart{Seg: seg.Seg, Seed: seg.Seed, Off: tr.h.core.Far.Offset(w.FarAddr()), Number: tr.h.objects.Number(p), N: 1}, true
+}
+
+// scan has the store look at the parts.
+func (l *looking) scan(ctx context.Context, a *offload.Aggregate) {
+	c := l.tr.Class
+	limited, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
+	defer cancel()
+	l.store.Scan(limited, &l.q, store.Objects{Owner: c.Owner(), Born: c.Born, Size: c.Size}, l.parts, a)
+	l.pins.Release()
+	for k := range l.parts {
+		if p := &l.parts[k]; p.Err == nil {
+			c.Computed.Add(uint64(p.N))
+		}
+	}
+}
+
+// inTurns has parts of a structure looked at, of which begin begins the next one, or returns nil when there is none, and
+// calls what comes then for each in order, until that reports false. While the store looks at a part, the next
+// one is looked at here, and while that is called, the store looks at the next one.
+func inTurns(ctx context.Context, begin func(ctx context.Context) (*looking, error)) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var next *looking
+	defer func() { // then may be a loop of the program's, which ends, or panics
+		cancel()
+		if next != nil {
+			<-next.done
+		}
+	}()
+	for more := true; more || next != nil; {
+		l := next
+		next = nil
+		if more {
+			next, err = begin(ctx)
+			more = next != nil
+		}
+		if l == nil {
+			continue
+		}
+		if failed := <-l.done; failed != nil {
+			return failed
+		}
+		if !l.then() {
+			return nil
+		}
+	}
+	return err
+}
+
+// window is a part of a structure that is being looked through.
+type window struct {
+	looking
+	i, j int // elements
 
 	a     offload.Aggregate
-	done  chan error // there has returned that
-	zeros []byte     // an object that was never used
-	bits  []byte     // of a filter: per bytes for each object from i's on
+	zeros []byte // an object that was never used
+	bits  []byte // of a filter: per bytes for each object from i's on
 	per   int
-	parts []store.ScanPart // to be looked through by the store
-	first []int            // the first object of each
-	next  uint64           // address behind the last part
-	bytes int              // of parts
+	first []int  // the first object of each part
+	next  uint64 // address behind the last part
 }
 
 // aggregate adds up what q says of the elements from i to j.
@@ -330,41 +422,23 @@ func (tr *tracker) filter(ctx context.Context, q *offload.Scan, i, j int, yield 
 }
 
 // windows looks through the elements from i to j, some megabytes at a time, and calls fn with each window in
-// order until it reports false. While the store looks through a window, the next one is looked through here, and
-// while fn is called, the store looks through the next one.
-func (tr *tracker) windows(ctx context.Context, q *offload.Scan, i, j, per int, fn func(w *window) bool) (err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	var next *window
-	defer func() { // fn may be a loop of the program's, which ends, or panics
-		cancel()
-		if next != nil {
-			<-next.done
+// order until it reports false.
+func (tr *tracker) windows(ctx context.Context, q *offload.Scan, i, j, per int, fn func(w *window) bool) error {
+	return inTurns(ctx, func(ctx context.Context) (*looking, error) {
+		if i >= j {
+			return nil, nil
 		}
-	}()
-	for i < j || next != nil {
-		w := next
-		next = nil
-		if i < j {
-			k := tr.newWindow(q, i)
-			k.per = per
-			var failed error
-			if i, failed = k.begin(ctx, j); failed != nil {
-				i, err = j, failed
-			} else {
-				next = k
-			}
+		w := &window{looking: tr.newLooking(q), i: i, per: per}
+		w.then = func() bool { return fn(w) }
+		err := w.begin(func() (err error) {
+			i, err = w.here(ctx, j)
+			return err
+		}, func() error { return w.there(ctx) })
+		if err != nil {
+			return nil, err
 		}
-		if w == nil {
-			continue
-		}
-		if failed := <-w.done; failed != nil {
-			return failed
-		}
-		if !fn(w) {
-			return nil
-		}
-	}
-	return err
+		return &w.looking, nil
+	})
 }
 
 // eachBit calls yield with the indices of the elements of w whose bits are set, until it does not want any more.
@@ -379,32 +453,6 @@ func (w *window) eachBit(yield func(i int) bool) bool {
 		}
 	}
 	return true
-}
-
-// begin is here, and begins there, as a call that Close waits for: w.done says how it has ended, unless begin
-// fails.
-func (w *window) begin(ctx context.Context, j int) (next int, err error) {
-	core := &w.tr.h.core
-	if err := core.Begin(); err != nil {
-		return j, err
-	}
-	if next, err = w.here(ctx, j); err != nil {
-		w.pins.Release()
-		core.End()
-		return j, err
-	}
-	go func() {
-		defer core.End()
-		w.done <- w.there(ctx)
-	}()
-	return next, nil
-}
-
-// newWindow is a window that begins with element i.
-func (tr *tracker) newWindow(q *offload.Scan, i int) *window {
-	w := &window{tr: tr, q: *q, i: i, pins: tr.h.core.Far.NewPins(), done: make(chan error, 1)}
-	w.store, _ = tr.h.core.Far.Store.(store.Computer)
-	return w
 }
 
 // here looks through what is local of the elements from w.i up to j, or up to the end of the window, which
@@ -478,22 +526,22 @@ func (w *window) addBits() {
 // look through; or reports false: it is to be read.
 func (w *window) take(p *uint64, word objects.Word, c, i, j int) bool {
 	tr := w.tr
-	if j-i != tr.group || word.FarClass() != tr.Class.ID {
+	if j-i != tr.group {
 		return false
 	}
-	seg := w.pins.Hold(word.FarAddr(), func() bool { return objects.Load(p) == word })
-	if seg == nil {
+	part, ok := w.hold(p, word)
+	if !ok {
 		return false
 	}
-	number, size := tr.h.objects.Number(p), object.FarSize(tr.Class.Size)
+	size := object.FarSize(tr.Class.Size)
 	k := len(w.parts) - 1
-	if k < 0 || w.next != word.FarAddr() || w.parts[k].Seg != seg.Seg || w.parts[k].Number+uint64(w.parts[k].N) != number ||
-		w.first[k]+w.parts[k].N != c || (w.parts[k].N+1)*size > lookRun || (w.parts[k].N+1)*w.per > lookBits {
-		w.parts = append(w.parts, store.ScanPart{Seg: seg.Seg, Seed: seg.Seed, Off: tr.h.core.Far.Offset(word.FarAddr()), Number: number})
+	if k >= 0 && w.next == word.FarAddr() && w.parts[k].Seg == part.Seg && w.parts[k].Number+uint64(w.parts[k].N) == part.Number &&
+		w.first[k]+w.parts[k].N == c && (w.parts[k].N+1)*size <= lookRun && (w.parts[k].N+1)*w.per <= lookBits {
+		w.parts[k].N++
+	} else {
+		w.parts = append(w.parts, part)
 		w.first = append(w.first, c)
-		k++
 	}
-	w.parts[k].N++
 	w.next = word.FarAddr() + uint64(size/heap.Unit)
 	w.bytes += size
 	return true
@@ -548,21 +596,16 @@ func (w *window) there(ctx context.Context) error {
 	tr := w.tr
 	for k := range w.parts {
 		if p := &w.parts[k]; w.per > 0 {
-			p.Bits = w.bitsOf(w.first[k], p.N)
+			p.Out = w.bitsOf(w.first[k], p.N)
 		}
 	}
-	limited, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
-	w.store.Scan(limited, &w.q, store.Objects{Owner: tr.Class.Owner(), Born: tr.Class.Born, Size: tr.Class.Size}, w.parts, &w.a)
-	cancel()
-	w.pins.Release()
+	w.scan(ctx, &w.a)
 	for k := 0; k < len(w.parts); k++ {
-		p := &w.parts[k]
-		if p.Err == nil {
-			tr.Class.Computed.Add(uint64(p.N))
+		if w.parts[k].Err == nil {
 			continue
 		}
 		// Parts that follow each other are read together.
-		from, to := w.first[k], w.first[k]+p.N
+		from, to := w.first[k], w.first[k]+w.parts[k].N
 		for ; k+1 < len(w.parts) && w.parts[k+1].Err != nil && w.first[k+1] == to; k++ {
 			to += w.parts[k+1].N
 		}

@@ -14,9 +14,9 @@ func offsetIn[T any, N Number](at func(*T) *N) (int, bool) {
 	return int(off), true
 }
 
-// numberBytes is vs as bytes, in the byte order of this machine, which is the
+// elementBytes is vs as bytes, in the byte order of this machine, which is the
 // little-endian one of the wire.
-func numberBytes[T Number](vs []T) []byte {
+func elementBytes[T any](vs []T) []byte {
 	if len(vs) == 0 {
 		return nil
 	}

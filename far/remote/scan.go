@@ -79,12 +79,12 @@ func (s *poolStore) Scan(ctx context.Context, q *offload.Scan, o store.Objects, 
 	for i := range parts {
 		p := &parts[i]
 		node, first, mapped, ok := p.Seg.(segment).Home()
-		size, bits := scan.PartSize(o, q.Stride, p.N)
+		size, answer := scan.PartSize(o, q.Stride, p)
 		switch {
 		case !ok:
 			p.Err = errApart
 			continue
-		case record.Size(o.Size) > scan.MaxRecord || size > scan.MaxBytes || bits > scan.MaxBits:
+		case record.Size(o.Size) > scan.MaxRecord || size > scan.MaxBytes || answer > scan.MaxAnswer || len(p.Elements) > scan.MaxRuns:
 			p.Err = errTooLong
 			continue
 		case mapped:
@@ -92,7 +92,7 @@ func (s *poolStore) Scan(ctx context.Context, q *offload.Scan, o store.Objects, 
 			continue
 		}
 		r := at[node]
-		if r != nil && (r.bytes+size > scan.MaxBytes || r.bits+bits > scan.MaxBits || len(r.runs) == scan.MaxRuns) {
+		if r != nil && (r.bytes+size > scan.MaxBytes || r.answer+answer > scan.MaxAnswer || len(r.runs)+max(len(p.Elements), 1) > scan.MaxRuns) {
 			send(r)
 			r = nil
 		}
@@ -100,10 +100,8 @@ func (s *poolStore) Scan(ctx context.Context, q *offload.Scan, o store.Objects, 
 			r = &scanRequest{node: node}
 			at[node] = r
 		}
-		r.parts, r.bytes, r.bits = append(r.parts, i), r.bytes+size, r.bits+bits
-		r.runs = append(r.runs, scan.Run{
-			Chunk: first, Seed: p.Seed, Off: uint32(p.Off / record.Unit), N: uint32(p.N), Number: p.Number,
-		})
+		r.parts, r.bytes, r.answer = append(r.parts, i), r.bytes+size, r.answer+answer
+		r.runs = scan.AppendRuns(r.runs, p, first)
 	}
 	if len(at) == 1 && len(limit) == 0 {
 		for _, r := range at { // fast path: the caller sends it
@@ -130,10 +128,10 @@ type scanCall struct {
 
 // scanRequest is what one node is asked at once.
 type scanRequest struct {
-	node        string
-	parts       []int // of the call
-	runs        []scan.Run
-	bytes, bits int
+	node          string
+	parts         []int // of the call
+	runs          []scan.Run
+	bytes, answer int
 }
 
 // merge adds b to what the call has found.
@@ -148,18 +146,21 @@ func (c *scanCall) look(ctx context.Context, p *store.ScanPart) {
 	w := scanWorks.Get().(*scanWork)
 	defer scanWorks.Put(w)
 	w.req.Scan, w.req.Objects = *c.q, c.objects
-	w.req.Runs = append(w.req.Runs[:0], scan.Run{Seed: p.Seed, Off: uint32(p.Off / record.Unit), N: uint32(p.N), Number: p.Number})
+	w.req.Runs = scan.AppendRuns(w.req.Runs[:0], p, 0)
 	read := func(_ *scan.Run, off uint64, b []byte) error {
 		_, err := p.Seg.(segment).ReadContext(ctx, b, int64(off))
 		return err
 	}
-	if p.Bits != nil {
-		_, p.Err = w.req.Filter(read, w.scratch[:], p.Bits[:0])
-		return
-	}
-	a, err := w.req.Aggregate(read, w.scratch[:])
-	if p.Err = err; err == nil {
-		c.merge(&a)
+	switch scan.Op(p) {
+	case scan.Gather:
+		_, p.Err = w.req.Gather(read, w.scratch[:], p.Out[:0])
+	case scan.Filter:
+		_, p.Err = w.req.Filter(read, w.scratch[:], p.Out[:0])
+	default:
+		a, err := w.req.Aggregate(read, w.scratch[:])
+		if p.Err = err; err == nil {
+			c.merge(&a)
+		}
 	}
 }
 
@@ -173,23 +174,18 @@ func (c *scanCall) ask(ctx context.Context, r *scanRequest) {
 
 func (c *scanCall) compute(ctx context.Context, r *scanRequest) error {
 	req := scan.Request{Scan: *c.q, Objects: c.objects, Runs: r.runs}
-	filter := c.parts[r.parts[0]].Bits != nil
-	k := pool.Computation{Op: scan.Aggregate, In: req.Append(nil), Repeat: true}
-	if filter {
-		k.Op = scan.Filter
-	}
+	k := pool.Computation{Op: scan.Op(&c.parts[r.parts[0]]), In: req.Append(nil), Repeat: true}
 	out, err := c.store.compute(ctx, r.node, c.parts[r.parts[0]].Seg.(segment).Chunk, k)
 	if err != nil {
 		return err
 	}
 	var a offload.Aggregate
 	switch {
-	case filter && len(out) == r.bits:
+	case k.Op != scan.Aggregate && len(out) == r.answer:
 		for _, i := range r.parts {
-			n := copy(c.parts[i].Bits, out[:len(c.parts[i].Bits)])
-			out = out[n:]
+			out = out[copy(c.parts[i].Out, out):]
 		}
-	case !filter && a.Decode(out):
+	case k.Op == scan.Aggregate && a.Decode(out):
 		c.merge(&a)
 	default:
 		return &store.CorruptError{Segment: r.node, Err: errors.New("an answer that makes no sense")}

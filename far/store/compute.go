@@ -10,9 +10,10 @@ import (
 type Computer interface {
 	Store
 	// Scan looks through the objects of parts as q says, in as few round trips as it
-	// can. It adds what the elements that count come to to a, or, for a part with Bits, sets
-	// those as q.Filter does. It checks every record, and sets each part's Err: one that has failed
-	// has no share in a, and has to be read. Segments are pinned meanwhile, and q and a its own.
+	// can. It adds what the elements that count come to to a, or, for a part with Out, marks them there
+	// as q.Filter does; or it copies the Elements there, and q says but how large they are. The parts of a call are of one kind. It
+	// checks every record, and sets each part's Err: one that has failed has no share in a, and has to be read.
+	// Segments are pinned meanwhile, and q and a its own.
 	Scan(ctx context.Context, q *offload.Scan, o Objects, parts []ScanPart, a *offload.Aggregate)
 }
 
@@ -34,10 +35,12 @@ type ScanPart struct {
 	Off    int    // of the first record
 	Number uint64 // of the first object
 	N      int
-	// Bits is where the elements that match are marked, each object's in bytes of its
+	// Out is where the elements that match are marked, each object's in bytes of its
 	// own. Without it they are added up.
-	Bits []byte
-	Err  error
+	Out []byte
+	// Elements, if there are any, is which elements of the object, of which there is one, are copied to Out.
+	Elements []uint32
+	Err      error
 }
 
 // A Finder is a Store that can look entries of maps up where they lie, by leaves of their index.

@@ -50,7 +50,7 @@ func TestOnlyTheEntryThatIsAskedForIsLookedThrough(t *testing.T) {
 			r.SetVersion(6)
 			r.Seal(seed, 64)
 			var got scan.Request
-			err := got.Decode(q.Append(nil))
+			err := got.Decode(scan.Aggregate, q.Append(nil))
 			var a offload.Aggregate
 			if err == nil {
 				a, err = got.Aggregate(func(_ *scan.Run, off uint64, b []byte) error { copy(b, mem[off:]); return nil }, make([]byte, scan.MaxRecord))

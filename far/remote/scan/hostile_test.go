@@ -33,6 +33,7 @@ const (
 	owner      = 0xc001
 	numbered   = 1000 // the first object
 	objects    = 10
+	damaged    = (64 + objects*(32+objectSize)) / record.Unit // where one more is, in units, of which a bit has changed
 )
 
 // question is to add up the first word of every 16 bytes of objects.
@@ -48,17 +49,20 @@ func lendAndFill(t *testing.T, k *pooltest.Client) (c *pool.Chunk, first uint32,
 	t.Helper()
 	c = k.MustAlloc(t)
 	size := record.Size(objectSize)
-	b := make([]byte, objects*size)
-	for i := range objects {
+	b := make([]byte, (objects+1)*size)
+	for i := range objects + 1 {
 		data := make([]byte, objectSize)
 		for j := 0; j < objectSize; j += 16 {
 			binary.LittleEndian.PutUint64(data[j:], uint64(i*100+j))
-			sum += uint64(i*100 + j)
+			if i < objects {
+				sum += uint64(i*100 + j)
+			}
 		}
 		r := record.Put(b[i*size:(i+1)*size], record.Header{Kind: record.Object, Owner: owner, Number: numbered + uint64(i)}, data)
 		r.SetVersion(6)
 		r.Seal(seed, 64+i*size)
 	}
+	b[len(b)-1] ^= 1
 	if _, err := c.WriteAt(b, 64); err != nil {
 		t.Fatal(err)
 	}
@@ -67,6 +71,20 @@ func lendAndFill(t *testing.T, k *pooltest.Client) (c *pool.Chunk, first uint32,
 		t.Fatal("a chunk is not in one piece")
 	}
 	return c, first, sum
+}
+
+// words is the first words of the 16 bytes that each element has.
+func words(b []byte) (vs []uint64) {
+	for ; len(b) >= 16; b = b[16:] {
+		vs = append(vs, binary.LittleEndian.Uint64(b))
+	}
+	return vs
+}
+
+// firstOf is the first element of the first object of r.
+func firstOf(r scan.Run) []scan.Run {
+	r.N = 0
+	return []scan.Run{r}
 }
 
 // TestANodeLooksOnlyThroughWhatIsAsked: a client gets an answer about its own chunks, and of
@@ -138,11 +156,52 @@ func TestANodeLooksOnlyThroughWhatIsAsked(t *testing.T) {
 					t.Errorf("%s: got an answer, %x", what, out)
 				}
 			}
-			for _, op := range []uint16{0, 3} {
+			for _, op := range []uint16{0, scan.Lookup, scan.Gather + 1} {
 				r := question()
 				r.Runs = []scan.Run{right}
 				if out, err := object.Compute(t.Context(), pool.Computation{Op: op, In: r.Append(nil)}, nil); err == nil {
 					t.Errorf("operation %d: got an answer, %x", op, out)
+				}
+			}
+			gathers := func(change func(r *scan.Request)) ([]byte, error) {
+				r := question()
+				r.Scan.Kind = 0
+				r.Runs = []scan.Run{right, right, right}
+				r.Runs[0].N, r.Runs[1].N, r.Runs[2].N = 3, 0, 1
+				r.Runs[2].Off, r.Runs[2].Number = right.Off+uint32(record.Size(objectSize)/record.Unit), right.Number+1
+				change(&r)
+				return object.Compute(context.Background(), pool.Computation{Op: scan.Gather, In: r.Append(nil), Repeat: true}, nil)
+			}
+			if out, err := gathers(func(*scan.Request) {}); err != nil || len(out) != 48 || !slices.Equal(words(out), []uint64{48, 0, 116}) {
+				t.Fatalf("three elements of the client's own: got %v, %v", words(out), err)
+			}
+			for what, change := range map[string]func(r *scan.Request){
+				"another client's chunk":       func(r *scan.Request) { r.Runs[2].Chunk = secret },
+				"a chunk that nobody has":      func(r *scan.Request) { r.Runs[1].Chunk = 31 },
+				"an offset in another's chunk": func(r *scan.Request) { r.Runs[0].Off += (secret - first) * (chunkSize / record.Unit) },
+				"another seed":                 func(r *scan.Request) { r.Runs[1].Seed++ },
+				"another place":                func(r *scan.Request) { r.Runs[1].Off++ },
+				"another number":               func(r *scan.Request) { r.Runs[1].Number++ },
+				"another owner":                func(r *scan.Request) { r.Objects.Owner++ },
+				"an older life of the owner":   func(r *scan.Request) { r.Objects.Born = 6 },
+				"a record that is damaged":     func(r *scan.Request) { r.Runs[0].Off, r.Runs[0].Number = damaged, right.Number+objects },
+				"an element behind the object": func(r *scan.Request) { r.Runs[0].N = objectSize / 16 },
+				"an element far behind it":     func(r *scan.Request) { r.Runs[2].N = 1<<32 - 1 },
+				"a number that is added up":    func(r *scan.Request) { r.Scan.Kind = offload.Uint64 },
+				"a condition":                  func(r *scan.Request) { r.Scan.Conditions = []offload.Condition{{Kind: offload.Int8}} },
+				"entries of a map":             func(r *scan.Request) { r.Objects.Entries, r.Objects.Size = true, 16 },
+				"too many runs":                func(r *scan.Request) { r.Runs = slices.Repeat(firstOf(right), scan.MaxRuns+1) },
+				"more than an answer holds":    func(r *scan.Request) { r.Scan.Stride, r.Runs = 64, slices.Repeat(firstOf(right), scan.MaxAnswer/64+1) },
+				"objects that are too large":   func(r *scan.Request) { r.Objects.Size = scan.MaxRecord },
+				"more records than may be looked at": func(r *scan.Request) {
+					r.Objects.Size, r.Runs = 4<<10, nil
+					for i := range uint32(scan.MaxBytes/(4<<10) + 1) {
+						r.Runs = append(r.Runs, scan.Run{Chunk: first, Seed: seed, Off: i})
+					}
+				},
+			} {
+				if out, err := gathers(change); err == nil {
+					t.Errorf("gathering of %s: got an answer, %x", what, out)
 				}
 			}
 			// A chunk that has been given back is not the client's any more.

@@ -20,8 +20,8 @@ const (
 	MaxRecord = 256 << 10
 	// MaxRuns is the most runs of a request: with the conditions they fit a message.
 	MaxRuns = 2048
-	// MaxBits is the most that the bits of a filter have.
-	MaxBits = 48 << 10
+	// MaxAnswer is the most that the bits of a filter have, or the elements that are gathered.
+	MaxAnswer = 48 << 10
 )
 
 // Opcodes of the component.
@@ -29,6 +29,7 @@ const (
 	Aggregate = 1
 	Filter    = 2
 	Lookup    = 3
+	Gather    = 4
 )
 
 // A Request says which objects are to be looked through, and for what.
@@ -44,8 +45,13 @@ type Run struct {
 	Chunk  uint32 // the node's number of the first chunk of the segment
 	Seed   uint32 // the segment's
 	Off    uint32 // in the segment, in units
-	N      uint32 // records; of an entry, the bytes that its record has at the most
+	N      uint32 // records; of an entry, the bytes that its record has at the most; of Gather, which element of the object
 	Number uint64 // of the first object
+}
+
+// sameRecord reports whether r is an element of the same object as q.
+func (r *Run) sameRecord(q *Run) bool {
+	return r.Chunk == q.Chunk && r.Seed == q.Seed && r.Off == q.Off && r.Number == q.Number
 }
 
 const (
@@ -89,9 +95,9 @@ func (r *Request) Append(b []byte) []byte {
 	return b
 }
 
-// Decode sets r from b, which may be anything, and may change meanwhile: nothing in it is
+// Decode sets r from b, a request of the operation op, which may be anything, and may change meanwhile: nothing in it is
 // looked at twice. It refuses what is beyond the limits.
-func (r *Request) Decode(b []byte) error {
+func (r *Request) Decode(op uint16, b []byte) error {
 	le := binary.LittleEndian
 	if len(b) < headerSize {
 		return fmt.Errorf("%w: %d bytes, want at least %d", errMalformed, len(b), headerSize)
@@ -129,17 +135,32 @@ func (r *Request) Decode(b []byte) error {
 	if n := r.Objects.Size; n < 1 || n > MaxRecord-record.HeaderSize || n%r.Scan.Stride != 0 || r.Objects.Entries && n != r.Scan.Stride {
 		return fmt.Errorf("%w: objects of %d bytes, with elements of %d", errMalformed, n, r.Scan.Stride)
 	}
+	if op == Gather && (r.Objects.Entries || r.Scan.Kind != 0 || conditions != 0 || runs*r.Scan.Stride > MaxAnswer) {
+		return fmt.Errorf("%w: %d elements of %d bytes with %d conditions, want at most %d bytes of objects, and no condition", errMalformed, runs, r.Scan.Stride, conditions, MaxAnswer)
+	}
 	r.Runs = r.Runs[:0]
 	left, least := MaxBytes/r.recordSize(), 1
-	if r.Objects.Entries {
+	switch {
+	case r.Objects.Entries:
 		left, least = MaxBytes, record.HeaderSize
+	case op == Gather:
+		least = 0
 	}
-	for ; runs > 0; runs-- {
+	for i := range runs {
 		run := Run{Chunk: le.Uint32(b), Seed: le.Uint32(b[4:]), Off: le.Uint32(b[8:]), N: le.Uint32(b[12:]), Number: le.Uint64(b[16:])}
-		if run.N < uint32(least) || uint64(run.N) > uint64(left) || r.Objects.Entries && run.N > MaxRecord {
-			return fmt.Errorf("%w: a run of %d, of at most %d that are left", errMalformed, run.N, left)
+		n := run.N
+		if op == Gather {
+			if run.N >= uint32(r.perRecord()) {
+				return fmt.Errorf("%w: element %d of an object that has %d", errMalformed, run.N, r.perRecord())
+			}
+			if n = 1; i > 0 && run.sameRecord(&r.Runs[i-1]) {
+				n = 0 // the record has been counted
+			}
 		}
-		left -= int(run.N)
+		if n < uint32(least) || uint64(n) > uint64(left) || r.Objects.Entries && n > MaxRecord {
+			return fmt.Errorf("%w: a run of %d, of at most %d that are left", errMalformed, n, left)
+		}
+		left -= int(n)
 		r.Runs = append(r.Runs, run)
 		b = b[runSize:]
 	}
@@ -151,12 +172,38 @@ func (r *Request) recordSize() int { return record.Size(r.Objects.Size) }
 // perRecord is the elements of a record.
 func (r *Request) perRecord() int { return r.Objects.Size / r.Scan.Stride }
 
-// PartSize is the bytes of the records of a part with n, and those of their bits in a filter.
-func PartSize(o store.Objects, stride, n int) (records, bits int) {
-	if o.Entries {
-		return n, 1
+// Op is what is asked for a part.
+func Op(p *store.ScanPart) uint16 {
+	switch {
+	case p.Elements != nil:
+		return Gather
+	case p.Out != nil:
+		return Filter
 	}
-	return n * record.Size(o.Size), n * offload.BitsSize(o.Size/stride)
+	return Aggregate
+}
+
+// PartSize is the bytes of the records of a part, and those of an answer that is not a sum.
+func PartSize(o store.Objects, stride int, p *store.ScanPart) (records, answer int) {
+	switch {
+	case o.Entries:
+		return p.N, 1
+	case p.Elements != nil:
+		return record.Size(o.Size), len(p.Elements) * stride
+	}
+	return p.N * record.Size(o.Size), p.N * offload.BitsSize(o.Size/stride)
+}
+
+// AppendRuns appends the runs of a part, whose segment begins with a chunk of the node's.
+func AppendRuns(runs []Run, p *store.ScanPart, chunk uint32) []Run {
+	run := Run{Chunk: chunk, Seed: p.Seed, Off: uint32(p.Off / record.Unit), N: uint32(p.N), Number: p.Number}
+	if p.Elements == nil {
+		return append(runs, run)
+	}
+	for _, run.N = range p.Elements {
+		runs = append(runs, run)
+	}
+	return runs
 }
 
 // look calls fn with the data of every record, in order, once it has been checked. It reads with
@@ -165,33 +212,41 @@ func PartSize(o store.Objects, stride, n int) (records, bits int) {
 //
 // Preconditions: Decode has set r; scratch has MaxRecord bytes, and is aligned.
 func (r *Request) look(read func(run *Run, off uint64, b []byte) error, scratch []byte, fn func(data []byte)) error {
-	size := r.recordSize()
 	for i := range r.Runs {
 		run := &r.Runs[i]
+		var err error
 		if r.Objects.Entries {
-			if err := r.lookEntry(read, run, scratch, fn); err != nil {
-				return err
-			}
-			continue
+			err = r.lookEntry(read, run, scratch, fn)
+		} else {
+			err = r.lookRun(read, run, int(run.N), scratch, fn)
 		}
-		for k := 0; k < int(run.N); {
-			n := min(int(run.N)-k, len(scratch)/size)
-			off := uint64(run.Off)*record.Unit + uint64(k)*uint64(size)
-			if err := read(run, off, scratch[:n*size]); err != nil {
-				return err
-			}
-			for j := range n {
-				rec, err := record.Decode(scratch[j*size:(j+1)*size], run.Seed, int(off)+j*size)
-				if err == nil {
-					err = r.check(rec, run.Number+uint64(k+j))
-				}
-				if err != nil {
-					return fmt.Errorf("cannot use the bytes at %d of chunk %d: %w", off+uint64(j*size), run.Chunk, err)
-				}
-				fn(rec.Value())
-			}
-			k += n
+		if err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// lookRun is look of the first records of a run, as many as that.
+func (r *Request) lookRun(read func(run *Run, off uint64, b []byte) error, run *Run, records int, scratch []byte, fn func(data []byte)) error {
+	size := r.recordSize()
+	for k := 0; k < records; {
+		n := min(records-k, len(scratch)/size)
+		off := uint64(run.Off)*record.Unit + uint64(k)*uint64(size)
+		if err := read(run, off, scratch[:n*size]); err != nil {
+			return err
+		}
+		for j := range n {
+			rec, err := record.Decode(scratch[j*size:(j+1)*size], run.Seed, int(off)+j*size)
+			if err == nil {
+				err = r.check(rec, run.Number+uint64(k+j))
+			}
+			if err != nil {
+				return fmt.Errorf("cannot use the bytes at %d of chunk %d: %w", off+uint64(j*size), run.Chunk, err)
+			}
+			fn(rec.Value())
+		}
+		k += n
 	}
 	return nil
 }
@@ -251,8 +306,27 @@ func (r *Request) Filter(read func(run *Run, off uint64, b []byte) error, scratc
 // FilterSize is how many bytes Filter appends.
 func (r *Request) FilterSize() (n int) {
 	for i := range r.Runs {
-		_, bits := PartSize(r.Objects, r.Scan.Stride, int(r.Runs[i].N))
+		_, bits := PartSize(r.Objects, r.Scan.Stride, &store.ScanPart{N: int(r.Runs[i].N)})
 		n += bits
 	}
 	return n
+}
+
+// Gather appends the elements that the runs are to out. A record is read and checked once for all of its runs that follow
+// each other.
+//
+// Preconditions: as of look.
+func (r *Request) Gather(read func(run *Run, off uint64, b []byte) error, scratch, out []byte) ([]byte, error) {
+	var data []byte
+	for i := range r.Runs {
+		run := &r.Runs[i]
+		if i == 0 || !run.sameRecord(&r.Runs[i-1]) {
+			if err := r.lookRun(read, run, 1, scratch, func(b []byte) { data = b }); err != nil {
+				return nil, err
+			}
+		}
+		at := int(run.N) * r.Scan.Stride
+		out = append(out, data[at:at+r.Scan.Stride]...)
+	}
+	return out, nil
 }

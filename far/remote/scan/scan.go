@@ -4,7 +4,7 @@
 // A client's heap says where in the chunks that it has borrowed the records of its objects are, and what it
 // wants to know of their elements: a sum, a count, the least and the greatest, or which of them match. Code
 // does not travel; the operations are a closed set. What comes back is 32 bytes, or a bit for every
-// element.
+// element, or the elements that are wanted of large objects.
 //
 // The node takes nothing from what it is asked on trust. The chunks must be the client's, before and after they
 // are read (component.Chunks); every record is copied before it is looked at, since its owner may write
@@ -15,7 +15,7 @@
 //
 // # Request
 //
-// Construct takes no parameters. Compute knows the opcodes Aggregate and Filter, of a [Request] of
+// Construct takes no parameters. The opcodes Aggregate and Filter are of a [Request] of
 //
 //	 0  u64  version above which the records' versions are
 //	 8  u32  bytes of an object, which elements fill
@@ -45,6 +45,15 @@
 //
 // all little-endian. Aggregate answers with an offload.Aggregate, Filter with the bits of every record, in the order of
 // the request, each record's in bytes of its own.
+//
+// The opcode Gather takes the same request, of objects, without conditions or a number to add up. A run of it is one element:
+//
+//	12  u32  which element of the object it is
+//
+// and the other fields say which object that is, as in other requests. It answers with the elements' bytes, in the order of the
+// runs, at most [MaxAnswer]. Runs of the same record follow each other: the node reads and checks it once. So what
+// travels of objects of up to [MaxRecord] is the elements that are wanted; where they go to, the client writes, since no node
+// writes what clients have lent from it.
 //
 // The opcode Lookup looks entries of a map up, by leaves of its index (far/index) that are at the node: a read of
 // the entry need not wait for one of its leaf. A leaf has far addresses, in which segments have numbers; where a
@@ -106,6 +115,9 @@ func New(env *component.Env, _ *component.Call, params []byte) (component.Object
 	return &scanner{env: env, scratch: scratch}, nil
 }
 
+// askEvery is how many bytes are read before it is asked again whether anybody still waits.
+const askEvery = 32 << 10
+
 var (
 	errNothing = errors.New("a scanner has nothing under a key")
 	errForeign = errors.New("the chunk is not this client's")
@@ -122,19 +134,22 @@ func (*scanner) Delete(*component.Call, []byte) error { return errNothing }
 
 // Compute implements component.Object.
 func (s *scanner) Compute(c *component.Call, op uint16, in, out []byte) ([]byte, error) {
-	if op < Aggregate || op > Lookup {
+	if op < Aggregate || op > Gather {
 		return nil, fmt.Errorf("a scanner has no operation %d", op)
 	}
 	if c.Chunks == nil {
 		return nil, errors.New("this node lends by a manager that does not tell whose a chunk is")
 	}
+	unasked := 0 // bytes that were read since it was asked whether anybody still waits
 	look := func(chunk uint32, off uint64, b []byte) error {
+		unasked += len(b)
 		switch {
-		case c.Expired():
+		case unasked >= askEvery && c.Expired():
 			return component.ErrExpired
 		case !c.Chunks.Read(chunk, off, b):
 			return errForeign
 		}
+		unasked %= askEvery
 		return nil
 	}
 	if op == Lookup {
@@ -146,12 +161,18 @@ func (s *scanner) Compute(c *component.Call, op uint16, in, out []byte) ([]byte,
 		}
 		return s.finder.find(look, s.scratch, out)
 	}
-	if err := s.req.Decode(in); err != nil {
+	if err := s.req.Decode(op, in); err != nil {
 		return nil, err
 	}
 	read := func(run *Run, off uint64, b []byte) error { return look(run.Chunk, off, b) }
 	scratch := s.scratch[:MaxRecord]
-	if op == Filter {
+	switch op {
+	case Gather:
+		if len(s.req.Runs)*s.req.Scan.Stride > cap(out)-len(out) {
+			return nil, component.ErrTooLarge
+		}
+		return s.req.Gather(read, scratch, out)
+	case Filter:
 		if s.req.FilterSize() > cap(out)-len(out) {
 			return nil, component.ErrTooLarge
 		}
