@@ -65,7 +65,7 @@ var apart = map[string][]string{
 // farImports is all of the module that package far and those under it may import: the heap
 // knows a Store, and nothing of what is behind it, and a Store knows nothing of the heap.
 var farImports = map[string][]string{
-	"far":         {"internal", "codec", "far/heap", "far/object", "far/farlog", "far/store", "far/bytemap", "far/objects", "far/ahead", "far/record", "far/saved"},
+	"far":         {"internal", "codec", "far/heap", "far/object", "far/farlog", "far/store", "far/bytemap", "far/objects", "far/ahead", "far/look", "far/record", "far/saved"},
 	"far/heap":    {"internal", "far/object", "far/farlog", "far/store", "far/record"},
 	"far/object":  {"far/record"},
 	"far/pagelog": {"internal", "far/heap", "far/store", "far/record"},
@@ -73,7 +73,8 @@ var farImports = map[string][]string{
 	"far/store":   {"internal"},
 	"far/index":   {"internal"},
 	"far/objects": {"internal", "far/heap", "far/record", "far/object", "far/pagelog"},
-	"far/ahead":   {"far/heap", "far/objects"},
+	"far/ahead":   {"far/heap", "far/object", "far/objects"},
+	"far/look":    {"internal", "far/ahead", "far/farlog", "far/heap", "far/object", "far/objects", "far/store"},
 	"far/bytemap": {"internal", "far/heap", "far/pagelog", "far/farlog", "far/store", "far/entry", "far/index", "far/record"},
 	"far/entry":   {"far/heap", "far/index", "far/record", "far/object"},
 	"far/record":  {},

@@ -50,7 +50,7 @@ func NewArray[T any](ctx context.Context, h *Heap, n int, cfg StructureConfig) (
 		h.objects.Disown(tr.Class)
 		return nil, err
 	}
-	a := &Array[T]{n: n, shift: bits.TrailingZeros(uint(tr.group)), words: words, tr: tr, idx: make([]struct{}, n)}
+	a := &Array[T]{n: n, shift: bits.TrailingZeros(uint(tr.Group)), words: words, tr: tr, idx: make([]struct{}, n)}
 	tr.Word = func(i int) *uint64 {
 		if uint(i) >= uint(len(words)) {
 			return nil
@@ -65,7 +65,7 @@ func NewArray[T any](ctx context.Context, h *Heap, n int, cfg StructureConfig) (
 
 // arrayWords are the words of an array of n elements: new ones, or those that were kept.
 func (tr *tracker) arrayWords(ctx context.Context, n int) ([]uint64, error) {
-	objs := (n + tr.group - 1) / tr.group
+	objs := (n + tr.Group - 1) / tr.Group
 	st, ok, err := tr.keptRuns()
 	switch {
 	case err != nil || ok && len(st.firsts) != 1:
@@ -107,11 +107,8 @@ func (a *Array[T]) Set(ctx context.Context, i int, v T) error { return a.At(i).S
 // ctx.
 func (a *Array[T]) Read(ctx context.Context, dst []T, i int) error {
 	_ = a.idx[i : i+len(dst)]
-	return a.tr.h.withScope(ctx, func(s *heap.Scope) {
-		for at, b := range a.part(s, i, i+len(dst), objects.Stream) {
-			copy(dst[at-i:], b)
-		}
-	})
+	_, err := read(ctx, a.tr, dst, i)
+	return err
 }
 
 // Write copies src to the elements from i on. It needs no scope, and waits
@@ -120,24 +117,8 @@ func (a *Array[T]) Read(ctx context.Context, dst []T, i int) error {
 // temporal locality.
 func (a *Array[T]) Write(ctx context.Context, src []T, i int) error {
 	_ = a.idx[i : i+len(src)]
-	return a.tr.h.withScope(ctx, func(s *heap.Scope) {
-		for at, end := i, i+len(src); at < end; {
-			n := min(a.tr.group-at&(a.tr.group-1), end-at)
-			b := src[at-i : at-i+n]
-			if at&(a.tr.group-1) == 0 && (n == a.tr.group || at+n == a.n) && overwrite(a.tr, s, &a.words[at>>a.shift], b) {
-				at += n
-				continue
-			}
-			written := false
-			for _, to := range a.part(s, at, at+n, objects.Mut) {
-				written = copy(to, b) == n
-			}
-			if !written {
-				return
-			}
-			at += n
-		}
-	})
+	_, err := write(ctx, a.tr, src, i)
+	return err
 }
 
 // All iterates over the elements in order, to be read, and valid during their
@@ -187,14 +168,14 @@ func (a *Array[T]) part(s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
 // whoever uses it is told.
 func (a *Array[T]) Prefetch(ctx context.Context, i, j int) error {
 	_ = a.idx[i:j]
-	return a.tr.prefetch(ctx, i>>a.shift, (j+a.tr.group-1)>>a.shift)
+	return a.tr.prefetch(ctx, i>>a.shift, (j+a.tr.Group-1)>>a.shift)
 }
 
 // DontNeed says that the elements from i to j will not be used soon: they are
 // among the first to be evacuated.
 func (a *Array[T]) DontNeed(i, j int) {
 	_ = a.idx[i:j]
-	for c := i >> a.shift; c < (j+a.tr.group-1)>>a.shift; c++ {
+	for c := i >> a.shift; c < (j+a.tr.Group-1)>>a.shift; c++ {
 		objects.Chill(&a.words[c])
 	}
 }

@@ -20,7 +20,7 @@ type StructureStats struct {
 }
 
 func (tr *tracker) structure() StructureStats {
-	return StructureStats{tr.Class.Stats(), tr.kind, tr.len(), tr.group, tr.Class.Size, tr.Structure.Stats()}
+	return StructureStats{tr.Class.Stats(), tr.kind, tr.len(), tr.Group, tr.Class.Size, tr.Structure.Stats()}
 }
 
 // track makes a structure a part of the heap's statistics.

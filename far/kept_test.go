@@ -195,7 +195,7 @@ func TestObjectsOutliveTheProcess(t *testing.T) {
 				p := openThings(t, h)
 				p.check(t, m)
 				h.objects.Each(p.other.c, func(*uint64) { t.Error("an object is there that was not kept") }) // and all words are awake
-				want := len(m.list) + (keptArray+p.array.tr.group-1)/p.array.tr.group
+				want := len(m.list) + (keptArray+p.array.tr.Group-1)/p.array.tr.Group
 				for part := range int(p.vec.all.Load()) {
 					want += vectorPartLen(part)
 				}

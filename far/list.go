@@ -145,7 +145,7 @@ func (l *List[T]) elements(s *heap.Scope, node int32, what int) ([]T, *uint64) {
 	if o == nil {
 		return nil, p
 	}
-	return elementsOf[T](o, l.tr.group), nil
+	return elementsOf[T](o, l.tr.Group), nil
 }
 
 // link makes a node after prev, of which the elements will be from first on.
@@ -178,7 +178,7 @@ func (l *List[T]) unlink(i int32) {
 
 // push adds v at one end.
 func (l *List[T]) push(s *heap.Scope, v T, back bool) *uint64 {
-	g := int32(l.tr.group)
+	g := int32(l.tr.Group)
 	i := l.nodes.at(0).next
 	if back {
 		i = l.nodes.at(0).prev

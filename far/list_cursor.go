@@ -204,7 +204,7 @@ func (c *Cursor[T]) insert(ctx context.Context, v T, after int32) error {
 
 // shift puts v beside the element. l.mu must be held.
 func (c *Cursor[T]) shift(s *heap.Scope, v T, after int32) *uint64 {
-	l, g := c.l, int32(c.l.tr.group)
+	l, g := c.l, int32(c.l.tr.Group)
 	nd := l.nodes.at(c.node)
 	if nd.count == g {
 		if p := c.split(s); p != nil {
@@ -258,7 +258,7 @@ func (c *Cursor[T]) shift(s *heap.Scope, v T, after int32) *uint64 {
 // split moves the second half of a full node of more than one element to a new
 // node behind it, and c with its element. l.mu must be held.
 func (c *Cursor[T]) split(s *heap.Scope) *uint64 {
-	l, half := c.l, int32(c.l.tr.group/2)
+	l, half := c.l, int32(c.l.tr.Group/2)
 	if half == 0 {
 		return nil
 	}

@@ -81,8 +81,8 @@ func newTracker[T any](h *Heap, kind string, cfg StructureConfig, room int) (*tr
 	if err != nil {
 		return nil, fmt.Errorf("cannot keep %s %q: %w", kind, cfg.Name, err)
 	}
-	tr := &tracker{h: h, kind: kind, group: group}
-	tr.New = cfg.NewPrefetcher
+	tr := &tracker{h: h, kind: kind}
+	tr.Group, tr.New = group, cfg.NewPrefetcher
 	c, err := h.objects.NewClass(objects.Config{Name: cfg.Name, HotBits: cfg.HotBits, Evacuated: func(n uint64) { h.ahead.Evacuated(&tr.Structure, n) }, Outlives: cfg.Keep, Layout: kind + " of " + layout}, group*size)
 	if err != nil {
 		return nil, err
@@ -97,7 +97,6 @@ type tracker struct {
 	ahead.Structure
 	h     *Heap
 	kind  string              // such as "array"
-	group int                 // elements in an object
 	index func(p *uint64) int // the object of a word, -1 if there is none
 	len   func() int          // elements
 
@@ -151,13 +150,13 @@ func part[T any](tr *tracker, s *heap.Scope, i, j, what int) iter.Seq2[int, []T]
 			}
 		}()
 		for at := i; at < j; {
-			c, first := at/tr.group, at%tr.group
-			n := min(tr.group-first, j-at)
+			c, first := at/tr.Group, at%tr.Group
+			n := min(tr.Group-first, j-at)
 			p := tr.Word(c)
 			if p == nil {
 				return // a Vector has become shorter
 			}
-			b := chunkEnter[T](tr, s, p, c, (j-1)/tr.group+1, what)
+			b := chunkEnter[T](tr, s, p, c, (j-1)/tr.Group+1, what)
 			if b == nil {
 				return
 			}
@@ -173,6 +172,46 @@ func part[T any](tr *tracker, s *heap.Scope, i, j, what int) iter.Seq2[int, []T]
 	}
 }
 
+// read copies elements of tr from i on to dst, and returns how many there were: fewer than are wanted if a Vector has become
+// shorter.
+func read[T any](ctx context.Context, tr *tracker, dst []T, i int) (n int, err error) {
+	err = tr.h.ahead.WithScope(ctx, func(s *heap.Scope) {
+		for _, b := range part[T](tr, s, i, i+len(dst), objects.Stream) {
+			n += copy(dst[n:], b)
+		}
+	})
+	return n, err
+}
+
+// write makes the elements of tr from i on those of src, and returns how many it has written: fewer if a Vector
+// has become shorter. Groups that it overwrites as a whole are not read before. The last one of an Array is whole if no
+// elements follow; that of a Vector may get some meanwhile.
+func write[T any](ctx context.Context, tr *tracker, src []T, i int) (n int, err error) {
+	err = tr.h.ahead.WithScope(ctx, func(s *heap.Scope) {
+		for n < len(src) {
+			at, first := i+n, (i+n)%tr.Group
+			k := min(tr.Group-first, len(src)-n)
+			b := src[n : n+k]
+			p := tr.Word(at / tr.Group)
+			if p == nil {
+				return
+			}
+			whole := first == 0 && (k == tr.Group || tr.kind == "array" && at+k == tr.len())
+			if !whole || !overwrite(tr, s, p, b) {
+				written := false
+				for _, to := range part[T](tr, s, at, at+k, objects.Mut) {
+					written = copy(to, b) == k
+				}
+				if !written {
+					return
+				}
+			}
+			n += k
+		}
+	})
+	return n, err
+}
+
 // backward iterates over the first n elements of tr, from the last one on.
 func backward[T any](tr *tracker, s *heap.Scope, n int) iter.Seq2[int, *T] {
 	return func(yield func(int, *T) bool) {
@@ -180,8 +219,8 @@ func backward[T any](tr *tracker, s *heap.Scope, n int) iter.Seq2[int, *T] {
 			tr.h.core.Fail(s, ErrFreed)
 			return
 		}
-		for c := (n - 1 + tr.group) / tr.group; c > 0; c-- {
-			at := (c - 1) * tr.group
+		for c := (n - 1 + tr.Group) / tr.Group; c > 0; c-- {
+			at := (c - 1) * tr.Group
 			p := tr.Word(c - 1)
 			if p == nil {
 				continue // a Vector has become shorter
@@ -230,50 +269,11 @@ func chunkStep[T any](tr *tracker, s *heap.Scope, p *uint64, i, what int, fn fun
 // negative the prefetcher is not told. What follows up to object n, not included,
 // is next.
 func chunkEnter[T any](tr *tracker, s *heap.Scope, p *uint64, i, n, what int) []T {
-	o := tr.chunkEnter(s, p, i, n, what)
+	o := tr.h.ahead.Enter(s, &tr.Structure, p, i, n, what)
 	if o == nil {
 		return nil
 	}
-	return elementsOf[T](o, tr.group)
-}
-
-// chunkEnter is the function of that name, for elements of any type.
-func (tr *tracker) chunkEnter(s *heap.Scope, p *uint64, i, n, what int) object.Object {
-	if w := objects.Load(p); w.Far() || w.Coldness() != 0 {
-		tr.h.ahead.Used(&tr.Structure, p)
-	}
-	if i >= 0 {
-		tr.h.ahead.Access(s, &tr.Structure, i, what&objects.Stream != 0)
-		if objects.Load(p).Far() && !heap.IsOpen(s) {
-			tr.h.ahead.Demand(s, &tr.Structure, i, n, what&objects.Stream != 0)
-		}
-	}
-	for try := 0; ; try++ {
-		if o := tr.enterFor(s, p, what); o != nil {
-			return o
-		}
-		// If s was open before, whoever holds it has to leave it.
-		if try == heap.ScopeTries || heap.IsOpen(s) || !errors.Is(tr.h.core.HeldIn(s).Err, heap.ErrScopeFull) || tr.h.core.RoomSoon(tr.h.core.HeldIn(s).Ctx) != nil {
-			return nil
-		}
-		tr.h.core.HeldIn(s).Err = nil
-	}
-}
-
-// enterFor enters s and returns the object of p, or else leaves s as it was: nil, and
-// tr.h.heldIn(s).err says why, or a panic.
-func (tr *tracker) enterFor(s *heap.Scope, p *uint64, what int) (o object.Object) {
-	s.Enter()
-	defer func() {
-		if o == nil {
-			s.Leave()
-		}
-	}()
-	o, err := tr.h.objects.Deref(s, p, what)
-	if err != nil {
-		tr.h.core.Fail(s, err)
-	}
-	return o
+	return elementsOf[T](o, tr.Group)
 }
 
 // overwrite makes b the elements of the object of p without reading what they were,
@@ -298,7 +298,7 @@ func overwriteIn[T any](tr *tracker, s *heap.Scope, p *uint64, b []T) (done bool
 	h := tr.h
 	if o := h.objects.DerefLocal(s, p, objects.Mut); o != nil {
 		h.ahead.Used(&tr.Structure, p)
-		copy(elementsOf[T](o, tr.group), b)
+		copy(elementsOf[T](o, tr.Group), b)
 		return true, nil
 	}
 	if objects.Load(p).Free() {
@@ -309,18 +309,9 @@ func overwriteIn[T any](tr *tracker, s *heap.Scope, p *uint64, b []T) (done bool
 		return false, err
 	}
 	clear(o[object.Header+tr.Class.Size:])
-	es := elementsOf[T](o, tr.group)
+	es := elementsOf[T](o, tr.Group)
 	clear(es[copy(es, b):])
 	return h.objects.Replace(p, addr, tr.Class), nil
-}
-
-// withScope calls fn in a scope of the pool, closed, for what fn enters and
-// leaves by itself.
-func (h *Heap) withScope(ctx context.Context, fn func(s *heap.Scope)) error {
-	s := h.core.Acquire(ctx)
-	defer h.core.Release(s)
-	fn(s)
-	return s.Err()
 }
 
 // prefetch brings the objects from i to j, as far as half of local memory has room for them: more

@@ -49,7 +49,7 @@ func NewVector[T any](h *Heap, cfg StructureConfig) (*Vector[T], error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &Vector[T]{tr: tr, shift: bits.TrailingZeros(uint(tr.group))}
+	v := &Vector[T]{tr: tr, shift: bits.TrailingZeros(uint(tr.Group))}
 	if err := v.open(); err != nil {
 		h.objects.Disown(tr.Class)
 		return nil, err
@@ -110,7 +110,7 @@ func (v *Vector[T]) wordIn(c int) *uint64 {
 }
 
 // objects is how many objects n elements take.
-func (v *Vector[T]) objects(n int) int { return (n + v.tr.group - 1) >> v.shift }
+func (v *Vector[T]) objects(n int) int { return (n + v.tr.Group - 1) >> v.shift }
 
 // index is the number of the object of word p, or -1.
 func (v *Vector[T]) index(p *uint64) int {
@@ -159,6 +159,21 @@ func (v *Vector[T]) Get(ctx context.Context, i int) (T, error) { return v.At(i).
 
 // Set makes element i x. It needs no scope, and waits within ctx.
 func (v *Vector[T]) Set(ctx context.Context, i int, x T) error { return v.At(i).Store(ctx, x) }
+
+// Read copies elements from i on to dst, as Array.Read does. Those that the vector loses meanwhile are left as they are.
+func (v *Vector[T]) Read(ctx context.Context, dst []T, i int) error {
+	v.check(i, i+len(dst))
+	_, err := read(ctx, v.tr, dst, i)
+	return err
+}
+
+// Write copies src to the elements from i on, of which there are as many, as Array.Write does. Those that the vector loses
+// meanwhile are passed over.
+func (v *Vector[T]) Write(ctx context.Context, src []T, i int) error {
+	v.check(i, i+len(src))
+	_, err := write(ctx, v.tr, src, i)
+	return err
+}
 
 // Append appends xs. It needs no scope, and waits within ctx. If it fails, those
 // that there was room for may have been appended.
@@ -215,7 +230,7 @@ func (v *Vector[T]) append(s *heap.Scope, xs []T) (n int, p *uint64) {
 		v.tr.h.core.Fail(s, err)
 		return 0, p
 	}
-	n = copy(elementsOf[T](o, v.tr.group)[i&(v.tr.group-1):], xs)
+	n = copy(elementsOf[T](o, v.tr.Group)[i&(v.tr.Group-1):], xs)
 	v.n.Add(int64(n))
 	return n, nil
 }
@@ -223,7 +238,7 @@ func (v *Vector[T]) append(s *heap.Scope, xs []T) (n int, p *uint64) {
 // Pop removes the last element and returns it, or false if there is none.
 func (v *Vector[T]) Pop(ctx context.Context) (x T, ok bool, err error) {
 	if p := v.colder(); p != nil {
-		_ = v.tr.h.withScope(ctx, func(s *heap.Scope) { v.tr.touch(s, p) })
+		_ = v.tr.h.ahead.WithScope(ctx, func(s *heap.Scope) { v.tr.touch(s, p) })
 	}
 	err = v.tr.locked(ctx, &v.mu, func(s *heap.Scope) *uint64 {
 		var p *uint64
@@ -268,7 +283,7 @@ func (v *Vector[T]) pop(s *heap.Scope) (x T, ok bool, p *uint64) {
 	if o == nil {
 		return x, false, p
 	}
-	x = elementsOf[T](o, v.tr.group)[i&(v.tr.group-1)]
+	x = elementsOf[T](o, v.tr.Group)[i&(v.tr.Group-1)]
 	v.cut(i)
 	return x, true, nil
 }
@@ -324,10 +339,15 @@ func (v *Vector[T]) MutChunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] {
 	return v.part(s, i, j, objects.Mut)
 }
 
-func (v *Vector[T]) part(s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
+// check panics, as slicing a slice does, unless there are elements from i to j.
+func (v *Vector[T]) check(i, j int) {
 	if n := v.Len(); i < 0 || i > j || j > n {
 		panic(rangeError{i, j, n})
 	}
+}
+
+func (v *Vector[T]) part(s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
+	v.check(i, j)
 	return part[T](v.tr, s, i, j, what)
 }
 

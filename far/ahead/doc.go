@@ -3,7 +3,7 @@
 // A structure tells the [Engine] of uses that are the first in a while. A [Prefetcher], one for every
 // scope and structure, guesses from them what will be used next, and a few goroutines of the heap fetch that. How
 // much may be in flight is measured. Where a goroutine has to wait for an object anyway, [Engine.Demand] has it fetch
-// those that follow, too.
+// those that follow, too. [Engine.Enter] is how structures whose objects are next to each other come by one, with all of that.
 //
 // # Concurrency
 //
@@ -12,5 +12,6 @@
 //
 // # Files
 //
-// stride: what guesses. structure: what is known of a structure, and of its uses; engine: the goroutines, and what they measure.
+// stride: what guesses. structure: what is known of a structure, and how its objects are used; engine: the goroutines, and
+// what they measure.
 package ahead

@@ -44,8 +44,8 @@ type job struct {
 // in times the least time from a request to the arrival of its objects, so that
 // it grows while that makes reading faster and no longer.
 type Engine struct {
-	core  *heap.Heap
-	space *objects.Space
+	Core  *heap.Heap
+	Space *objects.Space // of its objects
 
 	once sync.Once
 	jobs chan job
@@ -63,7 +63,7 @@ type Engine struct {
 }
 
 // Init makes e that of the heap core with the objects of space. Its goroutines begin with the first job, and end with the heap.
-func (e *Engine) Init(core *heap.Heap, space *objects.Space) { e.core, e.space = core, space }
+func (e *Engine) Init(core *heap.Heap, space *objects.Space) { e.Core, e.Space = core, space }
 
 // InFlight is how many bytes may be in flight.
 func (e *Engine) InFlight() int64 {
@@ -85,12 +85,12 @@ func (e *Engine) slot(n uint64) *atomic.Uint64 { return &e.pending[n*0x9e3779b97
 func (e *Engine) submit(b *job) {
 	e.once.Do(func() {
 		e.jobs = make(chan job, queued)
-		if e.core.Begin() != nil {
+		if e.Core.Begin() != nil {
 			return // closed: nobody takes the jobs, and submit drops them
 		}
-		defer e.core.End()
+		defer e.Core.End()
 		for range goroutines {
-			e.core.Wg.Go(func() { e.work() })
+			e.Core.Wg.Go(func() { e.work() })
 		}
 	})
 	b.since, b.before = time.Now(), e.delivered.Load()
@@ -116,7 +116,7 @@ func (e *Engine) work() {
 		select {
 		case b := <-e.jobs:
 			e.run(&b)
-		case <-e.core.Ctx.Done():
+		case <-e.Core.Ctx.Done():
 			return
 		}
 	}
@@ -132,9 +132,9 @@ func (e *Engine) run(b *job) {
 	if b.stream {
 		what = objects.Stream
 	}
-	ctx, cancel := context.WithTimeout(e.core.Ctx, heap.StoreTimeout)
+	ctx, cancel := context.WithTimeout(e.Core.Ctx, heap.StoreTimeout)
 	defer cancel()
-	read, err := e.space.Fetch(ctx, refs, what, 0, true)
+	read, err := e.Space.Fetch(ctx, refs, what, 0, true)
 	if err != nil {
 		// Whoever uses the objects is told; they were not prefetched.
 		e.forget(refs)
@@ -163,7 +163,7 @@ func (e *Engine) measure(before, n int64, took time.Duration) {
 	} else {
 		flight = max(flight, usualAhead)
 	}
-	e.limit.Store(min(max(flight, minAhead), max(e.core.Local()/8, minAhead)))
+	e.limit.Store(min(max(flight, minAhead), max(e.Core.Local()/8, minAhead)))
 }
 
 const (

@@ -1,15 +1,19 @@
 package ahead
 
 import (
+	"context"
+	"errors"
 	"sync/atomic"
 
 	"polder/far/heap"
+	"polder/far/object"
 	"polder/far/objects"
 )
 
 // Structure is what an Engine knows of a data structure.
 type Structure struct {
 	Class *objects.Class      // of its objects
+	Group int                 // elements in an object
 	New   func() Prefetcher   // makes the prefetcher of a scope; nil for a Stride
 	Word  func(i int) *uint64 // of object i, nil if there is none
 
@@ -37,6 +41,57 @@ func (st *Structure) Stats() Stats {
 	return Stats{st.issued.Load(), st.used.Load(), st.unused.Load(), st.dropped.Load()}
 }
 
+// Enter enters s and returns object i, whose word is p, as a structure uses it whose objects are next to each other. If
+// it cannot, it returns nil, and the scope's error says why, and s is as it was. With i
+// negative the prefetcher is not told. What follows up to object n, not included,
+// is next.
+func (e *Engine) Enter(s *heap.Scope, st *Structure, p *uint64, i, n, what int) object.Object {
+	if w := objects.Load(p); w.Far() || w.Coldness() != 0 {
+		e.Used(st, p)
+	}
+	if i >= 0 {
+		e.Access(s, st, i, what&objects.Stream != 0)
+		if objects.Load(p).Far() && !heap.IsOpen(s) {
+			e.Demand(s, st, i, n, what&objects.Stream != 0)
+		}
+	}
+	for try := 0; ; try++ {
+		if o := e.enterFor(s, p, what); o != nil {
+			return o
+		}
+		// If s was open before, whoever holds it has to leave it.
+		if try == heap.ScopeTries || heap.IsOpen(s) || !errors.Is(e.Core.HeldIn(s).Err, heap.ErrScopeFull) || e.Core.RoomSoon(e.Core.HeldIn(s).Ctx) != nil {
+			return nil
+		}
+		e.Core.HeldIn(s).Err = nil
+	}
+}
+
+// enterFor enters s and returns the object of p, or else leaves s as it was: nil, and
+// its error says why, or a panic.
+func (e *Engine) enterFor(s *heap.Scope, p *uint64, what int) (o object.Object) {
+	s.Enter()
+	defer func() {
+		if o == nil {
+			s.Leave()
+		}
+	}()
+	o, err := e.Space.Deref(s, p, what)
+	if err != nil {
+		e.Core.Fail(s, err)
+	}
+	return o
+}
+
+// WithScope calls fn in a scope of the heap's pool, closed, for what fn enters and
+// leaves by itself.
+func (e *Engine) WithScope(ctx context.Context, fn func(s *heap.Scope)) error {
+	s := e.Core.Acquire(ctx)
+	defer e.Core.Release(s)
+	fn(s)
+	return s.Err()
+}
+
 // Access lets the prefetcher of s work: object i is used for the first time in a while.
 func (e *Engine) Access(s *heap.Scope, st *Structure, i int, stream bool) {
 	a := e.of(s)
@@ -58,7 +113,7 @@ func (e *Engine) Fetch(st *Structure, words []*uint64, stream bool) {
 		if p == nil || !objects.Load(p).Far() {
 			continue
 		}
-		n := e.space.Number(p)
+		n := e.Space.Number(p)
 		if e.slot(n).Swap(n) == n {
 			continue // it has been asked for
 		}
@@ -86,29 +141,29 @@ func (e *Engine) Demand(s *heap.Scope, st *Structure, i, n int, stream bool) {
 	}
 	p := st.Word(i)
 	w := objects.Load(p)
-	if !w.Far() || e.core.HeldIn(s).Ctx.Err() != nil {
+	if !w.Far() || e.Core.HeldIn(s).Ctx.Err() != nil {
 		return
 	}
-	ctx := e.core.HeldIn(s).Ctx
-	if f := e.core.Join(w.FarAddr(), heap.UseLocal); f != nil {
-		_ = e.space.Join(ctx, f)
+	ctx := e.Core.HeldIn(s).Ctx
+	if f := e.Core.Join(w.FarAddr(), heap.UseLocal); f != nil {
+		_ = e.Space.Join(ctx, f)
 		return
 	}
-	asked := e.space.Number(p)
+	asked := e.Space.Number(p)
 	var refs [JobObjects]uint64
 	k := 0
 	for ; i < n && k < len(refs) && k*st.Class.Size < DemandBytes; i++ {
 		if p = st.Word(i); p == nil || !objects.Load(p).Far() {
 			break
 		}
-		refs[k] = e.space.Number(p)
+		refs[k] = e.Space.Number(p)
 		k++
 	}
 	what := 0
 	if stream {
 		what = objects.Stream
 	}
-	read, _ := e.space.Fetch(ctx, refs[:k], what, asked, false)
+	read, _ := e.Space.Fetch(ctx, refs[:k], what, asked, false)
 	if read == 0 {
 		return
 	}
@@ -126,7 +181,7 @@ func (e *Engine) Window(st *Structure) int {
 
 // Used notes the use of the object of p, which may have been prefetched.
 func (e *Engine) Used(st *Structure, p *uint64) {
-	n := e.space.Number(p)
+	n := e.Space.Number(p)
 	if s := e.slot(n); s.Load() == n && s.CompareAndSwap(n, 0) {
 		st.used.Add(1)
 	}
@@ -153,7 +208,7 @@ type ofScope struct {
 
 // of returns the prefetchers of s.
 func (e *Engine) of(s *heap.Scope) *ofScope {
-	with := &e.core.HeldIn(s).With
+	with := &e.Core.HeldIn(s).With
 	a, ok := (*with).(*ofScope)
 	if !ok {
 		a = new(ofScope)
