@@ -180,8 +180,8 @@
 // keep (checkpoints, opening a heap again, and what package saved copies to a file), kept (what is kept of classes, arrays and vectors).
 //
 // Maps: typedmap. Pointers: ptr, class, shared, bytes. Structures: structure has what they share, then array, vector, list, queue
-// (and stack); package ahead brings their objects before they are used. Looking through structures where their elements are: compute. The
-// ordered map, package ordered, stands on what programs use.
+// (and stack); package ahead brings their objects before they are used. Looking through structures where their elements are: compute, and
+// bringing, copying and shuffling some of them: gather; package look does it. The ordered map, package ordered, stands on what programs use.
 //
 // To look at a heap: stats, explain; prom is a package of its own.
 package far

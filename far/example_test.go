@@ -112,3 +112,81 @@ func ExampleMap_Deref() {
 	// 1000
 	// <nil>
 }
+
+// Samples that do not fit into memory are put in another order for every pass of a training, and then read one after the other.
+func ExampleShuffle() {
+	heap, err := far.NewHeap(far.NewMemStore(1<<20, 64), far.Config{Local: far.MinLocal})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer heap.Close()
+	type sample struct {
+		Label  int32
+		Pixels [63]float32
+	}
+	const n = 50_000
+	ctx := context.Background()
+	samples, err := far.NewArray[sample](ctx, heap, n, far.StructureConfig{Name: "samples"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i := range n {
+		if err := samples.Set(ctx, i, sample{Label: int32(i)}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	order, err := far.NewVector[int32](heap, far.StructureConfig{Name: "order"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	pass, err := far.NewArray[sample](ctx, heap, n, far.StructureConfig{Name: "this pass"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i := range int32(n) { // a real one is drawn at random
+		if err := order.Append(ctx, n-1-i); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := far.Shuffle(ctx, pass, samples, order); err != nil {
+		log.Fatal(err)
+	}
+	first, err := pass.Get(ctx, 0)
+	fmt.Println(first.Label, err)
+	// Output: 49999 <nil>
+}
+
+// Of many trips those that cost much are set aside.
+func ExampleCopy() {
+	heap, err := far.NewHeap(far.NewMemStore(1<<20, 64), far.Config{Local: far.MinLocal})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer heap.Close()
+	type trip struct {
+		ID   uint64
+		Fare float64
+	}
+	ctx := context.Background()
+	trips, err := far.NewVector[trip](heap, far.StructureConfig{Name: "trips"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i := range uint64(100_000) {
+		if err := trips.Append(ctx, trip{i, float64(i % 1000)}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	dear := far.FieldOf(func(t *trip) *float64 { return &t.Fare }).Is(far.IfGreaterOrEqual, 999)
+	n, err := far.Count(ctx, trips, dear)
+	if err != nil {
+		log.Fatal(err)
+	}
+	aside, err := far.NewArray[trip](ctx, heap, n, far.StructureConfig{Name: "dear trips"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	n, err = far.Copy(ctx, aside, trips, dear)
+	fmt.Println(n, err)
+	// Output: 100 <nil>
+}

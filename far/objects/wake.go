@@ -102,6 +102,11 @@ func (sp *Space) wake(s *heap.Scope, p *uint64) error {
 	return sp.core.NoRoom(s, err, pageBytes)
 }
 
+// Awaken wakes the page of p, which is asleep. It must not be called in a scope.
+func (sp *Space) Awaken(ctx context.Context, p *uint64) error {
+	return sp.awaken(ctx, sp.words.number(p)/WordsPerPage)
+}
+
 // awaken wakes a page, unless it is awake. It must not be called in a scope.
 func (sp *Space) awaken(ctx context.Context, page uint64) error {
 	p := &sp.words.page(page)[0]

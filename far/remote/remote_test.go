@@ -17,7 +17,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	component.Main(component.Set{scan.Name: scan.Component})
+	component.Main(component.Set{scan.Name: {New: newScanner, Bounded: true}})
 	goleak.VerifyTestMain(m)
 }
 
