@@ -22,8 +22,8 @@ const (
 )
 
 // RunComponent compares what the memory node computes where the data is with reading the data, and with the same in
-// local memory: a far array, most of it evacuated, is added up and searched, and keys of a map are looked up whose leaves
-// of the index are far, too.
+// local memory: a far array, most of it evacuated, is added up and searched, and some of its elements are brought, copied
+// and shuffled; keys of a map are looked up whose leaves of the index are far, too.
 func RunComponent(ctx context.Context, o Options) error {
 	for _, fabric := range fabrics {
 		if err := o.component(ctx, fabric); err != nil {
@@ -43,6 +43,9 @@ func (o *Options) component(ctx context.Context, fabric string) (err error) {
 	if err := o.structure(ctx, fabric, l); err != nil {
 		return err
 	}
+	if err := o.move(ctx, fabric, l); err != nil {
+		return err
+	}
 	return o.lookup(ctx, fabric, l)
 }
 
@@ -52,10 +55,9 @@ type way struct {
 	do   func() error
 }
 
-// compare measures reading, having it computed and local memory, in this order, with one caller and with several, in
-// turns.
-func (o *Options) compare(what string, rounds int, span time.Duration, ways [3]way) error {
-	for _, callers := range []int{1, 16} {
+// compare measures reading, having it computed and local memory, in this order, with so many callers, in turns.
+func (o *Options) compare(what string, rounds int, span time.Duration, ways [3]way, crowds ...int) error {
+	for _, callers := range crowds {
 		var rates [3][]float64
 		for range rounds {
 			for i, w := range ways {
@@ -172,7 +174,101 @@ func (o *Options) structure(ctx context.Context, fabric string, l *lender) (err 
 				}
 				return check(sum, nil)
 			}},
-		}); err != nil {
+		}, 1, 16); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// move measures elements of an array, of which most is far, that are brought to local memory, or to another array: some at
+// random, and those of which a condition is true. The objects that have them are read, or the elements are taken out of
+// them where they are.
+func (o *Options) move(ctx context.Context, fabric string, l *lender) (err error) {
+	const some, shuffled = 4096, 1 << 16
+	local, indices, vs := make([]int64, columnLength), make([]int, shuffled), make([]int64, shuffled)
+	for i := range local {
+		local[i] = int64(i) * 7 % 1000
+	}
+	for k := range indices {
+		indices[k] = rand.IntN(columnLength)
+		vs[k] = int64(indices[k])
+	}
+	var src, order, dst [2]*far.Array[int64] // of each heap
+	for i, s := range []far.Store{struct{ far.Store }{l.store()}, l.store()} {
+		heap, failed := far.NewHeap(s, far.Config{Local: structureLocal})
+		if failed != nil {
+			return failed
+		}
+		defer func() { err = errors.Join(err, heap.Close()) }()
+		for _, a := range []struct {
+			to   **far.Array[int64]
+			name string
+			vs   []int64
+		}{{&src[i], "column", local}, {&order[i], "order", vs}, {&dst[i], "moved", vs}} {
+			if *a.to, err = far.NewArray[int64](ctx, heap, len(a.vs), far.StructureConfig{Name: a.name}); err == nil {
+				err = (*a.to).Write(ctx, a.vs, 0)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	x := far.Itself[int64]()
+	rounds, span := 7, 400*time.Millisecond
+	if o.Short {
+		rounds, span = 3, 100*time.Millisecond
+	}
+	for _, c := range []struct {
+		name  string
+		far   func(i int) error // in heap i
+		local func()
+	}{
+		{fmt.Sprintf("gather of %d at random", some), func(i int) error {
+			for k := range some {
+				indices[k] = rand.IntN(columnLength)
+			}
+			err := far.Gather(ctx, vs[:some], src[i], indices[:some])
+			for k, at := range indices[:some] {
+				if err == nil && vs[k] != local[at] {
+					err = fmt.Errorf("element %d is %d, want %d", at, vs[k], local[at])
+				}
+			}
+			return err
+		}, func() {
+			for k := range some {
+				indices[k] = rand.IntN(columnLength)
+				vs[k] = local[indices[k]]
+			}
+		}},
+		{fmt.Sprintf("shuffle of %d at random", shuffled), func(i int) error {
+			return far.Shuffle(ctx, dst[i], src[i], order[i])
+		}, func() {
+			for k, i := range indices {
+				vs[k] = local[i]
+			}
+		}},
+		{"copy of one in 1000", func(i int) error {
+			n, err := far.Copy(ctx, dst[i], src[i], x.Is(far.IfEqual, 42))
+			if want := (columnLength - 6 + 999) / 1000; err == nil && n != want { // every 1000th from 6 on
+				err = fmt.Errorf("%d elements were copied, want %d", n, want)
+			}
+			return err
+		}, func() {
+			n := 0
+			for _, v := range local {
+				if v == 42 {
+					vs[n] = v
+					n++
+				}
+			}
+		}},
+	} {
+		if err := o.compare(fabric+", "+c.name, rounds, span, [3]way{
+			{"read", func() error { return c.far(0) }},
+			{"computed", func() error { return c.far(1) }},
+			{"local", func() error { c.local(); return nil }},
+		}, 1); err != nil { // of 16 that read at once each takes many seconds
 			return err
 		}
 	}
@@ -254,7 +350,7 @@ func (o *Options) lookup(ctx context.Context, fabric string, l *lender) (err err
 				}
 				return nil
 			})},
-		}); err != nil {
+		}, 1, 16); err != nil {
 			return err
 		}
 	}

@@ -32,7 +32,7 @@ func newBenchFar() *cobra.Command {
 		{"words", "Build an inverted index in 8 MiB of local memory, beside Go's map", farbench.RunWords},
 		{"scan", "Compare reading a far array in sequence with a slice, and compress files from one to another", farbench.RunScan},
 		{"threads", "Measure a map's gets by the number of goroutines that wait for misses", farbench.RunThreads},
-		{"component", "Compare a hash table and sums at the memory node with reading what they need", farbench.RunComponent},
+		{"component", "Compare lookups, sums and elements that are moved at the memory node with reading what they need", farbench.RunComponent},
 		{"paging", "Compare far objects with pages that are brought when they are touched, and with the kernel's swapping", farbench.RunPaging},
 		{"web", "Compare a web front end over a far map and array with one that has everything local", farbench.RunWeb},
 	} {
