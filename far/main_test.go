@@ -6,7 +6,9 @@ import (
 
 	"go.uber.org/goleak"
 
+	"polder/far/remote/scan"
 	"polder/internal/invariants"
+	"polder/memnode/component"
 )
 
 // ofModel is how many of n rounds one goroutine plays against a model: all of them
@@ -19,6 +21,7 @@ func ofModel(n int) int {
 }
 
 func TestMain(m *testing.M) {
+	component.Main(component.Set{scan.Name: scan.Component})
 	// The models are one goroutine's. They run in full without the race
 	// detector, which makes them ten times slower.
 	if invariants.Enabled {

@@ -27,6 +27,9 @@ type player struct {
 
 	array  *far.Array[[8]int64]
 	vector *far.Vector[int64]
+	moved  *far.Array[[8]int64] // to which elements of array are copied
+	places *far.Array[int32]    // in array, of each of moved
+	most   int                  // that are moved at a time
 	list   *far.List[[4]int64]
 	stack  *far.Stack[[3]int32]
 	queue  *far.Queue[int64]
@@ -63,10 +66,16 @@ func newPlayer(t *testing.T, ctx context.Context, h *far.Heap, tr *trouble, seed
 		cfg.NewPrefetcher = func() far.Prefetcher { return far.NoPrefetch{} }
 		ofArray = far.StructureConfig{Group: 64, NewPrefetcher: cfg.NewPrefetcher}
 	}
+	most := 1000
+	if tr.kind == faults {
+		most = 30 // with more something would always be in the way
+	}
 	return &player{
-		t: t, ctx: ctx, h: h, r: rand.New(rand.NewPCG(seed, 0)), s: h.NewScope(), trouble: tr,
+		most: most, t: t, ctx: ctx, h: h, r: rand.New(rand.NewPCG(seed, 0)), s: h.NewScope(), trouble: tr,
 		array:     must(far.NewArray[[8]int64](ctx, h, playerArray, ofArray)),
 		vector:    must(far.NewVector[int64](h, cfg)),
+		moved:     must(far.NewArray[[8]int64](ctx, h, most, cfg)),
+		places:    must(far.NewArray[int32](ctx, h, most, cfg)),
 		list:      must(far.NewList[[4]int64](h, cfg)),
 		stack:     must(far.NewStack[[3]int32](h, cfg)),
 		queue:     must(far.NewQueue[int64](h, cfg)),
@@ -238,7 +247,11 @@ func (p *player) step(round int) {
 func (p *player) useArray(v int64) {
 	r, i := p.r, p.r.IntN(playerArray)
 	ok := true
-	switch r.IntN(5) {
+	switch r.IntN(7) {
+	case 5:
+		ok = p.gather()
+	case 6:
+		ok = p.move()
 	case 0:
 		if ok = p.try("Set", func() error { return p.array.Set(p.ctx, i, [8]int64{v, 7: v}) }); ok {
 			p.wantArray[i] = [8]int64{v, 7: v}
@@ -287,6 +300,71 @@ func (p *player) useArray(v int64) {
 	if !ok && r.IntN(20) == 0 {
 		p.clearArray()
 	}
+}
+
+// gather brings elements of the array, at random or close to each other.
+func (p *player) gather() bool {
+	of, n := playerArray, 1+p.r.IntN(p.most)
+	if p.r.IntN(2) == 0 {
+		of = 1 + p.r.IntN(300)
+	}
+	indices, dst := make([]int, n), make([][8]int64, n)
+	for k := range indices {
+		indices[k] = p.r.IntN(of)
+	}
+	ok := p.try("Gather", func() error { return far.Gather(p.ctx, dst, p.array, indices) })
+	for k, i := range indices {
+		if ok {
+			expect(p, "Gather", dst[k], p.wantArray[i])
+		}
+	}
+	return ok
+}
+
+// move shuffles elements of the array, or copies those that count, of some.
+func (p *player) move() bool {
+	var want [][8]int64
+	var ok bool
+	if p.r.IntN(2) == 0 {
+		ids := make([]int32, p.most)
+		for k := range ids {
+			ids[k] = p.r.Int32N(playerArray)
+			want = append(want, p.wantArray[ids[k]])
+		}
+		ok = p.try("Shuffle", func() error {
+			if err := p.places.Write(p.ctx, ids, 0); err != nil {
+				return err
+			}
+			return far.Shuffle(p.ctx, p.moved, p.array, p.places)
+		})
+	} else {
+		i := p.r.IntN(playerArray)
+		j := min(i+3*p.most, playerArray)
+		first := far.FieldOf(func(v *[8]int64) *int64 { return &v[0] })
+		conditions := []far.Condition[[8]int64]{far.Within[[8]int64](i, j)}
+		least := int64(0)
+		if p.r.IntN(3) > 0 {
+			least = int64(i + p.r.IntN(3*p.most))
+			conditions = append(conditions, first.Is(far.IfGreaterOrEqual, least))
+		}
+		for _, v := range p.wantArray[i:j] {
+			if v[0] >= least && len(want) < p.most {
+				want = append(want, v)
+			}
+		}
+		ok = p.try("Copy", func() error {
+			n, err := far.Copy(p.ctx, p.moved, p.array, conditions...)
+			if err == nil {
+				expect(p, "Copy", n, len(want))
+			}
+			return err
+		})
+	}
+	got := make([][8]int64, len(want))
+	if ok = ok && p.try("Read", func() error { return p.moved.Read(p.ctx, got, 0) }); ok && !slices.Equal(got, want) {
+		p.t.Fatal("what was copied or shuffled is not what was wanted")
+	}
+	return ok
 }
 
 func (p *player) useVector(v int64) {
@@ -696,6 +774,8 @@ func (p *player) finish() {
 	expect(p, "Len", p.vector.Len(), len(p.wantVector))
 	expect(p, "Len", p.list.Len(), len(p.wantList))
 	p.array.Free()
+	p.moved.Free()
+	p.places.Free()
 	p.vector.Free()
 	p.list.Free()
 	p.stack.Free()
