@@ -22,7 +22,7 @@ import (
 // It is no instant: every element is as it was at some time between the call and the return, so that what was written before
 // the call is seen. Elements that a Vector loses meanwhile are zeros. It fails with a *LostError if an element is lost.
 //
-// It waits within ctx, takes up to a MiB of memory beside dst, and must not be called in a scope.
+// It waits within ctx, takes up to 2 MiB of memory beside dst, and must not be called in a scope.
 func Gather[T any](ctx context.Context, dst []T, v Elements[T], indices []int) error {
 	if err := gather(ctx, dst, v, indices); err != nil {
 		return fmt.Errorf("cannot gather %s: %w", v.scanned().named(), err)
@@ -54,7 +54,7 @@ func gather[T any](ctx context.Context, dst []T, v Elements[T], indices []int) e
 // Every element that is copied is as it was, and met the conditions, at some time between the call and the return. dst and
 // src may be the same: then what counts moves to the front.
 //
-// It waits within ctx, takes up to 3 MiB of memory, and must not be called in a scope.
+// It waits within ctx, takes up to 4 MiB of memory, and must not be called in a scope.
 func Copy[T any](ctx context.Context, dst, src Elements[T], conditions ...Condition[T]) (n int, err error) {
 	from, to := src.scanned(), dst.scanned()
 	q, i, j, err := scanOf(src, conditions)
@@ -85,7 +85,7 @@ type Index interface {
 // elements as Gather does, some 65,536 at a time, and writes dst as Copy does; dst is neither src nor order. If it fails, the
 // first ones may have been written.
 //
-// It waits within ctx, takes up to 3 MiB of memory, and must not be called in a scope.
+// It waits within ctx, takes up to 4 MiB of memory, and must not be called in a scope.
 func Shuffle[T any, I Index](ctx context.Context, dst, src Elements[T], order Elements[I]) error {
 	from, to, by := src.scanned(), dst.scanned(), order.scanned()
 	if err := shuffle(ctx, dst, src, order); err != nil {

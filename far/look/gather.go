@@ -71,6 +71,7 @@ func newGathering(e *ahead.Engine, st *ahead.Structure, stride int, dst []byte) 
 // Gather copies the elements of stride bytes at indices to dst.
 func Gather(ctx context.Context, e *ahead.Engine, st *ahead.Structure, dst []byte, stride int, indices []int) error {
 	picks := make([]pick, 0, min(len(indices), GatherMost))
+	var spare []pick
 	for len(indices) > 0 && stride > 0 {
 		n := min(len(indices), GatherMost)
 		picks = picks[:0]
@@ -78,7 +79,7 @@ func Gather(ctx context.Context, e *ahead.Engine, st *ahead.Structure, dst []byt
 			picks = append(picks, pick(i)<<16|pick(k))
 		}
 		if !slices.IsSorted(picks) {
-			slices.Sort(picks)
+			picks, spare = inOrder(picks, spare)
 		}
 		rest := picks
 		if err := inTurns(ctx, func(ctx context.Context) (*looking, error) {
@@ -100,6 +101,42 @@ func Gather(ctx context.Context, e *ahead.Engine, st *ahead.Structure, dst []byt
 		dst, indices = dst[n*stride:], indices[n:]
 	}
 	return nil
+}
+
+const (
+	digit = 11  // bits by which picks are put in order at a time
+	few   = 512 // picks for which comparing them is as fast
+)
+
+// inOrder returns picks, which are in the order of their places, in that of their elements, and a buffer for the next ones. For
+// tens of thousands that takes a ninth of the time of comparing them, during which no node would do anything.
+func inOrder(picks, spare []pick) (ordered, buffer []pick) {
+	if len(picks) < few {
+		slices.Sort(picks)
+		return picks, spare
+	}
+	to := slices.Grow(spare[:0], len(picks))[:len(picks)]
+	all := pick(0)
+	for _, p := range picks {
+		all |= p
+	}
+	for shift := 16; all>>shift != 0; shift += digit {
+		var at [1 << digit]int32 // where the next pick with a digit goes to
+		for _, p := range picks {
+			at[p>>shift%(1<<digit)]++
+		}
+		n := int32(0)
+		for d := range at {
+			at[d], n = n, n+at[d]
+		}
+		for _, p := range picks {
+			d := p >> shift % (1 << digit)
+			to[at[d]] = p
+			at[d]++
+		}
+		picks, to = to, picks
+	}
+	return picks, to
 }
 
 // here copies what is local of picks, which are in order, and finds out what the store is to copy, and what is to be read. It
