@@ -20,7 +20,8 @@ import (
 // here, as the sums of Aggregate are not.
 //
 // It is no instant: every element is as it was at some time between the call and the return, so that what was written before
-// the call is seen. Elements that a Vector loses meanwhile are zeros. It fails with a *LostError if an element is lost.
+// the call is seen. Whoever writes elements meanwhile needs a lock if that matters. Elements that a Vector loses meanwhile are
+// zeros. It fails with a *LostError if an element is lost.
 //
 // It waits within ctx, takes up to 2 MiB of memory beside dst, and must not be called in a scope.
 func Gather[T any](ctx context.Context, dst []T, v Elements[T], indices []int) error {

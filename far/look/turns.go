@@ -77,9 +77,9 @@ func (l *looking) scan(ctx context.Context, a *offload.Aggregate) {
 	}
 }
 
-// inTurns has parts of a structure looked at, of which begin begins the next one, or returns nil when there is none, and
-// calls what comes then for each in order, until that reports false. While the store looks at a part, the next
-// one is looked at here, and while that is called, the store looks at the next one.
+// inTurns has parts of a structure looked at. begin begins the next part, or returns nil when there is none; then of
+// each part is called in order, until one reports false. While the store looks at a part, the next one is looked at
+// here, and while then of a part is called, the store looks at the next one.
 func inTurns(ctx context.Context, begin func(ctx context.Context) (*looking, error)) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var next *looking

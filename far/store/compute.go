@@ -6,7 +6,7 @@ import (
 	"polder/internal/offload"
 )
 
-// A Computer is a Store that can look through objects where they lie.
+// A Computer is a Store that can look through objects, and take elements out of them, where they lie.
 type Computer interface {
 	Store
 	// Scan looks through the objects of parts as q says, in as few round trips as it
