@@ -288,10 +288,14 @@ func TestScatteredObjectsAreReadTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := rand.New(rand.NewPCG(1, 2))
-	before, fetches := store.Reads.Load(), h.Stats().Fetches
-	checkGathered(t, a, r, 300, n, func(int) int64 { return 0 })
-	reads, fetched := store.Reads.Load()-before, h.Stats().Fetches-fetches
-	if fetched < 100 || reads > int64(fetched)/4 {
-		t.Errorf("%d objects took %d reads of the store, want a quarter at the most", fetched, reads)
+	var reads int64
+	var fetched uint64
+	for range 10 { // while there is no local memory for what comes, it comes one by one
+		before, fetches := store.Reads.Load(), h.Stats().Fetches
+		checkGathered(t, a, r, 300, n, func(int) int64 { return 0 })
+		if reads, fetched = store.Reads.Load()-before, h.Stats().Fetches-fetches; fetched >= 100 && reads <= int64(fetched)/4 {
+			return
+		}
 	}
+	t.Errorf("%d objects took %d reads of the store, want a quarter at the most", fetched, reads)
 }
