@@ -213,7 +213,7 @@ func TestFarObjectsOfAnOldClassAreNotThoseOfANewOne(t *testing.T) {
 	b := make([]byte, object.FarSize(old.c.Size))
 	record.Put(b, record.Header{Kind: record.Object, Owner: old.c.Owner(), Number: 5}, make([]byte, old.c.Size))
 	record.Record(b).SetVersion(h.core.Far.Version() + 1)
-	fillFar(t, h, 12000) // other objects are evacuated meanwhile
+	fillFar(t, h, 10_000) // other objects are evacuated meanwhile
 	check := func(c *objects.Class) error {
 		return h.objects.Owner().Check(b, &heap.Want{Of: c, ID: c.Owner(), Number: 5, Size: sizeclass.Round(len(b))})
 	}
