@@ -34,5 +34,6 @@ func (h *Heap) Local() int64 { return h.core.Local() }
 // Config.MaxLocal. When it returns without an error, the heap has no more than
 // that resident; while it shrinks, new objects and entries wait. It must not be
 // called in a scope. If ctx ends before enough has been evacuated, SetLocal
-// fails, and the heap goes on shrinking in the background.
+// fails, and the heap goes on shrinking in the background, to what Local says by then; if n
+// cannot be, the budget stays as it was.
 func (h *Heap) SetLocal(ctx context.Context, n int64) error { return h.maps.SetLocal(ctx, n) }

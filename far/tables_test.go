@@ -53,3 +53,32 @@ func TestTablesBecomeSmallerWithTheBudget(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Where pointers have taken their part of the budget, tables stay smaller, so that more find room beside a map
+// that has more entries than local memory has room for the words of.
+func TestTablesLeaveRoomForPointers(t *testing.T) {
+	t.Parallel()
+	const local, pointers, entries = 16 << 20, 1 << 18, 1 << 19
+	h, err := NewHeap(NewMemStore(1<<20, 256), Config{Local: local})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	ctx := t.Context()
+	array := func() {
+		t.Helper()
+		if _, err := NewArray[int64](ctx, h, pointers, StructureConfig{Group: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	array()
+	m := h.NewByteMap("test")
+	for n := range entries {
+		if err := m.Set(ctx, key(n), Entry{Value: []byte("v")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		array()
+	}
+}

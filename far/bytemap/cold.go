@@ -130,9 +130,7 @@ func (sh *shard) learn(h *Maps, tag uint32, i int, leaf index.Leaf, warmth index
 // does. sh.mu must be held.
 func (sh *shard) more(h *Maps, keep uint32) error {
 	if sh.t.Bytes() == 0 || !h.tight() {
-		if err := sh.grow(h); !errors.Is(err, heap.ErrMetadataFull) || sh.t.Bytes() == 0 {
-			return err
-		}
+		return sh.grow(h)
 	}
 	if sh.cold == nil {
 		sh.cold = new(leafIndex)

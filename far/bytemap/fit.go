@@ -9,13 +9,15 @@ import (
 )
 
 // share is the part of a budget that the tables of all maps may take before words are settled: about half, or a fifth if that
-// is more. A word takes 16 bytes, and spares as many reads as an entry that stays local, which takes ten times as much. Of
-// a heap that takes checkpoints it is a fifth: a checkpoint has a copy of the tables.
+// is more. A word takes 16 bytes, and spares as many reads as an entry that stays local, which takes ten times as much. What
+// pointers take, and may take again, counts twice, so that there is room for as much of that. Of a heap that takes
+// checkpoints it is a fifth: a checkpoint has a copy of the tables.
 func (h *Maps) share(budget int64) int64 {
 	if h.core.Far.Keeps() {
 		return budget / 5
 	}
-	return max(budget/5, budget/2-h.fixed)
+	l := &h.core.Logs
+	return max(budget/5, budget/2-h.fixed-2*(l.Of(heap.Words)+l.Of(heap.Nodes)+l.Asleep()))
 }
 
 // tight reports whether the tables of maps have used up their share of the budget.

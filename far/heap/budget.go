@@ -79,10 +79,10 @@ func (h *Heap) SetLocal(ctx context.Context, n int64) error {
 	l.Mu.Lock()
 	budget := n - l.others
 	least := int64(MinSegments+len(l.Open)) * int64(l.SegSize)
-	if budget < l.index+l.asleep+least {
+	if budget < l.index+l.Asleep()+least {
 		l.Mu.Unlock()
 		return fmt.Errorf("cannot set the local budget to %d bytes: indexes, words and buffers take %d, and logs at least %d",
-			n, l.index+l.asleep+l.others, least)
+			n, l.index+l.Asleep()+l.others, least)
 	}
 	l.budget = budget
 	l.trim()

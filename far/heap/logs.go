@@ -65,7 +65,7 @@ type Logs struct {
 	budget   int64                 // for indexes and logs, under Mu
 	others   int64                 // what else there is in Config.Local; immutable
 	index    int64                 // bytes of it that the owners' indexes have, under Mu
-	asleep   int64                 // bytes that they may want back, see SleepIndex; under Mu
+	asleep   atomic.Int64          // bytes that they may want back, see SleepIndex
 	of       [Staging]atomic.Int64 // those by Line; changes under Mu
 	window   int64                 // bytes of it that have gone to wider staging, under Mu
 	emptying int                   // segments that are being emptied, under Mu
@@ -158,8 +158,7 @@ const shrinkReserve = 1
 // ampleFrom is how many segments the evacuator may empty more than it needs.
 const ampleFrom = 2
 
-// MinSegments is the number of segments, beside those that mutators have open,
-// below which the logs do not work.
+// MinSegments is how many segments, beside those that mutators have open, the logs need to work.
 const MinSegments = 7
 
 // Init makes logs with a budget that can grow to most.
@@ -459,9 +458,8 @@ var ErrNoShrink = errors.New("no room for what shrinks")
 // LacksRoom reports whether err is one of the two.
 func LacksRoom(err error) bool { return err == ErrNoRoom || err == ErrNoShrink }
 
-// GrowIndex accounts for n more bytes of an index, u, which come out of the logs: out
-// of the segments that c may take. It fails with errNoRoom if the logs have to be
-// evacuated first.
+// GrowIndex accounts for n more bytes of an index, u, which come out of the segments of the logs that c may take. It fails
+// with ErrNoRoom if the logs have to be evacuated first.
 func (l *Logs) GrowIndex(u Line, n int64, c Claim) error { return l.growIndex(u, n, 0, c) }
 
 // WakeIndex is GrowIndex for n bytes for which SleepIndex was called. There will be room for them.
@@ -470,16 +468,17 @@ func (l *Logs) WakeIndex(u Line, n int64, c Claim) error { return l.growIndex(u,
 // SleepIndex takes back n bytes from an index, u, that may be wanted again: no index grows to where there would be no room for them.
 func (l *Logs) SleepIndex(u Line, n int64) {
 	l.ShrinkIndex(u, n)
-	l.Mu.Lock()
-	l.asleep += n
-	l.Mu.Unlock()
+	l.asleep.Add(n)
 }
+
+// Asleep is how many bytes indexes may want again.
+func (l *Logs) Asleep() int64 { return l.asleep.Load() }
 
 func (l *Logs) growIndex(u Line, n, woken int64, c Claim) error {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	allowed := l.allowed(l.index + n)
-	if least := MinSegments + len(l.Open); l.allowed(l.index+l.asleep-woken+n) < least {
+	if least := MinSegments + len(l.Open); l.allowed(l.index+l.Asleep()-woken+n) < least {
 		if l.window > 0 {
 			l.narrow.Store(true)
 			l.Wake()
@@ -487,7 +486,7 @@ func (l *Logs) growIndex(u Line, n, woken int64, c Claim) error {
 		}
 		total := l.others + l.budget
 		return fmt.Errorf("cannot grow the index to %d bytes: of the local budget of %d too little would be left for entries (give at least %d): %w",
-			l.index+l.asleep+n, total, l.others+l.index+l.asleep+n+int64(least*l.SegSize), ErrMetadataFull)
+			l.index+l.Asleep()+n, total, l.others+l.index+l.Asleep()+n+int64(least*l.SegSize), ErrMetadataFull)
 	}
 	if less := l.allowed(l.index) - allowed; less > 0 {
 		if left := len(l.empty) + min(len(l.absent), allowed-l.resident); left < l.keep(c) {
@@ -503,7 +502,7 @@ func (l *Logs) growIndex(u Line, n, woken int64, c Claim) error {
 		}
 	}
 	l.index += n
-	l.asleep -= woken
+	l.asleep.Add(-woken)
 	l.of[u].Add(n)
 	l.want = 0
 	l.assess()
