@@ -2,8 +2,8 @@
 //
 // A structure tells the [Engine] of uses that are the first in a while. A [Prefetcher], one for every
 // scope and structure, guesses from them what will be used next, and a few goroutines of the heap fetch that. How
-// much may be in flight is measured. Where a goroutine has to wait for an object anyway, [Engine.Demand] has it fetch
-// those that follow, too. [Engine.Enter] is how structures whose objects are next to each other come by one, with all of that.
+// much may be in flight is measured. [Engine.Enter] is how structures whose objects are next to each other come by one, with
+// all of that; where a goroutine has to wait for an object anyway, it fetches those that follow, too.
 //
 // # Concurrency
 //

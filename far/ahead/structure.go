@@ -52,7 +52,7 @@ func (e *Engine) Enter(s *heap.Scope, st *Structure, p *uint64, i, n, what int) 
 	if i >= 0 {
 		e.Access(s, st, i, what&objects.Stream != 0)
 		if objects.Load(p).Far() && !heap.IsOpen(s) {
-			e.Demand(s, st, i, n, what&objects.Stream != 0)
+			e.demand(s, st, i, n, what&objects.Stream != 0)
 		}
 	}
 	for try := 0; ; try++ {
@@ -128,14 +128,14 @@ func (e *Engine) Fetch(st *Structure, words []*uint64, stream bool) {
 	}
 }
 
-// Demand brings the far object i, and those that follow up to n, not included, and
+// demand brings the far object i, and those that follow up to n, not included, and
 // are next to be used in an iteration, as far as they are far: the caller would have to wait
 // anyway, and fetches many for not much more than one. That is what becomes of
 // prefetching when no processor is left for it. It takes no local memory that is
 // kept for scopes, and waits for it only as long as the evacuator usually takes to make
 // some: what is missing then, and whatever goes wrong, who dereferences the objects comes upon. It must not be called in a
 // scope.
-func (e *Engine) Demand(s *heap.Scope, st *Structure, i, n int, stream bool) {
+func (e *Engine) demand(s *heap.Scope, st *Structure, i, n int, stream bool) {
 	if st.New != nil {
 		n = i + 1 // what is fetched ahead is the prefetcher's
 	}

@@ -60,20 +60,23 @@ func computed(h *far.Heap) (n uint64) {
 	return n
 }
 
+// setups are nodes that compute, one whose memory is mapped, and one that does not compute.
+var setups = []struct {
+	name       string
+	setup      pooltest.Setup
+	components int64
+	nodes      int
+}{
+	{"over inproc", pooltest.Inproc, 16 << 20, 2},
+	{"over TCP", pooltest.TCP, 16 << 20, 1},
+	{"over SHM", pooltest.SHM, 0, 1},
+	{"by reading, from a node that does not compute", pooltest.Inproc, 0, 1},
+}
+
 // TestAStructureComputesWhatASliceDoes: the same questions to a vector of structs and to an array of numbers, most of them
 // far, some local, dirty, or never used, and to plain slices.
 func TestAStructureComputesWhatASliceDoes(t *testing.T) {
-	for _, c := range []struct {
-		name       string
-		setup      pooltest.Setup
-		components int64
-		nodes      int
-	}{
-		{"over inproc", pooltest.Inproc, 16 << 20, 2},
-		{"over TCP", pooltest.TCP, 16 << 20, 1},
-		{"over SHM", pooltest.SHM, 0, 1},
-		{"by reading, from a node that does not compute", pooltest.Inproc, 0, 1},
-	} {
+	for _, c := range setups {
 		if invariants.Enabled && c.components == 0 {
 			continue // it takes long; "make plain" has it
 		}

@@ -47,20 +47,24 @@ func trips(t *testing.T, h *far.Heap, n, group int) (*far.Vector[trip], []trip) 
 	return v, model
 }
 
+// checkGathered gathers the elements at indices, which must be those of the model.
+func checkGathered(t *testing.T, v *far.Vector[trip], model []trip, indices []int) {
+	t.Helper()
+	got := make([]trip, len(indices))
+	if err := far.Gather(t.Context(), got, v, indices); err != nil {
+		t.Fatal(err)
+	}
+	for k, i := range indices {
+		if got[k] != model[i] {
+			t.Fatalf("got %+v for element %d, want %+v", got[k], i, model[i])
+		}
+	}
+}
+
 // TestElementsAreGatheredAsFromASlice: at random and in runs, once and many times, of groups of every size, and with and without
 // nodes that compute.
 func TestElementsAreGatheredAsFromASlice(t *testing.T) {
-	for _, c := range []struct {
-		name       string
-		setup      pooltest.Setup
-		components int64
-		nodes      int
-	}{
-		{"over inproc", pooltest.Inproc, 16 << 20, 2},
-		{"over TCP", pooltest.TCP, 16 << 20, 1},
-		{"over SHM", pooltest.SHM, 0, 1},
-		{"by reading, from a node that does not compute", pooltest.Inproc, 0, 1},
-	} {
+	for _, c := range setups {
 		t.Run(c.name, func(t *testing.T) {
 			cfgs := make([]memnode.Config, c.nodes)
 			for i := range cfgs {
@@ -83,15 +87,7 @@ func TestElementsAreGatheredAsFromASlice(t *testing.T) {
 					picked(3000, func() int { return 5 }),
 					slices.Sorted(slices.Values(picked(5000, func() int { return r.IntN(n) }))),
 				} {
-					got := make([]trip, len(want))
-					if err := far.Gather(t.Context(), got, v, want); err != nil {
-						t.Fatal(err)
-					}
-					for k, i := range want {
-						if got[k] != model[i] {
-							t.Fatalf("groups of %d: got %+v for element %d, want %+v", group, got[k], i, model[i])
-						}
-					}
+					checkGathered(t, v, model, want)
 				}
 				v.Free()
 			}
@@ -232,15 +228,7 @@ func TestElementsAreGatheredFromCopies(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	v, model := trips(t, h, 100_001, 0)
 	want := picked(20_000, func() int { return r.IntN(len(model)) })
-	got := make([]trip, len(want))
-	if err := far.Gather(t.Context(), got, v, want); err != nil {
-		t.Fatal(err)
-	}
-	for k, i := range want {
-		if got[k] != model[i] {
-			t.Fatalf("got %+v for element %d, want %+v", got[k], i, model[i])
-		}
-	}
+	checkGathered(t, v, model, want)
 	if n := computed(h); n == 0 || n >= 20_000 {
 		t.Errorf("%d objects were looked at where they are, want those of two places of three", n)
 	}
@@ -282,15 +270,7 @@ func TestANodeThatDoesNotGatherIsRead(t *testing.T) {
 			v, model := trips(t, h, 100_000, 0)
 			r := rand.New(rand.NewPCG(3, 4))
 			want := picked(5000, func() int { return r.IntN(len(model)) })
-			got := make([]trip, len(want))
-			if err := far.Gather(t.Context(), got, v, want); err != nil {
-				t.Fatal(err)
-			}
-			for k, i := range want {
-				if got[k] != model[i] {
-					t.Fatalf("got %+v for element %d, want %+v", got[k], i, model[i])
-				}
-			}
+			checkGathered(t, v, model, want)
 			if n := computed(h); n > 0 {
 				t.Errorf("%d objects count as looked at by a node that did not", n)
 			}
