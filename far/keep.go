@@ -171,7 +171,11 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 			h.checkpointAt.Store(changes)
 			return nil
 		}
-		scarce := errors.Is(err, errNoMemory) && !errors.Is(err, ErrMetadataFull) && time.Since(began) < heap.StoreTimeout // the evacuator makes some
+		scarce := errors.Is(err, errNoMemory) && time.Since(began) < heap.StoreTimeout // the evacuator makes some
+		if scarce && errors.Is(err, ErrMetadataFull) {
+			smaller, _ := h.maps.Halve(ctx) // or ctx has ended, or the heap, which is seen below
+			scarce = smaller || h.core.Dirty() > h.Local()/dirtyShare
+		}
 		if err != bytemap.ErrBusy && err != bytemap.ErrGrown && !errors.Is(err, store.ErrSealed) && !scarce {
 			return err
 		}
@@ -200,15 +204,20 @@ var errNoMemory = errors.New("no memory for a checkpoint")
 
 // tryCheckpoint is one try, with at least so many bytes of memory. It returns how many it should have been.
 func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
-	least := h.core.Stats().Index + h.core.Dirty() + leastCheckpoint
+	_, _, least, err := h.maps.Freeze(nil, leastCheckpoint)
+	if err != bytemap.ErrGrown {
+		return 0, err
+	}
+	least += h.core.Logs.Of(heap.Words)
 	more := size > least // than it takes now
-	size = max(size, least) * 5 / 4
+	size = max(size, least) * 9 / 8
 	size = (size + int64(arena.PageSize)) &^ int64(arena.PageSize-1)
 	wait, objects := heap.HoldFor, h.objects.Keeps()
 	if objects {
 		wait = memoryWait
 	}
-	if err := h.core.GrowIndex(heap.Checkpoint, size, wait); err != nil && !objects && (more || h.core.Dirty() > h.Local()/dirtyShare) {
+	err = h.core.GrowIndex(heap.Checkpoint, size, wait)
+	if err != nil && !objects && !errors.Is(err, ErrMetadataFull) && (more || h.core.Dirty() > h.Local()/dirtyShare) {
 		return 0, bytemap.ErrGrown // which becomes less when it is written back
 	} else if err != nil {
 		return 0, fmt.Errorf("%w of %d bytes: %w", errNoMemory, size, err)

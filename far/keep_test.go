@@ -588,6 +588,39 @@ func TestACheckpointFitsIntoAStoreThatIsFull(t *testing.T) {
 	}
 }
 
+// TestACheckpointFitsBesideTablesThatAreFull: with the least budget and many small entries the tables have all that they may have, and more while
+// entries come faster than their words go far.
+func TestACheckpointFitsBesideTablesThatAreFull(t *testing.T) {
+	k := newKeeper(heap.MinSegmentSize, 3000)
+	h := openKept(t, k, heap.MinLocal, false)
+	defer closeHeap(t, h)
+	m := h.NewByteMap("things")
+	const writers, each = 4, 25_000
+	var wg sync.WaitGroup
+	for w := range writers {
+		wg.Go(func() {
+			for i := range each {
+				if err := m.Set(t.Context(), fmt.Append(nil, w, i), Entry{Value: make([]byte, 64)}); err != nil {
+					t.Errorf("set %d: %v", i, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for range 3 {
+		tables := h.Stats().Lines[heap.Tables]
+		if err := h.Checkpoint(t.Context()); err != nil {
+			t.Errorf("a checkpoint beside tables of %d bytes: %v", tables, err)
+		}
+		for i := range each { // words come back
+			if _, err := m.Get(t.Context(), fmt.Append(nil, 0, i), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // TestWhoWritesToAFullStoreWaitsForRoom that cleaning and a checkpoint make of what was deleted, and of what only a snapshot keeps.
 func TestWhoWritesToAFullStoreWaitsForRoom(t *testing.T) {
 	k := newKeeper(heap.MinSegmentSize, 150)

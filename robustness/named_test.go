@@ -447,3 +447,41 @@ func TestAHeapWhoseManifestIsInEtcd(t *testing.T) {
 		t.Errorf("heap ls of nothing: %d, %s%s", code, out, errs)
 	}
 }
+
+// TestIndexesLeaveRoomForTheNextServer: with the least local memory, more small keys are written than their index has room for there, and the server is
+// killed. The next one needs no more memory, takes checkpoints, and ends in good order.
+func TestIndexesLeaveRoomForTheNextServer(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	witnesses := startWitnesses(t)
+	_, far := startNodes(t, 2)
+	for _, size := range []int{8, 64} {
+		args := append(named(far, witnesses, "--durable"), "--heap", fmt.Sprint("of-", size))
+		server := proctest.Start(t, "serve", args...)
+		c := connect(t, server)
+		const n = 100_000
+		value := func(i int) string { return fmt.Sprintf("%0*d", size, i) }
+		if err := pipelined(ctx, c, n, func(p redis.Pipeliner, i int) { p.Set(ctx, fmt.Sprint("key ", i), value(i), 0) }, func(i int, cmd redis.Cmder) error {
+			return cmd.Err()
+		}); err != nil {
+			t.Fatal(err)
+		}
+		server.Kill()
+		<-server.Done()
+		for range 2 {
+			server = proctest.Start(t, "serve", args...)
+			c = connect(t, server)
+			if err := pipelined(ctx, c, n, func(p redis.Pipeliner, i int) { p.Get(ctx, fmt.Sprint("key ", i)) }, func(i int, cmd redis.Cmder) error {
+				if got, err := cmd.(*redis.StringCmd).Result(); err != nil || got != value(i) {
+					return fmt.Errorf("key %d is %q, %w", i, got, err)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if err := server.Stop(); err != nil {
+				t.Errorf("the end of a server with many keys of %d bytes: %v", size, err)
+			}
+		}
+	}
+}

@@ -26,13 +26,11 @@ import (
 //	u8 whether there may be pieces without a head; u32 large values to be removed; for each:
 //	  u16 map, u64 version, u64 size, u32 size of a piece, u32 pieces that are left
 
-// Why there can be no checkpoint just now.
-var (
-	// ErrBusy: something that is under way has to end before.
-	ErrBusy = errors.New("a map is being cleared")
-	// ErrGrown: there is more to be written than there was room for.
-	ErrGrown = errors.New("indexes grow too fast")
-)
+// ErrBusy: there can be no checkpoint just now, since something that is under way has to end before.
+var ErrBusy = errors.New("a map is being cleared")
+
+// ErrGrown: a checkpoint has more to write than there was room for.
+var ErrGrown = errors.New("indexes grow too fast")
 
 // NewSecrets returns the seed of the hash of keys and the secret that leaves are sealed with, which are new ones: to be kept
 // before anything is stored.

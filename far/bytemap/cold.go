@@ -72,12 +72,10 @@ func (sh *shard) learn(h *Maps, tag uint32, i int, leaf index.Leaf, warmth index
 	if ref == 0 {
 		return absent
 	}
-	first := leaf.Find(tag)
-	n := first
-	for n < leaf.Len() && leaf.At(n).Tag == tag {
+	first, n := leaf.Find(tag), 0
+	for first+n < leaf.Len() && leaf.At(first+n).Tag == tag {
 		n++
 	}
-	n -= first
 	if !sh.roomy() {
 		_ = sh.more(h, tag)
 	}
@@ -177,13 +175,7 @@ func (sh *shard) full() bool {
 
 // ripe reports whether it is worthwhile to settle the words of sh. sh.mu must be held.
 func (sh *shard) ripe() bool {
-	n := 0
-	for p := range sh.t.All() {
-		if w := *sh.t.Word(p); w.Settles() || w.IsGone() {
-			n++
-		}
-	}
-	return n*8 >= sh.t.Used
+	return 8*sh.t.Count(func(w index.Word) bool { return w.Settles() || w.IsGone() }) >= sh.t.Used
 }
 
 // spared is how many words leave a sixteenth of the table free beyond what makes it roomy.

@@ -31,7 +31,10 @@ func (h *Maps) SetLocal(ctx context.Context, budget int64) error {
 	was := h.core.Local()
 	for now := was; ; now /= 2 {
 		next := max(now/2, budget)
-		err := h.shrinkTo(ctx, next)
+		err := h.shrink(ctx, h.share(next))
+		if err == nil {
+			err = h.core.SetLocal(ctx, next)
+		}
 		if err != nil && ctx.Err() == nil && h.core.Local() != was {
 			return errors.Join(err, h.core.SetLocal(ctx, was))
 		}
@@ -41,8 +44,16 @@ func (h *Maps) SetLocal(ctx context.Context, budget int64) error {
 	}
 }
 
-func (h *Maps) shrinkTo(ctx context.Context, budget int64) error {
-	all, share := h.core.Logs.Of(heap.Tables), h.share(budget)
+// Halve makes tables half as large, or as small as they can be now, and reports whether they became smaller.
+func (h *Maps) Halve(ctx context.Context) (bool, error) {
+	was := h.core.Logs.Of(heap.Tables)
+	err := h.shrink(ctx, was/2)
+	return h.core.Logs.Of(heap.Tables) < was, err
+}
+
+// shrink makes tables take no more than share, as far as their words can go far.
+func (h *Maps) shrink(ctx context.Context, share int64) error {
+	all := h.core.Logs.Of(heap.Tables)
 	for settle := true; all > share; settle = false {
 		waits := false
 		h.eachShard(func(sh *shard) {
@@ -59,7 +70,7 @@ func (h *Maps) shrinkTo(ctx context.Context, budget int64) error {
 			h.eachShard(func(sh *shard) { waits = waits || sh.cold != nil && sh.cold.settling })
 		}
 	}
-	return h.core.SetLocal(ctx, budget)
+	return nil
 }
 
 // eachShard calls fn for each shard of the maps that are used, with its lock held.

@@ -104,10 +104,7 @@ func (h *Maps) MaxValue() int { return h.maxValue }
 func (h *Maps) New(name, types string, exclusive bool) (*Map, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if m, err := h.keptBy(name, types); m != nil || err != nil {
-		if m != nil {
-			m.exclusive = exclusive
-		}
+	if m, err := h.keptBy(name, types, exclusive); m != nil || err != nil {
 		return m, err
 	}
 	old := *h.maps.Load()
@@ -132,7 +129,7 @@ func (h *Maps) New(name, types string, exclusive bool) (*Map, error) {
 
 // keptBy returns the map of a name and types that the heap was closed with, nil if there is none that nobody has
 // yet. h.mu must be held.
-func (h *Maps) keptBy(name, types string) (*Map, error) {
+func (h *Maps) keptBy(name, types string, exclusive bool) (*Map, error) {
 	for _, m := range *h.maps.Load() {
 		if !m.kept || m.name != name {
 			continue
@@ -140,7 +137,7 @@ func (h *Maps) keptBy(name, types string) (*Map, error) {
 		if types != "" && m.types != types {
 			return nil, fmt.Errorf("map %q was made from %s, and cannot be opened as one from %s", name, cmp.Or(m.types, "bytes to bytes"), types)
 		}
-		m.kept = false
+		m.kept, m.exclusive = false, exclusive
 		return m, nil
 	}
 	return nil, nil

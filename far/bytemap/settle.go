@@ -112,14 +112,13 @@ func (s *settler) ready() error {
 	if s.mem != nil {
 		return nil
 	}
-	l := &s.h.core.Logs
 	n := min(max(heap.Floor2(s.h.core.Local()/128), leastSettler), mostSettler)
 	if err := s.h.core.GrowIndex(heap.Settling, int64(3*n), heap.HoldFor); err != nil {
 		return err
 	}
 	mem, err := arena.Anonymous(3*n, false)
 	if err != nil {
-		l.ShrinkIndex(heap.Settling, int64(3*n))
+		s.h.core.Logs.ShrinkIndex(heap.Settling, int64(3*n))
 		return err
 	}
 	s.mem = mem
@@ -192,12 +191,7 @@ func (s *settler) double(sh *shard) error {
 	for {
 		sh.mu.Lock()
 		c := sh.cold
-		n := c.count()
-		for p := range sh.t.All() {
-			if sh.t.Word(p).Settles() {
-				n++
-			}
-		}
+		n := c.count() + sh.t.Count(index.Word.Settles)
 		least, size := 2*c.Len(), c.DoubledBytes() // the settler alone changes them, and who clears the map
 		enough := n <= c.Len()*index.Most
 		for i := range c.Len() {

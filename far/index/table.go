@@ -177,6 +177,16 @@ func (t *Table) All() iter.Seq[Place] {
 	}
 }
 
+// Count is how many words are as is says.
+func (t *Table) Count(is func(Word) bool) (n int) {
+	for p := range t.All() {
+		if is(*t.Word(p)) {
+			n++
+		}
+	}
+	return n
+}
+
 // Within iterates over the entries with tags from lo up to hi. They may be removed meanwhile.
 func (t *Table) Within(lo, hi uint64) iter.Seq[Place] {
 	return func(yield func(Place) bool) {
