@@ -133,16 +133,18 @@ func (n *Node) ChunkSize() int { return n.cfg.ChunkSize }
 // node closes when it is closed itself.
 func (n *Node) Serve(l verbs.Listener) error {
 	door := n.openDoor(l)
-	defer door.Close()
-	defer l.Close()
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
+		l.Close()
+		door.Close()
 		return nil
 	}
 	n.listeners[l] = door
 	n.mu.Unlock()
 	defer func() {
+		l.Close()
+		door.Close() // before Close, which gives the memory up, forgets of it
 		n.mu.Lock()
 		delete(n.listeners, l)
 		n.mu.Unlock()

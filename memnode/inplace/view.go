@@ -57,6 +57,10 @@ func ask(ctx context.Context, name string, r *Request, size int) (*View, error) 
 	if err != nil {
 		return nil, err
 	}
+	if err := ctx.Err(); err != nil {
+		conn.Close()
+		return nil, err
+	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	peer, err := conn.Peer()
