@@ -98,7 +98,7 @@ func (p *Pool) Stats() Stats {
 			Name: n.name, State: state, Chunks: chunks, Space: int(n.space()),
 			Reads: c.reads.Load(), Writes: c.writes.Load(), Atomics: c.atomics.Load(),
 			ReadsInPlace: c.readsInPlace.Load(),
-			BytesRead: c.bytesRead.Load(), BytesWritten: c.bytesWritten.Load(),
+			BytesRead:    c.bytesRead.Load(), BytesWritten: c.bytesWritten.Load(),
 			Allocs: c.allocs.Load(), Frees: c.frees.Load(), Lost: c.lost.Load(),
 			Retries: c.retries.Load(), Reconnects: c.reconnects.Load(),
 		})
