@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"bytes"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -141,7 +142,33 @@ func TestReadingInPlaceGoesOnAfterALostConnection(t *testing.T) {
 			}
 			close(stop)
 			wg.Wait()
+			pooltest.Eventually(t, "the memory is mapped by the node and by the last connection", func() bool {
+				maps, err := os.ReadFile("/proc/self/maps")
+				if err != nil {
+					t.Fatal(err)
+				}
+				return bytes.Count(maps, []byte("memfd:polder-lent")) == 2
+			})
 		})
+	}
+}
+
+// TestNothingIsBelievedThatWasReadAfterTheLease: it is read again, over a connection that has a lease.
+func TestNothingIsBelievedThatWasReadAfterTheLease(t *testing.T) {
+	k := pooltest.NewCluster(t, pooltest.InPlace, memnode.Config{Lend: 1 << 20, ChunkSize: keptUnit}).Open(pool.Config{})
+	c := k.MustAlloc(t)
+	if _, err := c.WriteAt([]byte("mine"), 8); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 4)
+	for i := range int64(3) {
+		c.EndLease()
+		if _, err := c.ReadAt(got, 8); err != nil || string(got) != "mine" {
+			t.Fatalf("read %q, %v", got, err)
+		}
+		if n := k.Stats().Nodes[0].Reconnects; n != i+1 {
+			t.Fatalf("%d connections were given up, want the %d whose leases had ended", n, i+1)
+		}
 	}
 }
 

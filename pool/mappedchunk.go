@@ -58,12 +58,12 @@ const (
 // inPlace is what is done in place over l, for people.
 func (l *link) inPlace() string {
 	switch {
-	case l == nil || l.mapper == nil:
-		return inPlaceNothing
 	case l.view != nil:
 		return inPlaceReads
+	case l.mapper != nil:
+		return inPlaceAll
 	}
-	return inPlaceAll
+	return inPlaceNothing
 }
 
 // bind makes the binding of a grant over l.

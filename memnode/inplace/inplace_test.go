@@ -7,11 +7,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"polder/internal/arena"
 	"polder/internal/fdpass"
@@ -130,6 +132,11 @@ func TestMemoryIsPassed(t *testing.T) {
 			t.Errorf("got %v, %v, want the refusal", v, err)
 		}
 		refuse.Store(false)
+		// Another machine's node has no memory here, whatever is at the same port.
+		far := netip.AddrPortFrom(netip.MustParseAddr("192.0.2.7"), addr.Port())
+		if v, err := ask1(t, far); !errors.Is(err, ErrElsewhere) {
+			t.Errorf("another machine's: got %v, %v, want %v", v, err, ErrElsewhere)
+		}
 		v, err := ask1(t, addr)
 		if err != nil {
 			t.Fatal(err)
@@ -249,6 +256,79 @@ func TestAHostileNodeIsOfNoUse(t *testing.T) {
 		}
 		l.Close()
 		<-done
+	}
+}
+
+// foreign runs f as another user, if this one is root, and reports whether it has.
+func foreign(t *testing.T, f func()) bool {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		return false // who is not root cannot be anybody else; whom to trust is tested in fdpass
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		const nobody = 65534
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 { // of this thread alone
+			done <- errno
+			return
+		}
+		f()
+		done <- nil
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	return true
+}
+
+// TestNothingIsPassedBetweenUsers: neither end talks to a process of another user.
+func TestNothingIsPassedBetweenUsers(t *testing.T) {
+	addr := at(t)
+	door, err := Open(addr, newMemory(t), func(r *Request) (*arena.Memfd, error) {
+		t.Error("another user's process was heard")
+		return nil, errors.New("no")
+	}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer door.Close()
+	var conn *fdpass.Conn
+	if foreign(t, func() { conn, err = fdpass.Dial(Name(addr)) }) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		r := Request{Session: session, From: addr}
+		_ = conn.Send(r.Append(nil)) // it may be closed already
+		if b, err := conn.Recv(); err == nil {
+			t.Errorf("another user's process was answered %q", b)
+		}
+	}
+	other := at(t)
+	var l *net.UnixListener
+	if foreign(t, func() { l, err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: Name(other), Net: "unixpacket"}) }) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		heard := make(chan int)
+		go func() {
+			sock, err := l.AcceptUnix()
+			if err != nil {
+				heard <- -1
+				return
+			}
+			defer sock.Close()
+			n, _ := sock.Read(make([]byte, askSize))
+			heard <- n
+		}()
+		if v, err := ask1(t, other); err == nil || !strings.Contains(err.Error(), "runs as user") {
+			t.Errorf("memory of another user's process: got %v, %v, want it refused", v, err)
+		}
+		if n := <-heard; n != 0 {
+			t.Errorf("another user's process has heard %d bytes, with the secret of a session", n)
+		}
 	}
 }
 
