@@ -103,6 +103,17 @@ func TestABatchIsReadInPlaceUnlessItWrites(t *testing.T) {
 	}
 }
 
+// TestAPoolReadsOverTheFabricIfItIsToldSo: then it maps nothing.
+func TestAPoolReadsOverTheFabricIfItIsToldSo(t *testing.T) {
+	k := pooltest.NewCluster(t, pooltest.InPlace, memnode.Config{Lend: 1 << 20, ChunkSize: keptUnit}).Open(pool.Config{OverFabric: true})
+	if _, err := k.MustAlloc(t).ReadAt(make([]byte, 8), 0); err != nil {
+		t.Fatal(err)
+	}
+	if in, over := reads(k); in != 0 || over != 1 {
+		t.Errorf("%d reads in place and %d over the fabric, want 0 and 1", in, over)
+	}
+}
+
 // TestReadingInPlaceGoesOnAfterALostConnection: the memory is passed again, and what is not in place meanwhile comes over the fabric.
 func TestReadingInPlaceGoesOnAfterALostConnection(t *testing.T) {
 	for _, s := range inPlace() {

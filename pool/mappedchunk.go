@@ -35,7 +35,7 @@ func (n *node) mapMemory(ctx context.Context, l *link) {
 		l.mapper = m
 		return
 	}
-	if entry, _ := wire.ManagerNamed(n.manager.Name()); !entry.Keeps { // those alone pass it
+	if entry, _ := wire.ManagerNamed(n.manager.Name()); !entry.Keeps || n.pool.cfg.OverFabric { // those alone pass it
 		return
 	}
 	info := l.session.Info()
