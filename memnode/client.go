@@ -12,6 +12,7 @@ import (
 
 	"polder/internal/arena"
 	"polder/memnode/component"
+	"polder/memnode/tenancy"
 	"polder/memnode/wire"
 	"polder/verbs"
 )
@@ -60,6 +61,8 @@ type client struct {
 	groups  int        // of access that it may have; 0 means 1
 	part    any        // what the manager keeps of it
 	closed  bool
+
+	lease *tenancy.Lease // of reading in place; nil: it does not
 
 	mem *arena.Mapping // credits requests, then credits replies
 	mr  verbs.MR

@@ -102,6 +102,11 @@ type Config struct {
 	// can keep sessions (wire.Manager.Keeps). If an earlier node has left something there,
 	// the node lends as much as that one did, whatever Lend says.
 	Outliving *ledger.Outliving
+	// InPlace has clients on this machine, of the same user, that connect over TCP read in place: they are passed what the
+	// node lends, all of it, for reading only (package inplace). They write over the fabric as others do. It takes a manager that
+	// can keep sessions (wire.Manager.Keeps), and neither Outliving nor a device that pins memory. The memory has no
+	// huge pages then, unless the host has them for all shared memory.
+	InPlace bool
 	// Logger gets connections, losses and refusals; by default nothing is
 	// logged.
 	Logger *slog.Logger

@@ -61,6 +61,14 @@
 // each is passed a memfd of its own, which it maps. Package tenancy says why that
 // memory can be taken back.
 //
+// With Config.InPlace clients on the node's machine that connect over TCP read in place (package inplace). The memory is a
+// memfd then, and a client of the node's user or of root that has a session is passed it at a Unix socket, opened for reading
+// only, with a lease. It writes over its queue pairs as any other client does, and so a kept session can be taken over
+// from it: the node revokes the lease before it closes the queue pairs, and the client looks at the lease after it has copied
+// something, and before it believes it. A client sees what others have borrowed, as it could by looking at the memory
+// of a process of its own user. The memory has huge pages only if the host has them for all shared memory, and pages are
+// charged to the control group of who touches them first, which is the node, since it is its device that writes.
+//
 // # Sessions
 //
 // A client is a session: a number and a secret that the node invents. When its

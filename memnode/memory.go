@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"polder/internal/arena"
+	"polder/memnode/inplace"
 	"polder/memnode/ledger"
 	"polder/memnode/rebind"
 	"polder/verbs"
@@ -19,7 +20,8 @@ type memory struct {
 	binder *rebind.Binder
 	size   int // of a chunk
 	pinned bool
-	ledger *ledger.Ledger // nil: it ends with the process
+	ledger *ledger.Ledger  // nil: it ends with the process
+	shared *inplace.Memory // nil: nobody reads it in place
 }
 
 func newMemory(dev verbs.Device, pd verbs.PD, cfg *Config) (*memory, error) {
@@ -38,6 +40,11 @@ func (m *memory) open(dev verbs.Device, cfg *Config) (err error) {
 		}
 		m.mem = m.ledger.Memory()
 		cfg.Lend = int64(m.ledger.Form().Chunks)*int64(cfg.ChunkSize) + cfg.Components.Memory
+	} else if cfg.InPlace {
+		if m.shared, err = inplace.NewMemory(cfg.mapSize()); err != nil {
+			return err
+		}
+		m.mem = m.shared.Mapping()
 	} else if m.mem, err = arena.Anonymous(cfg.mapSize(), cfg.ChunkSize >= arena.HugePageSize); err != nil {
 		return err
 	}
@@ -62,8 +69,11 @@ func (m *memory) zero(i uint32) {
 }
 
 func (m *memory) punch(off, n int) error {
-	if m.ledger != nil {
+	switch {
+	case m.ledger != nil:
 		return m.ledger.Punch(off, n)
+	case m.shared != nil:
+		return m.shared.Punch(off, n)
 	}
 	return m.mem.Punch(off, n)
 }
@@ -89,6 +99,8 @@ func (m *memory) close() error {
 	switch {
 	case m.ledger != nil:
 		return m.ledger.Close()
+	case m.shared != nil:
+		return m.shared.Close()
 	case m.mem != nil:
 		return m.mem.Close()
 	}

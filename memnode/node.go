@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
 	"polder/memnode/component"
+	"polder/memnode/inplace"
 	"polder/memnode/wire"
 	"polder/verbs"
 )
@@ -47,7 +49,7 @@ type Node struct {
 
 	mu        sync.Mutex // guards what follows
 	closed    bool
-	listeners map[verbs.Listener]struct{}
+	listeners map[verbs.Listener]*inplace.Door // nil: where nobody is passed memory
 	closeErr  error
 	done      chan struct{} // closed when Close has finished
 }
@@ -70,6 +72,9 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 		if err == nil {
 			err = cfg.checkIdle(attr)
 		}
+		if err == nil {
+			err = cfg.checkInPlace(attr)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot lend memory: %w", err)
@@ -81,7 +86,7 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 		ready:     newReadyList(),
 		sessions:  make(map[uint64]*session),
 		clients:   make(map[verbs.Conn]*client),
-		listeners: make(map[verbs.Listener]struct{}),
+		listeners: make(map[verbs.Listener]*inplace.Door),
 		done:      make(chan struct{}),
 	}
 	if n.mpd, err = dev.AllocPD(); err != nil {
@@ -127,19 +132,22 @@ func (n *Node) ChunkSize() int { return n.cfg.ChunkSize }
 // nil, or l fails. A node that is closed already only closes l. It may be called for several listeners, each of which the
 // node closes when it is closed itself.
 func (n *Node) Serve(l verbs.Listener) error {
+	door := n.openDoor(l)
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
 		l.Close()
+		door.Close()
 		return nil
 	}
-	n.listeners[l] = struct{}{}
+	n.listeners[l] = door
 	n.mu.Unlock()
 	defer func() {
+		l.Close()
+		door.Close() // before Close, which gives the memory up, forgets of it
 		n.mu.Lock()
 		delete(n.listeners, l)
 		n.mu.Unlock()
-		l.Close()
 	}()
 	for {
 		req, err := l.Accept(n.ctx)
@@ -168,14 +176,12 @@ func (n *Node) Close() error {
 		return n.closeErr
 	}
 	n.closed = true
-	listeners := make([]verbs.Listener, 0, len(n.listeners))
-	for l := range n.listeners {
-		listeners = append(listeners, l)
-	}
+	listeners := maps.Clone(n.listeners)
 	n.mu.Unlock()
 	n.stop(verbs.ErrClosed)
-	for _, l := range listeners {
+	for l, door := range listeners {
 		l.Close()
+		door.Close()
 	}
 	n.wg.Wait()
 	if n.components != nil {
@@ -414,6 +420,7 @@ func tornDown(err error) bool {
 // returns, and the grace period begins unless the session is kept.
 func (n *Node) disconnect(c *client) {
 	s := c.session
+	c.revoke() // before anything that makes what it reads another's
 	n.manager.disconnect(c)
 	if s.components != nil {
 		s.components.Disconnect()

@@ -241,7 +241,7 @@ func punch(list []uint32, size int, f func(off, n int) error) error {
 
 // drop gives the pages of chunks back, which read as zero then.
 func (m *memory) drop(list []uint32) error {
-	return punch(list, m.size, m.mem.Punch)
+	return punch(list, m.size, m.punch)
 }
 
 // yielder of onesided, if the device has the verb.

@@ -23,7 +23,7 @@ func steady(t testing.TB, s pooltest.Setup) (*pooltest.Client, *pool.Chunk) {
 func TestOperationsDoNotAllocate(t *testing.T) {
 	setups := []pooltest.Setup{pooltest.Inproc}
 	if !invariants.Enabled { // under the race detector sync.Pool forgets, and drivers may use it
-		setups = append(setups, pooltest.TCP)
+		setups = append(setups, pooltest.TCP, pooltest.InPlace)
 	}
 	for _, s := range setups {
 		k, c := steady(t, s)
@@ -59,7 +59,7 @@ func TestOperationsDoNotAllocate(t *testing.T) {
 }
 
 func BenchmarkRead(b *testing.B) {
-	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
+	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP, pooltest.InPlace} {
 		for _, size := range []int{64, 4096, 65536} {
 			b.Run(fmt.Sprintf("%s/%d", s.Name, size), func(b *testing.B) {
 				_, c := steady(b, s)
@@ -77,7 +77,7 @@ func BenchmarkRead(b *testing.B) {
 }
 
 func BenchmarkReadParallel(b *testing.B) {
-	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
+	for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP, pooltest.InPlace} {
 		for _, size := range []int{64, 4096} {
 			b.Run(fmt.Sprintf("%s/%d", s.Name, size), func(b *testing.B) {
 				_, c := steady(b, s)

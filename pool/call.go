@@ -142,8 +142,10 @@ func (c *call) rest(ctx context.Context) {
 	c.dispose()
 }
 
-// plan carries out what it can in place and cuts the other ops into pieces.
+// plan carries out what it can in place and cuts the other ops into pieces. What is read behind something that
+// changes memory over the fabric goes over the fabric, too: it would be too early in place, and does not save a round trip.
 func (c *call) plan(ctx context.Context, ops []Op) {
+	changes := false
 	for i := range ops {
 		op := &ops[i]
 		op.Err = nil
@@ -151,9 +153,10 @@ func (c *call) plan(ctx context.Context, ops []Op) {
 			op.refuse(err)
 			continue
 		}
-		if op.Chunk.inPlace(ctx, op) {
+		if !changes && op.Chunk.inPlace(ctx, op) {
 			continue
 		}
+		changes = changes || op.Kind != OpRead
 		c.cut(op)
 	}
 }

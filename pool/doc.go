@@ -66,6 +66,13 @@
 // that: they lie in this process's memory, and operations on them are memory
 // copies and atomic instructions, done by the caller at once.
 //
+// A node on this machine that is dialled as "host:port" may pass its memory, too (memnode.Config.InPlace), for reading
+// only, which the pool asks for each time it connects. Then READs are memory copies, done by the caller at once, and
+// everything else goes over queue pairs, as do READs that follow something else in their batch, and those of a chunk on
+// which a caller has given up an operation that still flies. What was read is believed only if the node had not ended the
+// connection by then; otherwise it is read again, over the next one. If a node does not pass its memory, nothing else is
+// different. NodeStats.ReadsInPlace counts.
+//
 // # Concurrency
 //
 // Everything may be called by any number of goroutines. Callers share the

@@ -30,8 +30,9 @@ type binding struct {
 	group *group // over whose queue pairs the keys serve, by path
 	addr  uint64
 	keys  [manager.MaxPaths]verbs.RKey
-	// memory is the extent itself, if it lies in this process's memory.
-	memory []byte
+	// memory is the extent itself, if it lies in this process's memory; it is only read there unless it is writable.
+	memory   []byte
+	writable bool
 }
 
 // at is the index of the extent with byte off of c, or the last if there is none.

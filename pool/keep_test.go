@@ -31,10 +31,10 @@ import (
 
 const keptUnit = 16 << 10
 
-// overKeepers runs f over every manager that can keep, over inproc and TCP, with nodes of 64 units.
+// overKeepers runs f over every manager that can keep, over inproc and TCP, also with nodes that are read in place, of 64 units.
 func overKeepers(t *testing.T, nodes int, f func(t *testing.T, c *pooltest.Cluster)) {
 	for _, m := range []pool.Manager{onesided.Manager{Native: true}, onesided.Manager{}, rpcmw.Manager{}} {
-		for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP} {
+		for _, s := range []pooltest.Setup{pooltest.Inproc, pooltest.TCP, pooltest.InPlace} {
 			t.Run(m.Name()+" over "+s.Name, func(t *testing.T) {
 				s.Manager, s.Groups, s.Pairs = m, 2, 2
 				cfg := memnode.Config{Lend: 64 * keptUnit, ChunkSize: keptUnit, Grace: 1}

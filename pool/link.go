@@ -20,7 +20,9 @@ type link struct {
 	session manager.Session // set once, before anybody else sees the link
 
 	verifier manager.Verifier // session, if it is one
-	mapped   sync.RWMutex     // held for reading while memory of session's is accessed in place
+	mapper   manager.Mapper   // of what lies in this process's memory: session, or view; nil if nothing does
+	view     *view            // nil unless the node's memory is only read in place
+	mapped   sync.RWMutex     // held for reading while memory of mapper's is accessed in place
 
 	news  chan struct{} // capacity 1: chunks have been dropped
 	broke chan struct{} // closed by node.linkBroke
@@ -130,6 +132,9 @@ func (l *link) close() {
 		// Whoever accesses its memory has not seen that the link is dead.
 		l.mapped.Lock()
 		l.session.Close()
+		if l.view != nil {
+			l.view.Close()
+		}
 		l.mapped.Unlock()
 	}
 	l.conn.Close()

@@ -5,16 +5,79 @@ import (
 	"encoding/binary"
 
 	"polder/internal/arena"
+	"polder/memnode/inplace"
+	"polder/memnode/wire"
 	"polder/pool/manager"
 )
 
+// A view is the memory of a node on this machine that is read in place and written through queue pairs, which the
+// node can close. It implements manager.Mapper.
+type view struct {
+	*inplace.View
+	chunkSize int
+}
+
+// Memory implements manager.Mapper.
+func (v *view) Memory(g manager.Grant) []byte {
+	mem, first, n := v.Bytes(), int(g.Chunk)*v.chunkSize, g.Chunks*v.chunkSize
+	if first > len(mem) || n > len(mem)-first {
+		return nil
+	}
+	return mem[first : first+n : first+n]
+}
+
+// mapMemory has l tell what of the node's lies in this process's memory: what the session has there or, if the
+// node passes its memory for reading, that. If it does not, everything goes over the fabric.
+//
+// Preconditions: l has a session.
+func (n *node) mapMemory(ctx context.Context, l *link) {
+	if m, ok := l.session.(manager.Mapper); ok {
+		l.mapper = m
+		return
+	}
+	if entry, _ := wire.ManagerNamed(n.manager.Name()); !entry.Keeps || n.pool.cfg.OverFabric { // those alone pass it
+		return
+	}
+	info := l.session.Info()
+	v, err := inplace.Ask(ctx, l.conn.LocalAddr(), l.conn.RemoteAddr(), info.Session, info.Chunks*info.ChunkSize)
+	if err != nil {
+		n.log.Debug("the node's memory is not read in place", "error", err)
+		return
+	}
+	l.view = &view{View: v, chunkSize: info.ChunkSize}
+	l.mapper = l.view
+}
+
+// What is done in place over a link.
+const (
+	inPlaceNothing = "nothing"
+	inPlaceReads   = "reads"
+	inPlaceAll     = "all"
+)
+
+// inPlace is what is done in place over l, for people.
+func (l *link) inPlace() string {
+	switch {
+	case l.view != nil:
+		return inPlaceReads
+	case l.mapper != nil:
+		return inPlaceAll
+	}
+	return inPlaceNothing
+}
+
 // bind makes the binding of a grant over l.
 func (l *link) bind(g manager.Grant) *binding {
-	b := &binding{group: l.groups[g.Group], addr: g.Addr, keys: g.Keys}
-	if m, ok := l.session.(manager.Mapper); ok {
-		b.memory = m.Memory(g)
+	b := &binding{group: l.groups[g.Group], addr: g.Addr, keys: g.Keys, writable: l.view == nil}
+	if l.mapper != nil {
+		b.memory = l.mapper.Memory(g)
 	}
 	return b
+}
+
+// allows reports whether what an operation of that kind does to b's extent can be done in place.
+func (b *binding) allows(k OpKind) bool {
+	return b != nil && b.memory != nil && (k == OpRead || b.writable)
 }
 
 // inPlace carries op out, which has been checked, if all that it is about lies in this
@@ -25,7 +88,7 @@ func (l *link) bind(g manager.Grant) *binding {
 func (c *Chunk) inPlace(ctx context.Context, op *Op) bool {
 	i := c.at(op.Off)
 	x := c.extents[i]
-	if b := x.binding.Load(); b == nil || b.memory == nil || ctx.Err() != nil || c.acquire() != nil {
+	if b := x.binding.Load(); !b.allows(op.Kind) || ctx.Err() != nil || c.acquire() != nil {
 		return false // the slow path says why
 	}
 	defer c.release()
@@ -48,7 +111,7 @@ func (c *Chunk) inPlace(ctx context.Context, op *Op) bool {
 // is accessed, so that it is not unmapped.
 func (x *extent) inPlace(op *Op) bool {
 	b := x.binding.Load()
-	if b == nil || b.memory == nil {
+	if !b.allows(op.Kind) {
 		return false
 	}
 	l := b.group.link
@@ -64,7 +127,7 @@ func (x *extent) inPlace(op *Op) bool {
 	default:
 	}
 	op.access(b.memory[op.Off-x.off:])
-	if !l.verifier.Valid() {
+	if !l.mapper.Valid() {
 		// What was accessed may have been another's already.
 		x.node.linkBroke(l)
 		if !op.Kind.atomic() {
@@ -75,6 +138,9 @@ func (x *extent) inPlace(op *Op) bool {
 		return true
 	}
 	x.node.counters.count(op.Kind, op.size(), 0)
+	if op.Kind == OpRead {
+		x.node.counters.readsInPlace.Add(1)
+	}
 	return true
 }
 

@@ -168,7 +168,7 @@ func (n *node) keep(ctx context.Context) {
 			sleep(ctx, pause)
 			continue
 		}
-		n.log.Info("memory node connected", "peer", l.conn.RemoteAddr())
+		n.log.Info("memory node connected", "peer", l.conn.RemoteAddr(), "in place", l.inPlace())
 		since := time.Now()
 		l.watch(ctx, n.pool.cfg.Timeout)
 		if ctx.Err() != nil {
@@ -278,6 +278,7 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 	if err := n.pool.agreeChunkSize(info.ChunkSize); err != nil {
 		return nil, err
 	}
+	n.mapMemory(ctx, l)
 	var owned []manager.Grant
 	if info.Resumed {
 		if owned, err = s.Owned(ctx); err != nil {

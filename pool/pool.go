@@ -73,6 +73,10 @@ type Config struct {
 	// budget is divided among them. A node may grant fewer; with managers other
 	// than onesided there is one, and with native one for each group.
 	Pairs int
+	// OverFabric has nothing read in place of nodes on this machine at "host:port" that pass their memory for that. It is for
+	// a process whose memory is locked, also what it maps later (mlockall(2), MCL_FUTURE): all that such a node lends would be
+	// populated at once.
+	OverFabric bool
 	// Keep, if it is set, has what the pool borrows outlive it.
 	Keep *Keep
 	// Logger gets connections and losses; by default nothing is logged.

@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,7 +18,9 @@ func TestMain(m *testing.M) {
 }
 
 // TestConformance is for the default manager; every other has its own.
-func TestConformance(t *testing.T) { pooltest.Conformance(t, nil) }
+func TestConformance(t *testing.T) {
+	pooltest.Conformance(t, nil, append(slices.Clone(pooltest.Drivers), pooltest.InPlace)...)
+}
 
 // TestSoak takes as long as the environment variable TEST_SOAK says, such as
 // "5m".

@@ -10,6 +10,7 @@ import (
 // counters are a node's.
 type counters struct {
 	reads, writes, atomics  atomic.Int64 // work requests that succeeded
+	readsInPlace            atomic.Int64 // of reads
 	bytesRead, bytesWritten atomic.Int64
 	allocs, frees, lost     atomic.Int64
 	retries, reconnects     atomic.Int64
@@ -66,6 +67,7 @@ type NodeStats struct {
 	Space  int    // chunks that could still be borrowed, as far as is known
 
 	Reads, Writes, Atomics  int64 // that succeeded, in pieces of at most 64 KiB
+	ReadsInPlace            int64 // of Reads, those of memory that is mapped into this process
 	BytesRead, BytesWritten int64
 	Allocs, Frees           int64
 	Lost                    int64 // chunks
@@ -95,7 +97,8 @@ func (p *Pool) Stats() Stats {
 		s.Nodes = append(s.Nodes, NodeStats{
 			Name: n.name, State: state, Chunks: chunks, Space: int(n.space()),
 			Reads: c.reads.Load(), Writes: c.writes.Load(), Atomics: c.atomics.Load(),
-			BytesRead: c.bytesRead.Load(), BytesWritten: c.bytesWritten.Load(),
+			ReadsInPlace: c.readsInPlace.Load(),
+			BytesRead:    c.bytesRead.Load(), BytesWritten: c.bytesWritten.Load(),
 			Allocs: c.allocs.Load(), Frees: c.frees.Load(), Lost: c.lost.Load(),
 			Retries: c.retries.Load(), Reconnects: c.reconnects.Load(),
 		})
@@ -134,6 +137,7 @@ func NewCollector(p *Pool) prometheus.Collector {
 	gauge("borrowed_bytes", "Memory borrowed from the node.", func(s *NodeStats) float64 { return float64(s.Chunks * p.ChunkSize()) })
 	gauge("available_bytes", "Memory that could still be borrowed from the node, as far as is known.", func(s *NodeStats) float64 { return float64(s.Space * p.ChunkSize()) })
 	counter("reads", "READs done.", func(s *NodeStats) int64 { return s.Reads })
+	counter("reads_in_place", "READs done in place, of memory of a node on this machine; they count among all READs, too.", func(s *NodeStats) int64 { return s.ReadsInPlace })
 	counter("writes", "WRITEs done.", func(s *NodeStats) int64 { return s.Writes })
 	counter("atomics", "Atomic operations done.", func(s *NodeStats) int64 { return s.Atomics })
 	counter("read_bytes", "Bytes read.", func(s *NodeStats) int64 { return s.BytesRead })

@@ -60,6 +60,7 @@ func newNode() daemonCommand {
 	fs.BoolVar(&cfg.TrustClients, "trust-clients", false, "lend to several clients although the RDMA device does not check the bounds of windows, so that each reaches all that is lent")
 	fs.StringVar(&cfg.Zone, "zone", "", "what the node fails together with, such as a rack: clients keep copies in different zones; the default is nothing else")
 	clusterFlag(fs, &cfg.Cluster, "the cluster that the node is of: clients that do not say the same are refused")
+	fs.BoolVar(&cfg.InPlace, "in-place", false, "have clients of the same user, or root, that connect to HOST:PORT on this machine read in place: they are passed all that is lent, for reading only, and write over TCP; without huge pages")
 	fs.BoolVar(&cfg.Keep, "keep", false, "run the node under a keeper, which holds its memory and starts it again if it dies, so that clients go on; a service manager with a descriptor store does the same")
 	fs.StringVar(&cfg.Dir, "dir", "", "with --keep, a `directory` by which a new keeper finds a node whose keeper has died; the default is none")
 	fs.Var(config.NewDuration(&cfg.Drain, 0), "drain", "when told to end by a signal, have clients move what they hold to other nodes first, and end when that is done within this time; otherwise stay, until a second signal; 0 ends at once")

@@ -45,6 +45,16 @@ func OpenMemfd(f *os.File) (*Memfd, error) {
 // File returns the descriptor, which stays the Memfd's.
 func (m *Memfd) File() *os.File { return m.f }
 
+// Reopen opens the file behind a descriptor again, with another mode: who is passed one that was opened with os.O_RDONLY
+// cannot map it writable.
+func Reopen(f *os.File, mode int) (*os.File, error) {
+	g, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), mode, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot reopen %s: %w", f.Name(), err)
+	}
+	return g, nil
+}
+
 // Size returns the size in bytes.
 func (m *Memfd) Size() int { return m.size }
 

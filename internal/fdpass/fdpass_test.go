@@ -104,6 +104,17 @@ func TestPeerIsThisProcess(t *testing.T) {
 	}
 }
 
+func TestOnlyTheSameUserAndRootAreTrusted(t *testing.T) {
+	for _, c := range []struct {
+		uid, self int
+		want      bool
+	}{{1000, 1000, true}, {0, 1000, true}, {1000, 0, false}, {1001, 1000, false}} {
+		if got := trusted(c.uid, c.self); got != c.want {
+			t.Errorf("a peer of user %d is trusted by user %d: %v", c.uid, c.self, got)
+		}
+	}
+}
+
 // TestListenTakesOverWhatIsDead, and nothing else: a socket that somebody serves, of
 // whichever type, and a file stay as they are.
 func TestListenTakesOverWhatIsDead(t *testing.T) {

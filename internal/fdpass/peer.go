@@ -21,6 +21,12 @@ type Peer struct {
 	UID int
 }
 
+// Trusted reports whether p runs as this process's user or as root, which can do to this process whatever they like.
+func (p Peer) Trusted() bool { return trusted(p.UID, os.Geteuid()) }
+
+// trusted reports whether a process of user uid can do to one of user self whatever it likes.
+func trusted(uid, self int) bool { return uid == self || uid == 0 }
+
 // Peer asks the kernel who connected.
 func (c *Conn) Peer() (Peer, error) { return peer(c.raw) }
 

@@ -17,8 +17,7 @@ import (
 	"polder/measure/benchout"
 )
 
-// On loopback every byte that is repaired crosses twice between three processes that share the processors, so what is measured there is
-// processors. Here the network is the limit: each node is in a network namespace of its own, which a pair of veth devices limited by a token
+// On loopback three processes share the processors, and what is repaired is read in place, so what is measured there is processors. Here the network is the limit: each node is in a network namespace of its own, which a pair of veth devices limited by a token
 // bucket filter connects to the server's. All of it is within a namespace of the process that measures, RunLinks, so that nobody else's network changes, and
 // nothing of it is left when that process and those of the nodes have ended, however they end.
 

@@ -42,7 +42,7 @@ const (
 	surviveRepair = 100 * time.Millisecond
 )
 
-// RunSurvive measures servers that keep far memory at one, two and three nodes of five, with a fifth of the data local, beside
+// RunSurvive measures servers that keep far memory at one, two and three nodes of five, all on this machine and read in place, with a fifth of the data local, beside
 // each other and redis-server, alone and with a replica that has to have each SET (WAIT 1); what the end of a node costs them, also where the network is what
 // limits repair; and how fast a node that lends what is idle gives memory back.
 func RunSurvive(ctx context.Context, cfg Config) error {
@@ -315,12 +315,12 @@ func rawWrite(ctx context.Context, addr string, d time.Duration, fresh bool) (fl
 	return float64(a.n+z.n) / time.Since(began).Seconds(), errors.Join(a.err, z.err)
 }
 
-// startSurvivor runs nodes, and a server that keeps so many copies at them.
+// startSurvivor runs nodes, whose memory is read in place, and a server that keeps so many copies at them.
 func startSurvivor(ctx context.Context, polder string, copies int, local, lend int64) (s *survivor, err error) {
 	s = new(survivor)
 	for range surviveNodes {
 		node, err := child.StartReady(ctx, child.Command{Path: polder, Args: []string{
-			"node", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "warn", "--client-budget", "0", "--lend", fmt.Sprint(lend), "--overcommit",
+			"node", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "warn", "--client-budget", "0", "--lend", fmt.Sprint(lend), "--overcommit", "--in-place",
 		}})
 		if err != nil {
 			return nil, errors.Join(err, s.stop())

@@ -30,6 +30,9 @@
 // the client looks at the lease after every access, before it believes what it
 // has read: an access that came before a valid lease came before the punch.
 //
+// Memory that clients only read, all of them the same (package inplace), has leases of the same kind, each in a file of its
+// own: there it is the queue pairs that keep clients apart when they write, and the lease keeps them from believing.
+//
 // # Faults
 //
 // An access to the memfd cannot fault for good: its size is sealed, so that there

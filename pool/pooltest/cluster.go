@@ -43,6 +43,8 @@ type Setup struct {
 	Brokers bool
 	// Outlives says that the nodes' memory outlives them.
 	Outlives bool
+	// InPlace says that the nodes pass their memory to pools, which read it in place.
+	InPlace bool
 }
 
 // brokers is how many sessions a node has for the brokers of so many pools.
@@ -179,6 +181,7 @@ func (n *Node) Start() {
 		}
 		n.out = cfg.Outliving
 	}
+	cfg.InPlace = cfg.InPlace || n.c.Setup.InPlace
 	cfg.TrustClients = true // the suite has several, and asks the device for no more than it does
 	if cfg.Heartbeat == 0 {
 		cfg.Heartbeat = Patience // a machine may be busy for seconds

@@ -17,6 +17,9 @@ var TCP = Setup{
 	Fabric: func(testing.TB) Fabric { return tcpFabric{} },
 }
 
+// InPlace is TCP with nodes that pass their memory to pools, which read it in place.
+var InPlace = Setup{Name: "tcp, in place", Fabric: TCP.Fabric, InPlace: true}
+
 type tcpFabric struct{}
 
 func (tcpFabric) NewDevice() (verbs.Device, error) { return tcp.NewDevice(softnic.Config{}) }

@@ -133,8 +133,8 @@ func (p *filePool) trim(r *Region) error {
 }
 
 func (p *filePool) seal(*Region) error                 { return nil }
-func (p *filePool) reader(r *Region) (*os.File, error) { return reopen(r.file, os.O_RDONLY) }
-func (p *filePool) writer(r *Region) (*os.File, error) { return reopen(r.file, os.O_RDWR) }
+func (p *filePool) reader(r *Region) (*os.File, error) { return arena.Reopen(r.file, os.O_RDONLY) }
+func (p *filePool) writer(r *Region) (*os.File, error) { return arena.Reopen(r.file, os.O_RDWR) }
 
 func (p *filePool) remove(r *Region) error {
 	var err error

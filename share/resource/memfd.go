@@ -106,7 +106,7 @@ func (p *memfdPool) seal(r *Region) error {
 	return nil
 }
 
-func (p *memfdPool) reader(r *Region) (*os.File, error) { return reopen(r.file, os.O_RDONLY) }
+func (p *memfdPool) reader(r *Region) (*os.File, error) { return arena.Reopen(r.file, os.O_RDONLY) }
 func (p *memfdPool) writer(r *Region) (*os.File, error) { return duplicate(r.file) }
 
 func (p *memfdPool) remove(r *Region) error {
@@ -118,15 +118,6 @@ func (p *memfdPool) remove(r *Region) error {
 		err = p.store.Forget(regionName(r.ID))
 	}
 	return errors.Join(err, r.file.Close())
-}
-
-// reopen opens the file behind a descriptor again, with another mode.
-func reopen(f *os.File, mode int) (*os.File, error) {
-	g, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), mode, 0)
-	if err != nil {
-		return nil, fmt.Errorf("cannot reopen %s: %w", f.Name(), err)
-	}
-	return g, nil
 }
 
 // duplicate returns a second descriptor of an open file.

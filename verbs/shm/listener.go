@@ -52,11 +52,8 @@ func (c *Config) admit(nc *net.UnixConn) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if !c.AnyUser && !trusted(p.UID, os.Geteuid()) {
+	if !c.AnyUser && !p.Trusted() {
 		return "", fmt.Errorf("the peer runs as user %d, not %d: %w", p.UID, os.Geteuid(), verbs.ErrInvalid)
 	}
 	return fmt.Sprintf("process %d of user %d", p.PID, p.UID), nil
 }
-
-// trusted reports whether a peer of user uid may connect to us, of user self.
-func trusted(uid, self int) bool { return uid == self || uid == 0 }

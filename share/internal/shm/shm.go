@@ -87,10 +87,10 @@ func NewTable() (*Table, error) {
 		mem.Close()
 		return nil, err
 	}
-	ro, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", fd.File().Fd()))
+	ro, err := arena.Reopen(fd.File(), os.O_RDONLY)
 	if err != nil {
 		mem.Close()
-		return nil, fmt.Errorf("cannot reopen the table: %w", err)
+		return nil, err
 	}
 	return &Table{mem: mem, file: ro, words: words(mem.Bytes())}, nil
 }

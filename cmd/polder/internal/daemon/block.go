@@ -66,6 +66,7 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	if err != nil {
 		return p.unlessEnding(ctx, err)
 	}
+	from.OverFabric = cfg.Swap
 	p.health = cfg.noAnswerYet
 	if err := p.serveAdmin(); err != nil {
 		return err

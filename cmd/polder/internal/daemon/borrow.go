@@ -103,7 +103,8 @@ func (c *BorrowConfig) Check() error {
 	case !c.keptAtNodes() && c.Standby:
 		return refuse("standby", "true", "none without --heap and --witness: there is nobody to take over from")
 	case c.keptAtNodes() && slices.ContainsFunc(c.Far, lendsNoName):
-		return refuse("far", strings.Join(c.Far, ","), "nodes at HOST:PORT or %sHOST:PORT with --witness: who has their memory in place cannot be kept from writing to it", scheme.RDMA)
+		return refuse("far", strings.Join(c.Far, ","), "nodes at HOST:PORT or %sHOST:PORT with --witness: who writes to their memory in place cannot be kept from that; "+
+			"at the HOST:PORT of a node on this machine that was started with --in-place, it is read in place", scheme.RDMA)
 	case c.Heap != "" && !config.IsName(c.Heap):
 		return refuse("heap", c.Heap, "up to 64 letters, digits, dots, dashes and underscores, of which the first is a letter or a digit")
 	}

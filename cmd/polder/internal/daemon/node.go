@@ -51,6 +51,7 @@ type NodeConfig struct {
 	MaxClients   int           // at most; the default if 0
 	Components   component.Config
 	SecretFile   string // of what brokers must show; "" for nothing
+	InPlace      bool   // clients on this machine read in place what they write over TCP
 	Keep         bool   // under a keeper
 	Dir          string // where a new keeper finds the node, or ""
 
@@ -80,6 +81,14 @@ func (c *NodeConfig) Check() error {
 		return refuse("device", c.Device, "none without --fabric rdma")
 	case len(c.Zone) > wire.MaxZone:
 		return refuse("zone", c.Zone, "a name of at most %d bytes", wire.MaxZone)
+	case c.InPlace && len(elsewhere) == 0:
+		return refuse("in-place", "true", "a HOST:PORT among --listen: at a Unix socket, memory is read and written in place without")
+	case c.InPlace && c.Fabric == FabricRDMA:
+		return refuse("in-place", "true", "none with --fabric rdma, whose clients read through the RDMA device")
+	case c.InPlace && !c.fences():
+		return refuse("in-place", "true", "none with the manager %s, whose clients could not be kept from believing what they read", c.Manager)
+	case c.InPlace && c.Keep:
+		return refuse("in-place", "true", "none with --keep: memory that outlives the node has the secrets of its clients beside it")
 	case c.Keep && c.Idle:
 		return refuse("keep", "true", "none with --lend idle:, of which some may be dropped")
 	case c.Keep && !c.keeps():
@@ -111,11 +120,11 @@ func (c *NodeConfig) Check() error {
 }
 
 // keeps reports whether memory that is lent as c says could outlive the process. What may be dropped does not: its
-// owner might not have been told.
-func (c *NodeConfig) keeps() bool {
-	if c.Idle {
-		return false
-	}
+// owner might not have been told. What is read in place does not, either: clients are passed all that is in its file.
+func (c *NodeConfig) keeps() bool { return !c.Idle && !c.InPlace && c.fences() }
+
+// fences reports whether the manager can keep a client from all that it has.
+func (c *NodeConfig) fences() bool {
 	entry, ok := wire.ManagerNamed(c.Manager)
 	return c.Manager == "" || ok && entry.Keeps // the managers that are there by default do
 }
@@ -185,6 +194,7 @@ func (c *NodeConfig) memnode() memnode.Config {
 		Components:   c.components(),
 		Logger:       c.Logger,
 
+		InPlace:       c.InPlace,
 		ServiceSecret: c.secret,
 		Outliving:     c.outliving,
 	}
@@ -232,6 +242,9 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	}
 	if b := cfg.budget(); b > 0 {
 		title += ", at most " + config.FormatSize(b) + " to each client"
+	}
+	if cfg.InPlace {
+		title += ", to be read in place on this machine"
 	}
 	if cfg.secret, err = readSecret(cfg.SecretFile); err != nil {
 		return err
@@ -326,7 +339,7 @@ func (p *process) nodeHere(cfg NodeConfig, addrs []string) (*memnode.Node, []str
 	if err != nil {
 		return nil, nil, err
 	}
-	cfg.Manager, cfg.outliving = memnode.MemFD, nil
+	cfg.Manager, cfg.outliving, cfg.InPlace = memnode.MemFD, nil, false // in place anyway
 	return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return shm.Listen(dev, addr, shm.Config{Log: p.Logger}) })
 }
 

@@ -36,7 +36,7 @@ func (p *process) outlive(ctx context.Context, cfg *NodeConfig, end func()) (pop
 	p.onClose(store.Close)
 	here, elsewhere := cfg.places()
 	if len(here) > 0 || !cfg.keeps() {
-		p.Logger.Warn("what is lent at Unix sockets, or by this manager, ends with the process", "sockets", len(here), "manager", cfg.Manager)
+		p.Logger.Warn("what is lent at Unix sockets, by this manager, or to be read in place, ends with the process", "sockets", len(here), "manager", cfg.Manager, "in place", cfg.InPlace)
 	}
 	if len(elsewhere) == 0 || !cfg.keeps() {
 		return 0, nil
