@@ -144,26 +144,38 @@ func (f *fleet) replaceNode(i int) {
 }
 
 // TestKilledServersOfASharedHeapLoseNothing: up to three of four servers are killed at a time, now and then a node with them, while clients write, and
-// some die while the others take over from those before. In the soak every fourth is stopped instead, and goes on when others have what it had.
-// What clients were answered is there, and nobody reads anything older.
+// some die while the others take over from those before. In the soak there are four such clusters beside each other, and every fourth server is
+// stopped instead, and goes on when others have what it had. What clients were answered is there, and nobody reads anything older.
 func TestKilledServersOfASharedHeapLoseNothing(t *testing.T) {
 	t.Parallel()
-	kills, stops, end := 20, false, time.Now().Add(24*time.Hour)
-	if soak := os.Getenv("TEST_SOAK"); soak != "" {
-		kills, stops = 1000, true
-		if d, err := time.ParseDuration(soak); err == nil {
-			end = time.Now().Add(d)
-		}
+	soak := os.Getenv("TEST_SOAK")
+	if soak == "" {
+		killServers(t, 2, 20, false, time.Now().Add(24*time.Hour))
+		return
 	}
+	end := time.Now().Add(24 * time.Hour)
+	if d, err := time.ParseDuration(soak); err == nil {
+		end = time.Now().Add(d)
+	}
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			killServers(t, seed, 250, true, end)
+		})
+	}
+}
+
+// killServers kills so many servers, or as many as it can until end; with stops, it stops every fourth instead.
+func killServers(t *testing.T, seed uint64, kills int, stops bool, end time.Time) {
 	f := startFleet(t, 4)
 	defer f.end()
 	load := startCrowd(t, oftenEnough, 5*time.Second, f.addrs...)
 	load.writes(1)
 	load.noErrors("before a server was killed")
-	r := rand.New(rand.NewPCG(1, 2))
+	r := rand.New(rand.NewPCG(1, seed))
 	killed, stopped, nodes := 0, 0, 0
-	for round := 0; killed+stopped < kills && time.Now().Before(end); round++ {
-		victims := r.Perm(len(f.servers))[:min(2+r.IntN(2), kills-killed-stopped)]
+	for round := 0; killed < kills && time.Now().Before(end); round++ {
+		victims := r.Perm(len(f.servers))[:min(2+r.IntN(2), kills-killed)]
 		node := -1
 		var conts []func()
 		var frozen []int
