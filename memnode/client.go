@@ -73,6 +73,9 @@ type client struct {
 	replies []uint8 // free reply buffers
 	told    bool    // that the node is leaving, or has to give memory back
 
+	settled time.Time   // until then it is not told that the node stays
+	later   *time.Timer // has it told after that
+
 	concession concession
 
 	queued   bool        // guarded by readyList.mu
@@ -198,6 +201,9 @@ func (n *Node) connectAccess(c *client, req verbs.ConnRequest, onEvent func(verb
 // must be unbound.
 func (c *client) release() {
 	c.closed = true
+	if c.later != nil {
+		c.later.Stop()
+	}
 	for _, qp := range c.access {
 		qp.Close()
 	}

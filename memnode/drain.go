@@ -149,11 +149,26 @@ func (n *Node) drained() {
 	close(n.leaving.empty)
 }
 
+// staysFor is for how long a client is not told that the node stays after it was told that it leaves. What is told unasked
+// takes the client's receives: a client that does not get to run would have none left, and lose its connection, if the host's
+// need came and went all the time.
+const staysFor = 500 * time.Millisecond
+
 // tellLeaving tells c whether the node is leaving, if it does not know. If there is no buffer, look comes again when
 // one has come back.
 func (n *Node) tellLeaving(c *client) error {
 	leaving := n.goes()
 	if c.told == leaving || len(c.replies) == 0 {
+		return nil
+	}
+	if leaving {
+		c.settled = time.Now().Add(staysFor)
+	} else if early := time.Until(c.settled); early > 0 {
+		if c.later == nil {
+			c.later = time.AfterFunc(early, func() { n.ready.add(c) })
+		} else {
+			c.later.Reset(early)
+		}
 		return nil
 	}
 	c.told = leaving

@@ -278,3 +278,19 @@ func TestTheHostsNeedsChangeUnderLoad(t *testing.T) {
 		}
 	})
 }
+
+// A client that does not get to run keeps its connection though the host's need comes and goes all the time.
+func TestAHostThatChangesItsMindDoesNotFloodClients(t *testing.T) {
+	idle(t, func(t *testing.T, cl *pooltest.Cluster) {
+		k, chunks := idleClient(t, cl, 1)
+		for range 200 { // faster than the client takes what it is told
+			yield(t, cl, 0)
+			yield(t, cl, idleChunks)
+		}
+		wantContent(t, chunks[0], content(0))
+		pooltest.Eventually(t, "the client knows that the node stays", func() bool { return !k.Node("node0").Leaving })
+		if n := k.Stats().Nodes[0].Reconnects; n != 0 {
+			t.Errorf("it has lost its connection %d times", n)
+		}
+	})
+}

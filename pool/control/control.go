@@ -79,9 +79,9 @@ type slot struct {
 // replyID marks the work-request id of a receive.
 const replyID = 1 << 16
 
-// notices is how many receives are always posted for what the node says
-// unasked.
-const notices = 3
+// notices is how many receives are always posted for what the node says unasked, which it does a few times in a second at the
+// most: so long this process may be kept from running before it loses the connection.
+const notices = 16
 
 // Open connects a management queue pair for the manager of the given name.
 func Open(ctx context.Context, l manager.Link, name string, on Handlers) (*Channel, *wire.Welcome, error) {
