@@ -111,7 +111,10 @@ func (v *Volume) Write(ctx context.Context, p []byte, off int64) error {
 	}
 	b := v.batch()
 	defer v.batches.Put(b)
-	for len(p) > 0 {
+	for known := off; len(p) > 0; {
+		if off >= known {
+			known = b.look(ctx, off, off+int64(len(p)))
+		}
 		at := int(off % Size)
 		n := min(len(p), Size-at)
 		if err := v.write(ctx, b, p[:n], off/Size, at); err != nil {
@@ -120,6 +123,18 @@ func (v *Volume) Write(ctx context.Context, p []byte, off int64) error {
 		p, off = p[n:], off+int64(n)
 	}
 	return nil
+}
+
+// WillWrite is called before the pages with these numbers, MaxRead at most, are written one by one: it reads what has to be known of
+// those that they replace at once, so that not each write has to wait for far memory. What it cannot read, the write of that page does.
+func (v *Volume) WillWrite(ctx context.Context, numbers []int64) {
+	b := v.batch()
+	defer v.batches.Put(b)
+	count := 0
+	for _, page := range numbers {
+		count = b.replace(count, page)
+	}
+	b.replaces(ctx, count)
 }
 
 // write writes p, which is in one page.
@@ -326,6 +341,32 @@ func (v *Volume) batch() *batch {
 func (b *batch) key(i int, page int64) []byte {
 	binary.BigEndian.PutUint64(b.numbers[i][:], uint64(page))
 	return b.keys[i]
+}
+
+// look is WillWrite of the pages from off to end, as far as there is room for their keys. It returns up to where.
+func (b *batch) look(ctx context.Context, off, end int64) int64 {
+	count, page := 0, off/Size
+	for ; page*Size < end && count < MaxRead; page++ {
+		count = b.replace(count, page)
+	}
+	b.replaces(ctx, count)
+	return page * Size
+}
+
+// replace has page be one of those that are about to be written. Count is how many keys the batch has.
+func (b *batch) replace(count int, page int64) int {
+	if !b.v.kept.has(page) {
+		return count
+	}
+	b.key(count, page)
+	return count + 1
+}
+
+// replaces reads what has to be known of so many pages that are about to be replaced. For one alone the write does.
+func (b *batch) replaces(ctx context.Context, count int) {
+	if count > 1 && ctx != far.NoWait {
+		_ = b.v.pages.FetchHeads(ctx, b.keys[:count])
+	}
 }
 
 // read reads p, which is in MaxRead pages at most.

@@ -2,9 +2,11 @@ package pages
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -338,6 +340,49 @@ func TestAFullVolumeSaysSo(t *testing.T) {
 	}
 	if err := v.Write(ctx, page, off); err != nil {
 		t.Errorf("writing after half of it was discarded: %v", err)
+	}
+}
+
+// counted is far memory that counts how often it is read.
+type counted struct {
+	far.Store
+	reads atomic.Int64
+}
+
+func (c *counted) Read(ctx context.Context, ops []far.ReadOp) {
+	c.reads.Add(1)
+	c.Store.Read(ctx, ops)
+}
+
+// TestPagesAreReplacedTogether: who writes to many pages that are far does not wait for what has to be known of each.
+func TestPagesAreReplacedTogether(t *testing.T) {
+	store := &counted{Store: far.NewMemStore(256<<10, 200)}
+	h, err := far.NewHeap(store, far.Config{Local: far.MinLocal})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	v, err := New(h, "volume", 16<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 100
+	b := bytes.Repeat([]byte{7}, n*Size)
+	for off := int64(0); off+n*Size <= v.Size(); off += n * Size {
+		if err := v.Write(t.Context(), b, off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := v.Read(far.NoWait, b, 0); err != far.ErrWouldBlock {
+		t.Fatalf("the test tests nothing: %v", err)
+	}
+	before := store.reads.Load()
+	b[0] = 8
+	if err := v.Write(t.Context(), b, 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := store.reads.Load() - before; got > n/4 {
+		t.Errorf("%d reads of far memory to write %d pages, want no more than %d", got, n, n/4)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"polder/far/heap"
+	"polder/far/store"
 	"polder/far/store/storetest"
 )
 
@@ -24,17 +25,72 @@ func cold(t testing.TB, m *Map, n, size int) (keys [][]byte) {
 func TestGetManyTakesOneReadForABatch(t *testing.T) {
 	notWithLeaves(t)
 	s := storetest.New(tinySegment, 400)
-	_, m := newTinyHeap(t, s, 0)
+	h, m := newTinyHeap(t, s, 0)
 	keys := cold(t, m, 4000, 100)[:200]
-	before := s.Reads.Load()
-	ops := s.Ops.Load()
+	reads, fetches := s.Reads.Load(), h.Stats().Fetches
 	m.GetMany(t.Context(), keys, func(i int, e Entry, err error) {
 		if err != nil || !bytes.Equal(e.Value, value(uint64(i), 100)) {
 			t.Errorf("key %d: got %d bytes, %v", i, len(e.Value), err)
 		}
 	})
-	if reads, ops := s.Reads.Load()-before, s.Ops.Load()-ops; reads != 1 || ops < 150 {
-		t.Errorf("%d entries were read in %d reads of the store, want nearly 200 in 1", ops, reads)
+	if reads, fetches := s.Reads.Load()-reads, h.Stats().Fetches-fetches; reads != 1 || fetches < 150 {
+		t.Errorf("%d entries were read in %d reads of the store, want nearly 200 in 1", fetches, reads)
+	}
+}
+
+// TestNeighborsAreReadInOneOperation: what lies side by side in far memory is read in pieces of 64 KiB, whichever entries those are,
+// though more is read of each than it has, since its size is not known exactly.
+func TestNeighborsAreReadInOneOperation(t *testing.T) {
+	notWithLeaves(t)
+	s := storetest.New(tinySegment, 400)
+	h, m := newTinyHeap(t, s, 0)
+	const size, n = 1000, 60
+	keys := cold(t, m, 1000, size)[:n]
+	before, ops := h.Stats(), s.Ops.Load()
+	m.GetMany(t.Context(), keys, func(i int, e Entry, err error) {
+		if err != nil || !bytes.Equal(e.Value, value(uint64(i), size)) {
+			t.Errorf("key %d: got %d bytes, %v", i, len(e.Value), err)
+		}
+	})
+	after := h.Stats()
+	fetches, read := after.Fetches-before.Fetches, after.BytesIn-before.BytesIn
+	if ops = s.Ops.Load() - ops; fetches < n*3/4 || ops > n/6 || read > n*(size+100) {
+		t.Errorf("%d entries of %d bytes were read in %d operations of %d bytes in all, want one for a row", fetches, size, ops, read)
+	}
+}
+
+// damagedTwice damages an entry in the first read, and the one behind it when the first one is read again.
+type damagedTwice struct {
+	heap.Store
+	reads int
+}
+
+func (s *damagedTwice) Read(ctx context.Context, ops []store.ReadOp) {
+	s.Store.Read(ctx, ops)
+	switch s.reads++; s.reads {
+	case 1: // of both
+		ops[0].Buf[500] ^= 1
+	case 2: // of what is read of the first one, the end of which is the beginning of the second
+		ops[0].Buf[len(ops[0].Buf)-1] ^= 1
+	}
+}
+
+// TestWhatIsReadAgainLeavesItsNeighborsAlone: an entry that was damaged on its way is read again, and what comes with it of the
+// next one, which has been checked, is not taken.
+func TestWhatIsReadAgainLeavesItsNeighborsAlone(t *testing.T) {
+	notWithLeaves(t)
+	s := &damagedTwice{Store: storetest.New(tinySegment, 400), reads: 2}
+	_, m := newTinyHeap(t, s, 0)
+	const size = 1030 // of which 1152 bytes are read: the next one begins there, and its value, too
+	keys := cold(t, m, 1000, size)[:2]
+	s.reads = 0
+	m.GetMany(t.Context(), keys, func(i int, e Entry, err error) {
+		if err != nil || !bytes.Equal(e.Value, value(uint64(i), size)) {
+			t.Errorf("key %d: got %d bytes, %v", i, len(e.Value), err)
+		}
+	})
+	if s.reads != 2 {
+		t.Errorf("the test tested nothing: there were %d reads, want 2", s.reads)
 	}
 }
 
@@ -145,6 +201,7 @@ func TestWhoAsksForTheSameByGetManySharesTheRead(t *testing.T) {
 	s := storetest.New(tinySegment, 400)
 	h, m := newTinyHeap(t, s, 0)
 	keys := cold(t, m, 4000, 100)[:50]
+	fetches := h.Stats().Fetches
 	release := s.Hold()
 	done := make(chan error)
 	const callers = 4
@@ -172,7 +229,7 @@ func TestWhoAsksForTheSameByGetManySharesTheRead(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if got := s.Ops.Load(); got != 2*int64(len(keys)) {
+	if got := h.Stats().Fetches - fetches; got != 2*uint64(len(keys)) {
 		t.Errorf("%d entries were read for %d keys that %d callers asked for, want each to be read twice", got, len(keys), callers)
 	}
 }

@@ -3,6 +3,7 @@ package heap
 import (
 	"context"
 
+	"polder/far/record"
 	"polder/far/store"
 )
 
@@ -77,9 +78,6 @@ func (b *Batch) Room(n int) int {
 	return max(1, min(MaxBatch-len(b.led), (maxBatchBytes-b.pending)/max(n, 1)))
 }
 
-// full reports whether the flights that were begun here should be made.
-func (b *Batch) full() bool { return len(b.led) >= MaxBatch || b.pending >= maxBatchBytes }
-
 // seat gives f n bytes of the batch's block, or returns the channel to wait
 // for. Where a buffer has to be found, it is one for as many flights as there
 // are left: one flight is a guess at the others.
@@ -97,7 +95,7 @@ func (b *Batch) seat(f *Flight) (busy <-chan struct{}) {
 		b.block = c
 	}
 	c := b.block
-	f.block, f.buf = c, c.B[c.used:c.used+f.N:c.used+f.N]
+	f.block, f.buf = c, c.B[c.used:c.used+f.N]
 	c.used += f.N
 	c.given++
 	return nil
@@ -154,7 +152,7 @@ func (b *Batch) Run(ctx context.Context, i, n int, board func(i int) (int, <-cha
 		var k int
 		k, busy, err = board(i)
 		i += k
-		if b.full() {
+		if len(b.led) >= MaxBatch || b.pending >= maxBatchBytes {
 			b.read(ctx, landed)
 		}
 	}
@@ -223,8 +221,15 @@ func (b *Batch) read(ctx context.Context, landed func(f *Flight, index int, err 
 	if len(b.led) == 0 {
 		return
 	}
-	for _, f := range b.led {
-		if !f.follows {
+	for i, f := range b.led {
+		switch {
+		case f.follows:
+		case i > 0 && f.adjoins(b.led[i-1]):
+			op := &b.ops[len(b.ops)-1]
+			at := b.h.Far.Offset(f.Addr) - op.Off
+			op.Buf = op.Buf[:at+f.N]
+			f.follows, f.buf = true, op.Buf[at:]
+		default:
 			b.ops = append(b.ops, f.op(b.h))
 		}
 	}
@@ -238,6 +243,12 @@ func (b *Batch) read(ctx context.Context, landed func(f *Flight, index int, err 
 		landed(f, f.Index, nil)
 	}
 	b.release()
+}
+
+// adjoins reports whether f's record begins in what is read for g, the flight before it, which may be more than g's record, or right behind it.
+func (f *Flight) adjoins(g *Flight) bool {
+	n := int(f.Addr-g.Addr) * record.Unit
+	return f.block == g.block && f.block.slot == nil && f.seg == g.seg && n > 0 && n <= g.N && n+f.N >= g.N
 }
 
 // reuse lets go of f, which was begun here. If nobody has joined it, it is for the batch to use again.

@@ -129,9 +129,7 @@ func (fl *flights) join(addr uint64, use Use) *Flight {
 		return nil
 	}
 	f.ref.Add(1)
-	if use > f.Use {
-		f.Use = use
-	}
+	f.Use = max(f.Use, use)
 	if f.done == nil {
 		f.done = make(chan struct{})
 	}
@@ -161,8 +159,7 @@ func (fl *flights) unlist(f *Flight) {
 	if o := b.first.Load(); o == f {
 		b.first.Store(f.next)
 	} else {
-		for o.next != f {
-			o = o.next
+		for ; o.next != f; o = o.next {
 		}
 		o.next = f.next
 	}
@@ -204,7 +201,8 @@ func (h *Heap) Board(b *Batch, w *Want) (f *Flight, busy <-chan struct{}, err er
 		busy = h.seat(b, f)
 	}
 	if err != nil || busy != nil {
-		h.quit(f)
+		h.end(f)
+		h.LetGo(f)
 		return nil, busy, err
 	}
 	if b != nil {
@@ -281,12 +279,6 @@ func (h *Heap) endUses(c *block, n int32) {
 	c.Buffer = buddy.Buffer{}
 }
 
-// quit ends a flight that was begun, but is not made.
-func (h *Heap) quit(f *Flight) {
-	h.end(f)
-	h.LetGo(f)
-}
-
 // end has nobody find f any more, and wakes who waits for it.
 func (h *Heap) end(f *Flight) {
 	if f.listed {
@@ -299,10 +291,7 @@ func (h *Heap) end(f *Flight) {
 
 // LetGo lets go of f.
 func (h *Heap) LetGo(f *Flight) {
-	if !h.released(f) {
-		return
-	}
-	if f.alone != nil {
+	if h.released(f) && f.alone != nil {
 		h.unused.Put(f)
 	}
 }
@@ -315,7 +304,6 @@ func (h *Heap) released(f *Flight) bool {
 	}
 	h.endUses(f.block, 1)
 	f.seg.Unpin(f.pin)
-	a := f.alone
 	if f.done != nil {
 		f.done = nil
 		f.ref.Store(0)
@@ -323,8 +311,8 @@ func (h *Heap) released(f *Flight) bool {
 	f.Want, f.Rec, f.Err, f.Short, f.Object, f.At = Want{}, nil, nil, false, nil, 0
 	f.seg, f.block, f.buf = nil, nil, nil
 	f.listed, f.follows, f.mine, f.landing = false, false, false, Elsewhere
-	if a != nil {
-		a.op[0] = store.ReadOp{}
+	if f.alone != nil {
+		f.alone.op[0] = store.ReadOp{}
 	}
 	return true
 }
@@ -365,9 +353,8 @@ func (h *Heap) landed(ctx context.Context, fs []*Flight, ops []store.ReadOp) {
 		f := fs[i]
 		if err := ops[op].Err; err != nil {
 			h.failed(ctx, f, err)
-		} else {
-			bytes += len(f.buf)
-			h.inspect(f)
+		} else if h.inspect(f); !f.follows {
+			bytes += len(ops[op].Buf)
 		}
 		if f.block.slot != nil {
 			f.layOut()
@@ -418,17 +405,23 @@ func (f *Flight) decode(h *Heap) (e record.Record, err error) {
 	return e, err
 }
 
-// rereadFlight is Reread of what f has brought. It is apart from inspect since its function is garbage.
-func (h *Heap) rereadFlight(f *Flight) bool {
-	return h.Reread(f.seg, h.Far.Offset(f.Addr), f.buf, func() bool { _, err := f.decode(h); return err == nil || f.Short })
+// rereadFlight is Reread of what f has brought, with which err is wrong. It is apart from inspect since its function is garbage.
+func (h *Heap) rereadFlight(f *Flight, err error) (e record.Record, _ error) {
+	if f.block.slot == nil {
+		f.buf = make([]byte, len(f.buf)) // in the old one the next record may begin, which has been checked
+	}
+	// It is decoded once: the owner may change what it has found good.
+	if h.Reread(f.seg, h.Far.Offset(f.Addr), f.buf, func() bool { e, err = f.decode(h); return err == nil || f.Short }) {
+		h.Count.Corrupt.Add(1)
+	}
+	return e, err
 }
 
 // inspect checks the bytes that f has brought. They may be anything.
 func (h *Heap) inspect(f *Flight) {
 	e, err := f.decode(h)
-	if err != nil && !f.Short && f.Owner.Refers(&f.Want) && !f.seg.Gone() && h.rereadFlight(f) {
-		h.Count.Corrupt.Add(1)
-		e, err = f.decode(h)
+	if err != nil && !f.Short && f.Owner.Refers(&f.Want) && !f.seg.Gone() {
+		e, err = h.rereadFlight(f, err)
 	}
 	if f.Short {
 		return
@@ -457,8 +450,7 @@ func (h *Heap) Reread(s *FarSegment, off int, buf []byte, good func() bool) bool
 	return op[0].Err == nil && good()
 }
 
-// land has the owner refer to what f has brought, if that is to be local: an object always,
-// and what a lock keeps in place if it deserves that.
+// land has the owner refer to what f has brought, if that is to be local: an object always, and what a lock keeps in place if it deserves that.
 func (h *Heap) land(f *Flight) {
 	if f.Rec == nil || !f.listed {
 		return

@@ -15,9 +15,12 @@ const (
 	decayTicks = 20
 )
 
-func (h *Heap) WakeJanitor() {
+func (h *Heap) WakeJanitor() { wake(h.poke) }
+
+// wake wakes who waits for c, which has room for one, unless that is about to wake up.
+func wake(c chan<- struct{}) {
 	select {
-	case h.poke <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }

@@ -263,12 +263,7 @@ func (l *Logs) Viewed(addr uint64) bool { return l.Seg(addr).views.Load() != 0 }
 func (l *Logs) Views() int64 { return l.views.Load() }
 
 // Wake starts the evacuator if it sleeps.
-func (l *Logs) Wake() {
-	select {
-	case l.kick <- struct{}{}:
-	default:
-	}
-}
+func (l *Logs) Wake() { wake(l.kick) }
 
 // available is the number of segments that could be taken. l.Mu must be held.
 func (l *Logs) available() int {

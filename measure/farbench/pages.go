@@ -16,6 +16,7 @@ import (
 
 	"polder/measure/benchout"
 	"polder/pages"
+	"polder/pages/kernelpart"
 	"polder/pages/region"
 )
 
@@ -30,12 +31,18 @@ type pagesScale struct {
 }
 
 // RunPages measures what it costs to touch a page that is far, of memory that polder pager
-// serves, beside a raw READ of as many bytes from the same node; and how much slower programs
+// serves, beside a raw READ of as many bytes from the same node, and beside a page that was never written, which needs no far
+// memory; and how much slower programs
 // become if a part of their memory is local, beside ordinary memory: reading whole pages, in
 // sequence, every seventh, at random, or as a Zipfian with s = 0.99 says, k-means, quicksort,
 // compressing and a hash join. Then it runs them in a process whose memory the kernel swaps to
 // zram, and, over NBD, to memory of a node, where that is possible; that process has 8 MiB more for
 // itself.
+//
+// Reading pages in sequence stands beside two bounds. One is what the wire carries: the pages that are not local, as fast as they can
+// be read raw, by two goroutines with 256 KiB on their way each, in reads of 4, 16 or 64 KiB; it leaves out that somebody has to put
+// them into the program's memory. The other one is what the kernel takes for that (package kernelpart), and the program, on all
+// processors; it leaves out far memory. Neither is less than the program takes with all of its memory local.
 //
 // Placement matters more than anything else on an idle machine: with "one CPU" the program,
 // the pager and the node share one, with "two CPUs" the program has one and the others
@@ -89,7 +96,7 @@ func (s pagesScale) run(ctx context.Context, o Options, fabric string) (err erro
 	if err := errors.Join(pin(all, os.Getpid()), pin(all, pager.p.PID()), pin(all, l.node.PID())); err != nil {
 		return err
 	}
-	rate, err := raw.rate(ctx, 2, 32, 200*time.Millisecond)
+	best, err := scanBound(ctx, raw)
 	if err != nil {
 		return err
 	}
@@ -99,12 +106,41 @@ func (s pagesScale) run(ctx context.Context, o Options, fabric string) (err erro
 		if err != nil {
 			return err
 		}
-		err = s.slowdown(ctx, o, fabric, percent, list, rate, func(_ context.Context, j job) (result, error) { return j.with(r.Bytes(), list) })
+		err = s.slowdown(ctx, o, fabric, percent, list, best, func(_ context.Context, j job) (result, error) { return j.with(r.Bytes(), list) })
 		if err = errors.Join(err, r.Close()); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// bound is the least time that a page takes which is far, in ms.
+type bound struct {
+	wire   float64 // to read it from far memory; 0 if that is not known
+	kernel float64 // a processor, to place it and to take another one out
+}
+
+// scanBound measures the bounds of reading pages in sequence. Those who read them raw have 256 KiB on their way each, in reads of
+// the size that is best: a pager that knows what comes next may read as it likes.
+func scanBound(ctx context.Context, raw *rawReader) (b bound, err error) {
+	for _, n := range []int{1, 4, 16} { // pages of a read
+		r := *raw
+		r.size = n * pages.Size
+		var rates []float64
+		for range 3 {
+			rate, err := r.rate(ctx, 2, 64/n, 100*time.Millisecond)
+			if err != nil {
+				return b, err
+			}
+			rates = append(rates, rate)
+		}
+		if ms := 1e3 / (median(rates) * float64(n)); b.wire == 0 || ms < b.wire {
+			b.wire = ms
+		}
+	}
+	d, err := kernelpart.OfScan()
+	b.kernel = float64(d.Nanoseconds()) / 1e6
+	return b, err
 }
 
 // mapPages makes a region of which so much is local, and writes to every page.
@@ -125,25 +161,42 @@ func (s pagesScale) mapPages(ctx context.Context, pager *pager, local int64) (*r
 	return r, nil
 }
 
-// latency measures single accesses to pages of which next to none is local.
-func (s pagesScale) latency(ctx context.Context, o Options, name string, pager *pager, raw *rawReader) error {
-	r, err := s.mapPages(ctx, pager, 0)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
+// touch returns how many us accesses to single pages at random take, sorted. Each begins with what want says.
+func (s pagesScale) touch(r *region.Region, want func(at int) uint64) ([]float64, error) {
 	rnd, n := rand.New(rand.NewPCG(1, 2)), int(s.size/pages.Size)
-	faults, reads := make([]float64, s.timed), make([]float64, s.timed)
-	b := r.Bytes()
-	for i := range faults {
+	took, b := make([]float64, s.timed), r.Bytes()
+	for i := range took {
 		at := rnd.IntN(n) * pages.Size
 		begin := time.Now()
 		got := binary.LittleEndian.Uint64(b[at:])
-		faults[i] = float64(time.Since(begin).Nanoseconds()) / 1e3
-		if got != uint64(at)+1 {
-			return fmt.Errorf("the page at %d has %d, want %d", at, got, at+1)
+		took[i] = float64(time.Since(begin).Nanoseconds()) / 1e3
+		if got != want(at) {
+			return nil, fmt.Errorf("the page at %d has %d, want %d", at, got, want(at))
 		}
 	}
+	slices.Sort(took)
+	return took, nil
+}
+
+// latency measures single accesses to pages of which next to none is local.
+func (s pagesScale) latency(ctx context.Context, o Options, name string, pager *pager, raw *rawReader) error {
+	r, err := pager.mapping(ctx, s.size, 0)
+	if err != nil {
+		return err
+	}
+	zeros, err := s.touch(r, func(int) uint64 { return 0 })
+	if err = errors.Join(err, r.Close()); err != nil {
+		return err
+	}
+	if r, err = s.mapPages(ctx, pager, 0); err != nil {
+		return err
+	}
+	defer r.Close()
+	faults, err := s.touch(r, func(at int) uint64 { return uint64(at) + 1 })
+	if err != nil {
+		return err
+	}
+	rnd, n, reads := rand.New(rand.NewPCG(3, 4)), int(s.size/pages.Size), make([]float64, s.timed)
 	page := make([]byte, pages.Size)
 	for i := range reads {
 		off := int64(rnd.IntN(n) * pages.Size)
@@ -153,19 +206,20 @@ func (s pagesScale) latency(ctx context.Context, o Options, name string, pager *
 		}
 		reads[i] = float64(time.Since(begin).Nanoseconds()) / 1e3
 	}
-	slices.Sort(faults)
 	slices.Sort(reads)
 	for _, p := range []int{50, 99} {
 		at := s.timed * p / 100
 		row := benchout.Row{Bench: "pages", Case: "fault, " + name, Metric: "p" + strconv.Itoa(p), Value: faults[at], Unit: "us"}
 		o.Out.Print(row.Against("raw READ", reads[at], benchout.Lower))
+		o.Out.Print(row.Against("zero page", zeros[at], benchout.Lower))
+		o.Out.Print(row.Against("1.5 READs, zero page", 1.5*reads[at]+zeros[at], benchout.Lower))
 	}
 	return nil
 }
 
 // slowdown runs programs with memory of which a part is local, as ours does it, beside ordinary
-// memory. Rate is how many pages a second can be read from where the rest is, if it is known.
-func (s pagesScale) slowdown(ctx context.Context, o Options, where string, percent int64, list []program, rate float64, ours func(context.Context, job) (result, error)) error {
+// memory. Least is what a page takes that is brought, if it is known.
+func (s pagesScale) slowdown(ctx context.Context, o Options, where string, percent int64, list []program, least bound, ours func(context.Context, job) (result, error)) error {
 	plain := make([]byte, s.work)
 	theirs := func(_ context.Context, j job) (result, error) { return j.with(plain, list) }
 	for _, p := range list {
@@ -201,9 +255,11 @@ func (s pagesScale) slowdown(ctx context.Context, o Options, where string, perce
 		}
 		row := benchout.Row{Bench: "pages", Case: fmt.Sprintf("%s, %s, %d %% local", where, p.name, percent), Metric: "time", Value: median(took[0]), Unit: "ms"}
 		rows := []benchout.Row{row.Against("all local", median(took[1]), benchout.Lower)}
-		if p.name == "sequential" && rate > 0 {
-			bound := float64(s.accesses) * float64(100-percent) / 100 / rate * 1e3
-			rows = append(rows, row.Against("bound by bandwidth", max(bound, median(took[1])), benchout.Lower))
+		if p.name == "sequential" && least.wire > 0 {
+			local, far := median(took[1]), float64(s.accesses)*float64(100-percent)/100
+			rows = append(rows, row.Against("bound by bandwidth", max(far*least.wire, local), benchout.Lower))
+			// All processors do nothing else than the kernel's part and the program.
+			rows = append(rows, row.Against("bound by the kernel", max((far*least.kernel+local)/float64(runtime.NumCPU()), local), benchout.Lower))
 		}
 		if err := printAll(o.Out, rows); err != nil {
 			return err
@@ -247,7 +303,7 @@ func (s pagesScale) swapTo(ctx context.Context, o Options, where string) error {
 	for _, percent := range s.percents {
 		p, err := startSwapped(o.Polder, s.work, s.work*percent/100)
 		if err == nil {
-			err = s.slowdown(ctx, o, where, percent, programs(s.work, s.accesses), 0, p.do)
+			err = s.slowdown(ctx, o, where, percent, programs(s.work, s.accesses), bound{}, p.do)
 			err = errors.Join(err, p.close())
 		}
 		if errors.Is(err, errSwapped) {

@@ -305,6 +305,20 @@ func TestPagesAreMeasured(t *testing.T) {
 			}
 		}
 	}
+	bounds := map[string]int{}
+	for _, r := range *out {
+		bounds[r.Rival]++
+		if r.Rival == "bound by bandwidth" || r.Rival == "bound by the kernel" || r.Rival == "zero page" {
+			if r.RivalValue <= 0 {
+				t.Errorf("%s: the %s is %v", r.Case, r.Rival, r.RivalValue)
+			}
+		}
+	}
+	for _, name := range []string{"bound by bandwidth", "bound by the kernel"} {
+		if bounds[name] != len(fabrics) {
+			t.Errorf("%d rows have a %s, want one for each of %d fabrics", bounds[name], name, len(fabrics))
+		}
+	}
 }
 
 // TestProgramsFindWhatTheyMust, and what they leave in the memory is looked at.

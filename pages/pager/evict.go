@@ -204,6 +204,11 @@ func (m *mapping) drop(frames []uint32) {
 func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
 	ctx, cancel := context.WithTimeout(m.ctx, m.s.cfg.Timeout)
 	defer cancel()
+	var numbers [batch]int64
+	for i, at := range victims {
+		numbers[i] = m.frames[at].page
+	}
+	m.volume.WillWrite(ctx, numbers[:len(victims)])
 	var failed error
 	for len(victims) > 0 {
 		row := m.row(victims) // as long as they are evicting nobody else changes their pages

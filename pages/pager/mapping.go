@@ -76,7 +76,8 @@ type mapping struct {
 	policy   *policy       // guarded by mu
 	failures int           // attempts to evict of which none succeeded; guarded by mu
 	stuck    error         // why the last one failed; guarded by mu
-	streams  ahead.Streams // guarded by mu
+	streams  ahead.Streams // of pages that are brought; guarded by mu
+	writes   ahead.Streams // of pages that are protected, and written to; guarded by mu
 	marks    marks         // guarded by mu
 	pins     map[uint64]wire.Request
 	pinned   int64    // pages; as pins guarded by mu
@@ -168,8 +169,7 @@ func (m *mapping) present(page int64, at uint32, write bool) {
 	case f.state == evicting: // who evicts it has it go on
 		f.want = true
 	case write:
-		f.state = dirty
-		m.must(m.fd.Protect(m.addr(page), pages.Size, false))
+		m.write(page)
 	default:
 		m.must(m.fd.Wake(m.addr(page), pages.Size))
 	}

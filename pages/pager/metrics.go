@@ -4,6 +4,7 @@ import "github.com/prometheus/client_golang/prometheus"
 
 var (
 	faultsDesc   = prometheus.NewDesc("polder_pager_faults_total", "Accesses that waited for a page.", nil, nil)
+	writesDesc   = prometheus.NewDesc("polder_pager_write_faults_total", "Accesses that waited to write to a page that was there, and protected.", nil, nil)
 	aheadDesc    = prometheus.NewDesc("polder_pager_read_ahead_total", "Pages brought before they were touched.", nil, nil)
 	evictedDesc  = prometheus.NewDesc("polder_pager_evicted_total", "Pages taken out of the memory of mappings.", nil, nil)
 	placesDesc   = prometheus.NewDesc("polder_pager_place_calls_total", "System calls that put pages in a row into the memory of mappings.", nil, nil)
@@ -24,7 +25,7 @@ type collector struct{ s *Server }
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{faultsDesc, aheadDesc, evictedDesc, placesDesc, dropsDesc, protectsDesc, poisonedDesc, refusedDesc, mappingsDesc, sizeDesc, framesDesc} {
+	for _, d := range []*prometheus.Desc{faultsDesc, writesDesc, aheadDesc, evictedDesc, placesDesc, dropsDesc, protectsDesc, poisonedDesc, refusedDesc, mappingsDesc, sizeDesc, framesDesc} {
 		ch <- d
 	}
 }
@@ -36,6 +37,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	st := &c.s.stats
 	put(faultsDesc, prometheus.CounterValue, st.faults.Load())
+	put(writesDesc, prometheus.CounterValue, st.writes.Load())
 	put(aheadDesc, prometheus.CounterValue, st.ahead.Load())
 	put(evictedDesc, prometheus.CounterValue, st.evicted.Load())
 	put(placesDesc, prometheus.CounterValue, st.places.Load())

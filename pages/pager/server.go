@@ -62,8 +62,8 @@ type Server struct {
 
 // counters count since the server was made.
 type counters struct {
-	faults, ahead, evicted, poisoned, refused atomic.Int64
-	places, drops, protects                   atomic.Int64 // system calls, each for pages in a row
+	faults, writes, ahead, evicted, poisoned, refused atomic.Int64
+	places, drops, protects                           atomic.Int64 // system calls, each for pages in a row
 }
 
 // ErrClosed is why mappings end when the server is closed.
@@ -289,7 +289,7 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, fil
 	}
 	m.changed.L = &m.mu
 	window := max(min(maxWindow, len(m.frames)/32), 4)
-	m.streams.Most = int64(window)
+	m.streams.Most, m.writes.Most = int64(window), maxWrites
 	// There is room for windows that are read and used, and for those that are being dropped, so that nothing is dropped that
 	// was read ahead and not used yet.
 	m.policy = newPolicy(len(m.frames), m.enough(), max(4*window+2*m.low(), len(m.frames)/16))

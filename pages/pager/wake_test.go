@@ -54,7 +54,11 @@ type client struct {
 
 // newClient starts a client. The test does for its mapping what Server.enter does.
 func newClient(t *testing.T) *client {
-	h, err := far.NewHeap(far.NewMemStore(256<<10, 64), far.Config{Local: far.MinLocal})
+	return newClientOver(t, far.NewMemStore(256<<10, 64))
+}
+
+func newClientOver(t *testing.T, store far.Store) *client {
+	h, err := far.NewHeap(store, far.Config{Local: far.MinLocal})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,6 +212,11 @@ func (c *client) evicting(page int64, first byte) uint32 {
 	}
 	c.touch("read", page)
 	c.says(fmt.Sprint(first))
+	pooltest.Eventually(c.T, "the page is placed", func() bool { // the client may have read it before
+		c.m.mu.Lock()
+		defer c.m.mu.Unlock()
+		return c.m.frames[c.m.index[page]-1].state == clean
+	})
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()
 	at, chosen := c.m.index[page]-1, new(chosen)
