@@ -324,6 +324,40 @@ func (g *lent) Write(ctx context.Context, p []byte, off int) error {
 	}, nil)
 }
 
+// Start implements store.Starter.
+func (g *lent) Start(ctx context.Context, p []byte, off int, landed func()) store.Flight {
+	f := &flight{p: g.pl.p, ended: make(chan struct{})}
+	f.p.Go(func() {
+		f.err = g.Write(ctx, p, off)
+		close(f.ended)
+		landed()
+	})
+	return f
+}
+
+// flight is a write under way.
+type flight struct {
+	p     *turns.Process
+	ended chan struct{} // closed when err is there
+	err   error
+}
+
+// Landed implements store.Flight.
+func (f *flight) Landed() bool {
+	select {
+	case <-f.ended:
+		return f.err == nil
+	default:
+		return false
+	}
+}
+
+// End implements store.Flight: the write itself ends with ctx, which is that of Start or one above it.
+func (f *flight) End(context.Context) error {
+	f.p.Wait(nil, f.ended)
+	return f.err
+}
+
 func (g *lent) Free(ctx context.Context) error {
 	if g.done {
 		g.pl.c.wrong("%s is given back twice", g.Name())

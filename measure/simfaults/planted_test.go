@@ -40,6 +40,7 @@ var mistakes = []mistake{
 	{seed: 7, name: "show-what-does-not-count"},
 
 	// Others.
+	{soon: true, name: "one of the writes that were begun together is enough", file: "far/copies/segment.go", was: "	if allLanded(flights[:len(cs)]) {\n		for i, c := range cs {\n			err = cmp.Or(err, flights[i].End(ctx))\n", is: "	if allLanded(flights[:len(cs)]) || BUG && flights[0] != nil && flights[0].Landed() {\n		for i, c := range cs {\n			if !BUG {\n				err = cmp.Or(err, flights[i].End(ctx))\n			}\n"},
 	{soon: true, name: "nobody is told where copies have moved", file: "far/copies/keep.go", was: "if k := s.cfg.Keep; k != nil {\n		if err", is: "if k := s.cfg.Keep; k != nil && !BUG {\n		if err"},
 	{soon: true, name: "half of a segment is copied", file: "far/copies/repair.go", was: "	waiting := g.waiting()\n", is: "	if BUG {\n		end /= 2\n	}\n	waiting := g.waiting()\n"},
 	{name: "what has one copy too few is not repaired", file: "far/copies/repair.go", was: "		case len(had) < want ||", is: "		case BUG && len(had) == want-1:\n		case len(had) < want ||"},
