@@ -99,7 +99,8 @@ func TestAServerReadsInPlaceUntilItIsSuperseded(t *testing.T) {
 		t.Fatal(err)
 	}
 	now, inPlace := readsAt(t, first, "")
-	if over := now - all - (inPlace - before); inPlace-before < keys/2 || over > keys/100 {
+	// A READ brings several values that lie side by side.
+	if over := now - all - (inPlace - before); inPlace-before < keys/40 || over > keys/100 {
 		t.Errorf("%d values were read, with %d READs in place and %d over TCP: want most of them in place", keys, inPlace-before, over)
 	}
 
