@@ -2,17 +2,16 @@ package pages
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
 	"polder/far"
+	"polder/far/store/storetest"
 	"polder/internal/invariants"
 )
 
@@ -343,20 +342,9 @@ func TestAFullVolumeSaysSo(t *testing.T) {
 	}
 }
 
-// counted is far memory that counts how often it is read.
-type counted struct {
-	far.Store
-	reads atomic.Int64
-}
-
-func (c *counted) Read(ctx context.Context, ops []far.ReadOp) {
-	c.reads.Add(1)
-	c.Store.Read(ctx, ops)
-}
-
 // TestPagesAreReplacedTogether: who writes to many pages that are far does not wait for what has to be known of each.
 func TestPagesAreReplacedTogether(t *testing.T) {
-	store := &counted{Store: far.NewMemStore(256<<10, 200)}
+	store := storetest.New(256<<10, 200)
 	h, err := far.NewHeap(store, far.Config{Local: far.MinLocal})
 	if err != nil {
 		t.Fatal(err)
@@ -376,12 +364,12 @@ func TestPagesAreReplacedTogether(t *testing.T) {
 	if err := v.Read(far.NoWait, b, 0); err != far.ErrWouldBlock {
 		t.Fatalf("the test tests nothing: %v", err)
 	}
-	before := store.reads.Load()
+	before := store.Reads.Load()
 	b[0] = 8
 	if err := v.Write(t.Context(), b, 0); err != nil {
 		t.Fatal(err)
 	}
-	if got := store.reads.Load() - before; got > n/4 {
+	if got := store.Reads.Load() - before; got > n/4 {
 		t.Errorf("%d reads of far memory to write %d pages, want no more than %d", got, n, n/4)
 	}
 }

@@ -87,11 +87,7 @@ func TestAServerReadsInPlaceUntilItIsSuperseded(t *testing.T) {
 	ctx := t.Context()
 	witnesses := startWitnesses(t)
 	_, far := startNodesInPlace(t, 3)
-	first, err := child.StartReady(ctx, child.Command{Path: proctest.Binary(), Args: append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, named(far, witnesses, "--durable")...)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer first.Kill()
+	first := startDoomed(t, named(far, witnesses, "--durable")...)
 	c := connect(t, first)
 	setAll(t, c, keys, "first")
 	all, before := readsAt(t, first, "")
@@ -110,22 +106,7 @@ func TestAServerReadsInPlaceUntilItIsSuperseded(t *testing.T) {
 	if err := conn.Ping(ctx).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if err := first.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	var second *child.Process
-	select {
-	case second = <-ready:
-	case <-time.After(2 * hang):
-	}
-	if second == nil {
-		t.Fatal("the standby has not taken over")
-	}
-	defer func() {
-		if err := second.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
+	second := replaced(t, first, ready)
 	c2 := connect(t, second)
 	if err := getAll(ctx, c2, keys, "first"); err != nil {
 		t.Fatal(err)

@@ -225,16 +225,45 @@ func TestAStandbyTakesOver(t *testing.T) {
 	t.Run("fenced", func(t *testing.T) { takesOver(t, "--durable", "--reads", "fenced") })
 }
 
+// startDoomed starts a server that another one supersedes, so that it ends badly.
+func startDoomed(t *testing.T, args ...string) *child.Process {
+	t.Helper()
+	p, err := child.StartReady(t.Context(), child.Command{Path: proctest.Binary(), Args: append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, args...)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	return p
+}
+
+// replaced stops a server, as by SIGSTOP, and returns the standby that has taken over and told ready. It ends with the test.
+func replaced(t *testing.T, first *child.Process, ready <-chan *child.Process) *child.Process {
+	t.Helper()
+	if err := first.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var second *child.Process
+	select {
+	case second = <-ready:
+	case <-time.After(2 * hang):
+	}
+	if second == nil {
+		t.Fatal("the standby has not taken over")
+	}
+	t.Cleanup(func() {
+		if err := second.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return second
+}
+
 func takesOver(t *testing.T, more ...string) {
 	t.Parallel()
 	ctx := t.Context()
 	witnesses := startWitnesses(t)
 	_, far := startNodes(t, 3)
-	first, err := child.StartReady(ctx, child.Command{Path: proctest.Binary(), Args: append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, named(far, witnesses, more...)...)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer first.Kill()
+	first := startDoomed(t, named(far, witnesses, more...)...)
 	c := connect(t, first)
 	if err := c.Set(ctx, "who", "first", 0).Err(); err != nil {
 		t.Fatal(err)
@@ -251,22 +280,7 @@ func takesOver(t *testing.T, more ...string) {
 	if err := conn.Ping(ctx).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if err := first.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	var second *child.Process
-	select {
-	case second = <-ready:
-	case <-time.After(2 * hang):
-	}
-	if second == nil {
-		t.Fatal("the standby has not taken over")
-	}
-	defer func() {
-		if err := second.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
+	second := replaced(t, first, ready)
 	c2 := connect(t, second)
 	if who, err := c2.Get(ctx, "who").Result(); err != nil || who != "first" {
 		t.Fatalf("the standby has %q, %v", who, err)

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"polder/far"
+	"polder/far/store/storetest"
 	"polder/pages"
 	"polder/pages/region"
 )
@@ -69,22 +70,11 @@ func rows(addr string) error {
 	return nil
 }
 
-// counted is a store that counts how often it is asked to read.
-type counted struct {
-	far.Store
-	reads atomic.Int64
-}
-
-func (c *counted) Read(ctx context.Context, ops []far.ReadOp) {
-	c.reads.Add(1)
-	c.Store.Read(ctx, ops)
-}
-
 // TestWhatIsInARowIsDealtWithTogether: pages that are read in a row, of which half are local, are read from far memory, put into
 // the memory and taken out of it many at a time, and so are those that were written to protected; few of them are waited for;
 // and of each round not many more are brought than there is no room for.
 func TestWhatIsInARowIsDealtWithTogether(t *testing.T) {
-	store := &counted{Store: far.NewMemStore(256<<10, 200)}
+	store := storetest.New(256<<10, 200)
 	s, addr := newPagerOver(t, store, far.MinLocal, Config{Size: 64 << 20, Frames: 64 << 20})
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), "ROWS="+addr)
@@ -124,7 +114,7 @@ func TestWhatIsInARowIsDealtWithTogether(t *testing.T) {
 		atLeast    int64
 	}{
 		{"pages that were read ahead for one that was waited for", faults, ahead, 4},
-		{"pages for a read", store.reads.Load(), ahead, 6},
+		{"pages for a read", store.Reads.Load(), ahead, 6},
 		{"pages for a call to place them", st.places.Load(), ahead, 2},
 		{"pages for a call to drop them", st.drops.Load(), evicted, 5},
 		{"pages, which all were written to, for a call to protect them", st.protects.Load(), inRow, 8},

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"polder/far"
+	"polder/far/store/storetest"
 	"polder/pages"
 )
 
@@ -21,6 +21,16 @@ func (c *client) writes(page int64) {
 	c.Helper()
 	c.touch("write", page)
 	c.says(fmt.Sprint(page + 1))
+}
+
+// waits is how many of the writes to pages from first to end, one after another, had to wait.
+func (c *client) waits(first, end int64) int64 {
+	c.Helper()
+	before := c.m.s.stats.writes.Load()
+	for page := first; page < end; page++ {
+		c.writes(page)
+	}
+	return c.m.s.stats.writes.Load() - before
 }
 
 // TestWhoWritesToPagesInARowWaitsSeldom, in either direction; and those that it has not come to yet count as written to.
@@ -75,15 +85,9 @@ func TestWhoWritesHereAndThereHasTheOthersProtected(t *testing.T) {
 func TestWhoWritesToWhatComesGoesOn(t *testing.T) {
 	c := newClient(t)
 	c.placed(10, 30)
-	for page := int64(10); page < 30; page++ {
-		c.writes(page)
-	}
+	c.waits(10, 30)
 	c.placed(30, 60)
-	before := c.m.s.stats.writes.Load()
-	for page := int64(30); page < 60; page++ {
-		c.writes(page)
-	}
-	if got := c.m.s.stats.writes.Load() - before; got > 3 {
+	if got := c.waits(30, 60); got > 3 {
 		t.Errorf("%d of 30 writes waited, want at most 3", got)
 	}
 }
@@ -95,9 +99,7 @@ func TestWhatIsBeingEvictedStaysProtected(t *testing.T) {
 	c.placed(10, 15)
 	at := c.evicting(15, 15)
 	c.placed(16, 50)
-	for page := int64(10); page < 15; page++ {
-		c.writes(page)
-	}
+	c.waits(10, 15)
 	c.touch("write", 15)
 	c.wanted(at)
 	c.m.mu.Lock()
@@ -107,18 +109,14 @@ func TestWhatIsBeingEvictedStaysProtected(t *testing.T) {
 	c.m.mu.Unlock()
 	c.m.drop([]uint32{at})
 	c.says("16")
-	before := c.m.s.stats.writes.Load()
-	for page := int64(16); page < 50; page++ {
-		c.writes(page)
-	}
-	if got := c.m.s.stats.writes.Load() - before; got > 6 {
+	if got := c.waits(16, 50); got > 6 {
 		t.Errorf("%d of 34 writes behind it waited, want at most 6", got)
 	}
 }
 
 // TestPagesAreWrittenOutTogether: what has to be known of those that they replace is read at once, wherever they lie.
 func TestPagesAreWrittenOutTogether(t *testing.T) {
-	store := &counted{Store: far.NewMemStore(256<<10, 64)}
+	store := storetest.New(256<<10, 64)
 	c := newClientOver(t, store)
 	ctx, page := t.Context(), filled(1)
 	other, err := c.m.s.cfg.Volumes.Volume("other", 8<<20)
@@ -148,11 +146,11 @@ func TestPagesAreWrittenOutTogether(t *testing.T) {
 		c.m.must(c.m.fd.Protect(c.m.addr(c.m.frames[at].page), pages.Size, true))
 	}
 	c.m.mu.Unlock()
-	before := store.reads.Load()
+	before := store.Reads.Load()
 	if freed := c.m.writeOut(victims, make([]byte, batch*pages.Size)); freed != batch {
 		t.Errorf("%d pages were written out, want %d", freed, batch)
 	}
-	if got := store.reads.Load() - before; got > 3 {
+	if got := store.Reads.Load() - before; got > 3 {
 		t.Errorf("%d reads of far memory to write out %d pages, want no more than 3", got, batch)
 	}
 }
