@@ -208,11 +208,14 @@ func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
 	if err != bytemap.ErrGrown {
 		return 0, err
 	}
-	least += h.core.Logs.Of(heap.Words)
+	objects := h.objects.Keeps()
+	if objects {
+		least += h.core.Logs.Of(heap.Words)
+	}
 	more := size > least // than it takes now
 	size = max(size, least) * 9 / 8
 	size = (size + int64(arena.PageSize)) &^ int64(arena.PageSize-1)
-	wait, objects := heap.HoldFor, h.objects.Keeps()
+	wait := heap.HoldFor
 	if objects {
 		wait = memoryWait
 	}

@@ -282,7 +282,7 @@ func (j *journal) refuses(write bool) error {
 		return reply.Error("MISCONF there is no room for the journal: " + err.Error())
 	}
 	if j.tooLong.Load() {
-		return reply.Error("MISCONF the journal is too long: no checkpoint can be taken, see the log of the server")
+		return reply.Error("MISCONF the journal is too long: checkpoints fail, which the log of the server says, or do not keep up with so many writes")
 	}
 	return nil
 }
