@@ -115,8 +115,12 @@ func TestRedisAnswersAndLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := ping(context.Background(), r.Addr); err != nil {
-		t.Error(err)
+	if pid, err := answers(context.Background(), r.Addr); err != nil || pid != r.PID() {
+		t.Errorf("process %d answers, %v, want %d", pid, err, r.PID())
+	}
+	if other, err := startRedis(context.Background(), "redis-server", r.Addr, nil); err == nil {
+		t.Error("a second Redis at the same port is taken for one that answers")
+		_ = other.Close()
 	}
 	if err := r.Close(); err != nil {
 		t.Error(err)

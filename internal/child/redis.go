@@ -1,13 +1,16 @@
 package child
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -30,7 +33,11 @@ func StartRedis(ctx context.Context, args ...string) (*Redis, error) {
 	// one found free here: then it ends at once, and the next is tried.
 	var failed error
 	for range 3 {
-		r, err := startRedis(ctx, path, args)
+		addr, err := freeAddr()
+		if err != nil {
+			return nil, err
+		}
+		r, err := startRedis(ctx, path, addr, args)
 		if err == nil {
 			return r, nil
 		}
@@ -39,15 +46,21 @@ func StartRedis(ctx context.Context, args ...string) (*Redis, error) {
 	return nil, failed
 }
 
-func startRedis(ctx context.Context, path string, args []string) (*Redis, error) {
+func freeAddr() (string, error) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("cannot find a free port: %w", err)
+	if err == nil {
+		err = lis.Close()
 	}
-	addr := lis.Addr().String()
+	if err != nil {
+		return "", fmt.Errorf("cannot find a free port: %w", err)
+	}
+	return lis.Addr().String(), nil
+}
+
+func startRedis(ctx context.Context, path, addr string, args []string) (*Redis, error) {
 	_, port, err := net.SplitHostPort(addr)
-	if err := errors.Join(err, lis.Close()); err != nil {
-		return nil, fmt.Errorf("cannot find a free port: %w", err)
+	if err != nil {
+		return nil, fmt.Errorf("cannot start redis-server: %w", err)
 	}
 	dir, err := os.MkdirTemp("", "polder-redis-")
 	if err != nil {
@@ -67,12 +80,13 @@ func startRedis(ctx context.Context, path string, args []string) (*Redis, error)
 	return r, nil
 }
 
-// ready asks until there is an answer.
+// ready asks until there is an answer of this process: where two chose the same port,
+// the other one's Redis answers while this one ends.
 func (r *Redis) ready(ctx context.Context) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if ping(ctx, r.Addr) == nil {
+		if pid, err := answers(ctx, r.Addr); err == nil && pid == r.PID() {
 			return nil
 		}
 		select {
@@ -85,23 +99,29 @@ func (r *Redis) ready(ctx context.Context) error {
 	}
 }
 
-func ping(ctx context.Context, addr string) error {
+// answers is which process the Redis at addr is.
+func answers(ctx context.Context, addr string) (pid int, err error) {
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { _ = c.Close() }()
 	if err := c.SetDeadline(time.Now().Add(time.Second)); err != nil {
-		return err
+		return 0, err
 	}
-	if _, err := c.Write([]byte("PING\r\n")); err != nil {
-		return err
+	if _, err := c.Write([]byte("PING\r\nINFO server\r\nQUIT\r\n")); err != nil {
+		return 0, err
 	}
-	line, err := bufio.NewReader(c).ReadString('\n')
-	if err == nil && line != "+PONG\r\n" {
-		err = fmt.Errorf("got %q to PING", line)
+	info, err := io.ReadAll(c)
+	if err != nil {
+		return 0, err
 	}
-	return err
+	for line := range strings.Lines(string(info)) {
+		if n, ok := strings.CutPrefix(line, "process_id:"); ok && bytes.HasPrefix(info, []byte("+PONG\r\n")) {
+			return strconv.Atoi(strings.TrimSpace(n))
+		}
+	}
+	return 0, fmt.Errorf("got %q to PING and INFO", info)
 }
 
 // Close ends the server and removes its directory.

@@ -37,24 +37,23 @@ func TestReadsAreCachedAndSeeWhatOthersWriteAtTheOrigin(t *testing.T) {
 			direct.Set(ctx, "k", "two", 0)
 			until(t, "the other's write is seen", func() bool { return c.Get(ctx, "k").Val() == "two" })
 			for what, change := range map[string]func() error{
-				"DEL": func() error { return direct.Del(ctx, "k").Err() },
-				"EXPIRE": func() error {
-					direct.Set(ctx, "k", "x", 0)
-					c.Get(ctx, "k")
-					return direct.PExpire(ctx, "k", time.Millisecond).Err()
-				},
-				"FLUSHALL": func() error { direct.Set(ctx, "k", "x", 0); c.Get(ctx, "k"); return direct.FlushAll(ctx).Err() },
+				"DEL":      func() error { return direct.Del(ctx, "k").Err() },
+				"EXPIRE":   func() error { return direct.PExpire(ctx, "k", time.Millisecond).Err() },
+				"FLUSHALL": func() error { return direct.FlushAll(ctx).Err() },
 			} {
+				direct.Set(ctx, "k", "x", 0)
+				until(t, "what was set before "+what+" is seen", func() bool { return c.Get(ctx, "k").Val() == "x" })
 				if err := change(); err != nil {
 					t.Fatal(err)
 				}
 				until(t, what+" is seen", func() bool { return errors.Is(c.Get(ctx, "k").Err(), redis.Nil) })
 			}
-			before := hits(s)
-			c.Get(ctx, "k")
-			if err := c.Get(ctx, "k").Err(); !errors.Is(err, redis.Nil) || hits(s) == before {
-				t.Errorf("what is not there is not cached: got %v", err)
-			}
+			// A cached key that expires is dropped by its own time, and again when the origin
+			// says so: that may come between two reads.
+			until(t, "what is not there is cached", func() bool {
+				before := hits(s)
+				return errors.Is(c.Get(ctx, "k").Err(), redis.Nil) && hits(s) > before
+			})
 		})
 	}
 }
