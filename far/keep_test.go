@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"polder/far/heap"
@@ -591,6 +592,11 @@ func TestACheckpointFitsIntoAStoreThatIsFull(t *testing.T) {
 // TestACheckpointFitsBesideTablesThatAreFull: with the least budget and many small entries the tables have all that they may have, and more while
 // entries come faster than their words go far.
 func TestACheckpointFitsBesideTablesThatAreFull(t *testing.T) {
+	t.Run("for ever", func(t *testing.T) { checkpointFits(t, time.Time{}) })
+	t.Run("for an hour", func(t *testing.T) { checkpointFits(t, time.Now().Add(time.Hour)) })
+}
+
+func checkpointFits(t *testing.T, expire time.Time) {
 	k := newKeeper(heap.MinSegmentSize, 3000)
 	h := openKept(t, k, heap.MinLocal, false)
 	defer closeHeap(t, h)
@@ -600,7 +606,7 @@ func TestACheckpointFitsBesideTablesThatAreFull(t *testing.T) {
 	for w := range writers {
 		wg.Go(func() {
 			for i := range each {
-				if err := m.Set(t.Context(), fmt.Append(nil, w, i), Entry{Value: make([]byte, 64)}); err != nil {
+				if err := m.Set(t.Context(), fmt.Append(nil, w, i), Entry{Value: make([]byte, 64), Expire: expire}); err != nil {
 					t.Errorf("set %d: %v", i, err)
 					return
 				}
@@ -619,6 +625,39 @@ func TestACheckpointFitsBesideTablesThatAreFull(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestEntriesExpireInAHeapThatIsOpenedAgain, also those that only leaves in far memory know, and nobody asks for.
+func TestEntriesExpireInAHeapThatIsOpenedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 100_000 // 1.2 MB of words
+		k := newKeeper(heap.MinSegmentSize, 3000)
+		h := openKept(t, k, heap.MinLocal, false)
+		m := h.NewByteMap("things")
+		expire := time.Now().Add(time.Hour)
+		for i := range n {
+			if err := m.Set(t.Context(), fmt.Append(nil, i), Entry{Value: make([]byte, 64), Expire: expire}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if h.Stats().Settled == 0 {
+			t.Fatal("all words are in tables")
+		}
+		if err := h.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		k = k.copy()
+		closeHeap(t, h)
+		h = openKept(t, k, heap.MinLocal, false)
+		defer closeHeap(t, h)
+		if m = h.NewByteMap("things"); m.Len() != n {
+			t.Errorf("%d entries are there again, want %d", m.Len(), n)
+		}
+		time.Sleep(2 * time.Hour)
+		if m.Len() != 0 {
+			t.Errorf("%d entries are left when all have expired", m.Len())
+		}
+	})
 }
 
 // TestWhoWritesToAFullStoreWaitsForRoom that cleaning and a checkpoint make of what was deleted, and of what only a snapshot keeps.

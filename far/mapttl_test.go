@@ -126,3 +126,43 @@ func TestExpiredEntriesOfAMapGiveTheirMemoryBack(t *testing.T) {
 		}
 	})
 }
+
+// Also where there are so many entries that the tables cannot know all: those that only leaves know in far memory expire, asked for or not.
+func TestEntriesThatOnlyLeavesKnowExpire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, err := NewHeap(heap.NewMemStore(1<<20, 200), Config{Local: heap.MinLocal})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer closeHeap(t, h)
+		m := newMap(t, h, MapConfig[int, int]{})
+		ctx := t.Context()
+		const n = 200_000 // 2.4 MB of words
+		for i := range n {
+			ttl := 5 * time.Minute
+			if i%2 == 0 {
+				ttl = time.Hour
+			}
+			if err := m.SetTTL(ctx, i, i, ttl); err != nil {
+				t.Fatalf("entry %d: %v", i, err)
+			}
+		}
+		if s := h.Stats(); s.Settled == 0 || s.LeavesFar == 0 {
+			t.Fatalf("all words of entries that expire are in tables: %+v", s.Lines)
+		}
+		time.Sleep(20 * time.Minute) // nobody asks
+		if got := m.Len(); got != n/2 {
+			t.Errorf("%d entries are left of %d, half of which have expired", got, n)
+		}
+		for i := range n / 100 {
+			v, ok, err := m.Get(ctx, i)
+			if err != nil || ok != (i%2 == 0) || ok && v != i {
+				t.Fatalf("entry %d: got %d, %v, %v", i, v, ok, err)
+			}
+		}
+		time.Sleep(time.Hour)
+		if got, far := m.Len(), h.Stats().FarLive; got != 0 || far > 1<<20 {
+			t.Errorf("%d entries and %d bytes of far memory are left when all have expired", got, far)
+		}
+	})
+}

@@ -309,6 +309,7 @@ func (h *Maps) decodeShard(d *record.Decoder, m *Map, sh *shard) error {
 			return err
 		}
 		sh.cold = new(leafIndex)
+		h.sweeper.dated.Store(true) // as far as is known
 		if err := sh.cold.Load(refs); err != nil {
 			h.core.Logs.ShrinkIndex(heap.Leaves, size)
 			return err

@@ -18,7 +18,7 @@ import (
 // and is as it was there, is Settled, and the table may forget it.
 //
 // What was removed leaves a Gone behind, until that is settled. Only words of entries that are far, and that
-// have neither an expiry nor pieces, nor are in a transaction, are settled; the others stay in the table.
+// have no pieces, and are in no transaction, are settled; the others stay in the table.
 type leafIndex struct {
 	index.Dir
 	gen      int  // of Dir: changes when that becomes another one

@@ -222,21 +222,22 @@ func (w *window) read(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
 	defer cancel()
 	h.core.Far.Store.Read(limited, ops)
-	for i := range ops {
-		op, p := &ops[i], &w.reads[i]
-		select {
-		case <-op.Seg.Lost():
+	i, rec, err := 0, record.Record(nil), error(nil)
+	right := func() bool {
+		if rec, err = record.Decode(ops[i].Buf, w.reads[i].Seed, ops[i].Off); err == nil && (rec.Kind() != record.Entry || rec.Owner() != w.m.id || uint32(rec.Number()) != uint32(w.reads[i].Number)) {
+			err = heap.ErrForeign
+		}
+		return err == nil
+	}
+	for i = range ops {
+		op := &ops[i]
+		if store.Gone(op.Seg) {
 			return &heap.LostError{Segment: op.Seg.Name()}
-		default:
 		}
 		if op.Err != nil {
 			return op.Err
 		}
-		rec, err := record.Decode(op.Buf, p.Seed, p.Off)
-		if err == nil && (rec.Kind() != record.Entry || rec.Owner() != w.m.id || uint32(rec.Number()) != uint32(p.Number)) {
-			err = heap.ErrForeign
-		}
-		if err != nil {
+		if !right() && !h.core.Reread(op.Seg, op.Off, op.Buf, right) {
 			return &heap.CorruptError{Segment: op.Seg.Name(), Err: err}
 		}
 		if entry.Expired(rec.Expiry()) {

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"polder/far/entry"
 	"polder/far/heap"
 	"polder/far/index"
 	"polder/far/store/storetest"
@@ -95,7 +96,7 @@ func TestFetchHeadsReadsNoValues(t *testing.T) {
 	store := storetest.New(tinySegment, 1000)
 	h, m := newTinyHeap(t, store, 1<<20)
 	fillTiny(t, m, 3000)
-	keys := farKeys(t, m, 3000)[:headsPerShard]
+	keys := farKeys(t, m, 3000)[:entry.MostHeads]
 	reads, in := store.Reads.Load(), h.Stats().BytesIn
 	if err := m.FetchHeads(context.Background(), keys); err != nil {
 		t.Fatal(err)
@@ -103,7 +104,7 @@ func TestFetchHeadsReadsNoValues(t *testing.T) {
 	if got := store.Reads.Load() - reads; got != 1 {
 		t.Errorf("%d heads took %d reads of the store, want 1", len(keys), got)
 	}
-	if got := h.Stats().BytesIn - in; got > headsPerShard*128 {
+	if got := h.Stats().BytesIn - in; got > entry.MostHeads*128 {
 		t.Errorf("%d heads were %d bytes, want at most 128 each", len(keys), got)
 	}
 	for i, k := range keys {
@@ -142,18 +143,16 @@ func TestRememberedHeadsDieWithTheirSegment(t *testing.T) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	var addr uint64
-	for _, d := range sh.heads {
-		if string(d.e.Key()) == string(k) {
-			addr = d.addr
-		}
+	for p := range sh.t.Matches(m.hash(k).Tag()) {
+		addr = sh.t.Word(p).Addr()
 	}
-	if sh.head(&h.Maps, addr) == nil {
+	if e := sh.heads.Of(addr, h.core.Far.Seg(addr)); e == nil || string(e.Key()) != string(k) {
 		t.Fatalf("the head of %q is not remembered", k)
 	}
 	at := &(*h.core.Far.Segs.Load())[addr/h.core.Far.Units]
 	was := at.Load()
 	at.Store(&heap.FarSegment{Seg: was.Seg, ID: was.ID})
-	if e := sh.head(&h.Maps, addr); e != nil {
+	if e := sh.heads.Of(addr, h.core.Far.Seg(addr)); e != nil {
 		t.Errorf("the head of %q outlives its segment", e.Key())
 	}
 	at.Store(was)

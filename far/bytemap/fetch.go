@@ -196,7 +196,7 @@ func (m *Map) fetch(ctx context.Context, n int, key func(i int) []byte, kind ind
 		hs := m.hash(k)
 		sh := m.shard(hs)
 		use := heap.UseLocal
-		if heads && len(k) <= headKey {
+		if heads && len(k) <= entry.MaxHeadKey {
 			use = heap.UseHead
 		}
 		sh.mu.Lock()
@@ -286,23 +286,6 @@ func (m *Map) bigOf(key []byte) (entry.Large, bool) {
 // not its value. FetchHeads reads them for many keys in one batch; until the
 // calls come, the shards remember the latest of what it read.
 
-// headsPerShard is how many far headers a shard remembers: a few per shard
-// are a batch, since keys spread over the shards.
-const headsPerShard = 16
-
-// headKey is the longest key of a header that is remembered: those memories are
-// not in the budget. Entries with longer ones are fetched entirely instead.
-const headKey = 256
-
-// head is the header and key of a far entry, and the entry.Large if it has one.
-// It holds good for as long as the address means the same segment: far bytes
-// are written once.
-type head struct {
-	addr uint64
-	seg  *heap.FarSegment
-	e    entry.Local
-}
-
 // FetchHeads reads the headers and keys of those of keys that are far, in one
 // batch, and remembers them for a short while, so that calls to Set, Delete
 // and Stat that follow need not wait; and it waits for some room in local
@@ -325,36 +308,18 @@ func (m *Map) FetchHeads(ctx context.Context, keys [][]byte) error {
 	return nil
 }
 
-// of reports whether d is the head of the far address addr, to which the index
-// refers.
-func (d *head) of(h *Maps, addr uint64) bool { return d.addr == addr && d.seg == h.core.Far.Seg(addr) }
-
 // remember keeps the head that f has brought. sh.mu must not be held.
 func (sh *shard) remember(f *heap.Flight) {
 	e := entryOf(f)
-	if e.Klen() > headKey {
+	if e.Klen() > entry.MaxHeadKey {
 		return
 	}
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if len(sh.heads) < headsPerShard {
-		sh.heads = append(sh.heads, head{})
+	if sh.heads == nil {
+		sh.heads = new(entry.Heads)
 	}
-	d := &sh.heads[int(sh.nextHead)%len(sh.heads)]
-	sh.nextHead = (sh.nextHead + 1) % headsPerShard
-	d.addr, d.seg = f.Addr, f.Segment()
-	d.e = entry.AppendHead(d.e[:0], e)
-}
-
-// head returns the remembered head of a far address that the index refers to,
-// or nil. sh.mu must be held.
-func (sh *shard) head(h *Maps, addr uint64) entry.Local {
-	for i := range sh.heads {
-		if d := &sh.heads[i]; d.of(h, addr) {
-			return d.e
-		}
-	}
-	return nil
+	sh.heads.Keep(f.Addr, f.Segment(), e)
 }
 
 // What a miss brings is not always worth a place in local memory, which costs the

@@ -56,7 +56,7 @@ func (m *Map) step(ctx context.Context, cursor uint64, of func(index.Word) bool,
 // scan returns the entries of the step from cursor, and the next cursor. With look, that is given them instead.
 func (m *Map) scan(ctx context.Context, cursor uint64, of func(index.Word) bool, look *window) ([]scanned, uint64, error) {
 	klen := 64 // read that much of a far key at once
-	var read []head
+	var read []entry.Head
 	var leaf scannedLeaf
 	for {
 		s := scanner{m: m, b: m.h.core.NewBatch(scanStep), of: of, look: look, read: read, leaf: leaf}
@@ -93,7 +93,7 @@ type scanner struct {
 	of    func(index.Word) bool
 	look  *window // what is given the entries, or nil
 	found []scanned
-	read  []head          // far keys, so that trying again reads others; e is nil if corrupt
+	read  []entry.Head    // far keys, so that trying again reads others; E is nil if corrupt
 	busy  <-chan struct{} // there was no buffer; closed when there is
 	short bool            // a key was longer than what was read of it
 	leaf  scannedLeaf     // the last that was read
@@ -223,8 +223,8 @@ func (s *scanner) visit(sh *shard, tag uint32, w index.Word, klen int) {
 		return
 	}
 	for _, d := range s.read {
-		if d.of(h, w.Addr()) {
-			s.add(d.e)
+		if d.Is(w.Addr(), h.core.Far.Seg(w.Addr())) {
+			s.add(d.E)
 			return
 		}
 	}
@@ -260,12 +260,12 @@ func (s *scanner) fetch(ctx context.Context) (err error) {
 				s.leaf = scannedLeaf{f.Addr, f.Segment(), index.Leaf(slices.Clone(f.Rec.Body()))}
 			}
 		case f.Rec != nil, f.Corrupt():
-			d := head{addr: f.Addr, seg: f.Segment()}
+			d := entry.Head{Addr: f.Addr, Seg: f.Segment()}
 			if f.Rec != nil {
-				d.e = entry.AppendHead(nil, entryOf(f))
+				d.E = entry.AppendHead(nil, entryOf(f))
 			}
 			s.read = append(s.read, d)
-			s.add(d.e)
+			s.add(d.E)
 		case f.Failure() != nil:
 			err = f.Err
 		case f.Told() == nil:

@@ -222,6 +222,8 @@ func (s *settler) renew(m *Map, sh *shard, u *unit, k int) error {
 		return nil
 	case index.Size(len(out)) > len(s.bodies)/2:
 		return errLeafFull
+	case slices.ContainsFunc(out, func(x index.Slot) bool { return x.Word&index.TTL != 0 }):
+		m.h.sweeper.dated.Store(true)
 	}
 	body := index.Size(len(out))
 	nl.size = record.Size(body)

@@ -18,20 +18,19 @@ import (
 // Processors take turns at a shard, so the fewer cache lines a call writes to, the
 // better: what a hit needs is in the first one.
 type shard struct {
-	mu       sync.Mutex
-	t        index.Table
-	missed   uint64 // bytes that were fetched, see admits
-	count    shardCounters
-	entries  int // without pieces and without the lost
-	lost     int
-	muts     uint64 // changes of contents, as opposed to moves
-	closed   bool
-	nextHead uint8 // the one of heads to forget next
-	id       int   // its number in the map; immutable
+	mu      sync.Mutex
+	t       index.Table
+	missed  uint64 // bytes that were fetched, see admits
+	count   shardCounters
+	entries int // without pieces and without the lost
+	lost    int
+	muts    uint64 // changes of contents, as opposed to moves
+	closed  bool
+	id      int // its number in the map; immutable
 
-	heads []head     // what FetchHeads has read of late
-	cold  *leafIndex // nil while there is room for all words in t
-	// Whole lines: see memory_unsafe.go.
+	heads *entry.Heads // what FetchHeads has read of late; nil if it never has
+	cold  *leafIndex   // nil while there is room for all words in t
+	_     [16]byte     // to whole lines: see memory_unsafe.go
 }
 
 // shardCounters are guarded by the shard's lock, since counting with atomics
@@ -157,7 +156,7 @@ again:
 			} else if w.IsLost() || h.core.Far.Seg(w.Addr()).Gone() {
 				s = lost
 			} else if !whole {
-				e = sh.head(h, w.Addr())
+				e = sh.heads.Of(w.Addr(), h.core.Far.Seg(w.Addr()))
 			}
 			if e != nil {
 				if string(e.Key()) == string(key) {

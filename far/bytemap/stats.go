@@ -79,16 +79,9 @@ func (m *Map) stats(t *Totals) Stats {
 	for i := range m.shards() {
 		sh := m.at(i)
 		sh.mu.Lock()
-		s.Entries += sh.entries
-		s.LostNow += sh.lost
-		s.Hits += sh.count.hits
-		s.Misses += sh.count.misses
-		s.Absent += sh.count.absent
-		s.Coalesced += sh.count.coalesced
-		s.Prefetched += sh.count.prefetched
-		s.Sets += sh.count.sets
-		s.Deletes += sh.count.deletes
-		s.Expired += sh.count.expired
+		n := &sh.count
+		s.Add(&Stats{Entries: sh.entries, LostNow: sh.lost, Hits: n.hits, Misses: n.misses, Absent: n.absent, Coalesced: n.coalesced,
+			Prefetched: n.prefetched, Sets: n.sets, Deletes: n.deletes, Expired: n.expired})
 		sh.sample(t, max(sampled/m.h.shards, 1))
 		sh.mu.Unlock()
 	}

@@ -2,9 +2,13 @@ package bytemap
 
 import (
 	"context"
+	"slices"
+	"sync/atomic"
 
 	"polder/far/heap"
 	"polder/far/index"
+	"polder/far/pagelog"
+	"polder/internal/sizeclass"
 )
 
 const (
@@ -16,10 +20,13 @@ const (
 )
 
 // sweeper walks over the index, a little at a time, in search of entries
-// whose time has come.
+// whose time has come: over the table of a shard, and then over its leaves, of which a look has one.
 type sweeper struct {
 	m, shard, bucket int
-	klen             int // length of the keys that are read with the headers
+	leaf, slot       int         // when the table is done
+	dated            atomic.Bool // there may be leaves of entries that expire
+	klen             int         // length of the keys that are read with the headers
+	read             []byte
 }
 
 // sweep looks at the next stretch of the index and reports whether it paid.
@@ -41,7 +48,8 @@ func (sw *sweeper) sweep(h *Maps) bool {
 	m := maps[sw.m]
 	b := h.core.NewBatch(sweepHeads)
 	defer b.End()
-	for n := 0; len(m.shards()) > 0 && n < sweepBuckets && b.Len() < sweepHeads; {
+	var leaf scannedLeaf
+	for n := 0; leaf.seg == nil && len(m.shards()) > 0 && n < sweepBuckets && b.Len() < sweepHeads; {
 		sh := m.at(sw.shard)
 		sh.mu.Lock()
 		for ; sw.bucket < len(sh.t.Buckets) && n < sweepBuckets && b.Len() < sweepHeads; sw.bucket++ {
@@ -49,13 +57,10 @@ func (sw *sweeper) sweep(h *Maps) bool {
 			for i := range index.BucketEntries {
 				p := index.Place(sw.bucket*index.BucketEntries + i)
 				w := *sh.t.Word(p)
-				if w&index.TTL == 0 || w.IsLost() {
+				switch {
+				case w&index.TTL == 0 || w.IsLost() || w.Far() && h.core.Far.Seg(w.Addr()).Gone():
 					continue
-				}
-				if w.Far() {
-					if h.core.Far.Seg(w.Addr()).Gone() {
-						continue
-					}
+				case w.Far():
 					_, _, _ = m.board(b, 0, sh, p, heap.UseHead, sw.klen) // another time if there is no buffer
 					continue
 				}
@@ -74,6 +79,9 @@ func (sw *sweeper) sweep(h *Maps) bool {
 		sh.mu.Unlock()
 		if end {
 			n++ // an empty shard is a look, too
+			if leaf = sw.sweepLeaf(m, sh, b); leaf.seg != nil {
+				break
+			}
 			sw.shard, sw.bucket = sw.shard+1, 0
 			if sw.shard == m.h.shards {
 				sw.m, sw.shard = sw.m+1, 0
@@ -90,7 +98,7 @@ func (sw *sweeper) sweep(h *Maps) bool {
 			sw.klen = MaxKeySize
 		case f.Rec != nil:
 			seen++
-			if entryOf(f).Expired() && m.expireFar(f) {
+			if entryOf(f).Expired() && m.expireFar(f, leaf) {
 				expired++
 			}
 		}
@@ -98,11 +106,51 @@ func (sw *sweeper) sweep(h *Maps) bool {
 	return seen > 0 && 4*expired > seen
 }
 
-// expireFar removes the entry that f found expired, if it is still there.
-func (m *Map) expireFar(f *heap.Flight) bool {
+// sweepLeaf boards what may have expired of the next leaf of sh, which it returns if there is one.
+func (sw *sweeper) sweepLeaf(m *Map, sh *shard, b *heap.Batch) (leaf scannedLeaf) {
+	h := m.h
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	for ; sw.dated.Load() && sh.hasLeaves() && sw.leaf < sh.cold.Len(); sw.leaf, sw.slot = sw.leaf+1, 0 {
+		ref := sh.cold.At(sw.leaf)
+		if ref.Addr() == 0 || h.core.Far.Seg(ref.Addr()).Gone() {
+			continue
+		}
+		sw.read = slices.Grow(sw.read[:0], sizeclass.Size(ref.Class()))
+		reads := [1]pagelog.Read{pagelog.NewRead(h.core, ref.Addr(), sw.read[:sizeclass.Size(ref.Class())])}
+		sh.mu.Unlock()
+		leaves, errs := h.readLeaves(h.core.Ctx, reads[:])
+		sh.mu.Lock()
+		if errs[0] != nil || !sh.hasLeaves() || sw.leaf >= sh.cold.Len() || sh.cold.At(sw.leaf).Addr() != ref.Addr() {
+			continue // another time
+		}
+		leaf = scannedLeaf{ref.Addr(), reads[0].Seg, leaves[0]}
+		for lo, hi := sh.cold.Range(sw.leaf); sw.slot < leaf.leaf.Len() && b.Len() < sweepHeads; sw.slot++ {
+			s := leaf.leaf.At(sw.slot)
+			if w, tag := s.Word, uint64(s.Tag); w&index.TTL != 0 && !w.IsLost() && lo <= tag && tag < hi && !sh.known(s.Tag) && !h.core.Far.Seg(w.Addr()).Gone() {
+				_, _, _ = m.boardWord(b, 0, sh, s.Tag, &w, heap.UseHead, sw.klen)
+			}
+		}
+		if sw.slot >= leaf.leaf.Len() { // it may have become shorter
+			sw.leaf, sw.slot = sw.leaf+1, 0
+		}
+		return leaf
+	}
+	sw.leaf, sw.slot = 0, 0
+	return leaf
+}
+
+// expireFar removes the entry that f found expired, if it is still there. If only a leaf knew it, that is the one.
+func (m *Map) expireFar(f *heap.Flight, leaf scannedLeaf) bool {
 	sh, tag := m.placeOf(&f.Want)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	if !sh.known(tag) {
+		i := sh.cold.Of(tag)
+		if sh.cold.At(i).Addr() != leaf.addr || m.h.core.Far.Seg(leaf.addr) != leaf.seg || sh.learn(m.h, tag, i, leaf.leaf, 0) != present {
+			return false
+		}
+	}
 	p := sh.farPlace(tag, &f.Want)
 	if p == index.None {
 		return false

@@ -3,5 +3,6 @@
 //
 // # Files
 //
-// entry: an entry, what it is made of, and what becomes of a record that was read. large: what stands for a value in pieces.
+// entry: an entry, what it is made of, and what becomes of a record that was read. large: what stands for a value in pieces. heads: the headers and keys of
+// some far entries.
 package entry

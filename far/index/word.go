@@ -114,7 +114,7 @@ func NewWord(addr uint64, size int, flags Word) Word {
 }
 
 // Settles reports whether w is the word of an entry that can be settled.
-func (w Word) Settles() bool { return w.Far() && w.Flags() == 0 && w.Addr() != 0 }
+func (w Word) Settles() bool { return w.Far() && w.Flags()&^TTL == 0 && w.Addr() != 0 }
 
 // IsGone reports whether w says that its tag has no other entry.
 func (w Word) IsGone() bool { return w&^(Settled|HotMask) == Gone }
@@ -130,5 +130,5 @@ func (w Word) Forgets() bool { return w&Settled != 0 && (w.Settles() || w.IsGone
 
 // AsSettled is what a leaf has of w.
 func (w Word) AsSettled() Word {
-	return w & (addrMask | Far | Lost | 0xff<<classShift)
+	return w & (addrMask | Far | Lost | TTL | 0xff<<classShift)
 }
