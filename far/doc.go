@@ -82,8 +82,7 @@
 // When the indexes of maps take half of the budget, or a fifth where checkpoints have a copy of them, what they have of
 // far entries goes far, too, to leaves of some 30 entries, and less than half a byte of an entry remains: so 16 MiB are enough for ten million
 // small entries. Whoever then asks for an entry that has not been used for long waits for two reads of the store, one
-// after the other, and for one if there is no such entry. Entries with an expiry and values of more
-// than 64 KiB keep their 16 bytes.
+// after the other, and for one if there is no such entry. Values of more than 64 KiB keep their 16 bytes.
 //
 // When the words of pointers take a 32nd of the budget, those that nobody uses go far, a page of them at a time, and
 // whoever then dereferences one of these pointers waits for a read more. Room for all words to come back is not

@@ -5,6 +5,7 @@ import (
 
 	"polder/far/bytemap"
 	"polder/far/heap"
+	"polder/far/store"
 )
 
 var (
@@ -44,6 +45,8 @@ var (
 	// ErrScopeOpen: the calling goroutine holds a scope open, and would wait for local
 	// memory that the evacuator cannot make before that scope is left.
 	ErrScopeOpen = heap.ErrScopeOpen
+	// ErrSuperseded: another process owns the heap now. Only the heap of a Store that several processes may open fails with it.
+	ErrSuperseded = store.ErrSuperseded
 )
 
 // LostError says that an entry was lost with the segment that held it.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"polder/far"
+	"polder/far/copies"
 	"polder/far/remote"
 	"polder/far/store"
 	"polder/internal/invariants"
@@ -160,16 +161,48 @@ const (
 	losses kind = "segments are lost"
 	cuts   kind = "connections are cut"
 	kills  kind = "nodes are killed and come back"
+	damage kind = "one of two copies is damaged"
 )
+
+// damaged is a store that often reads other bytes than were written.
+type damaged struct {
+	far.Store
+	hits *atomic.Int64
+}
+
+func (d damaged) Read(ctx context.Context, ops []far.ReadOp) {
+	d.Store.Read(ctx, ops)
+	for _, op := range ops {
+		if rand.IntN(4) == 0 {
+			d.hits.Add(1)
+			op.Buf[rand.IntN(len(op.Buf))] ^= 1 << rand.IntN(8)
+		}
+	}
+}
+
+// newDamaged is far memory of which a copy of every segment is damaged.
+func newDamaged(t *testing.T, hits *atomic.Int64) far.Store {
+	var places []copies.Place
+	for _, name := range []string{"good", "damaged"} {
+		places = append(places, copies.Place{Name: name, Store: far.NewMemStore(32<<10, 1<<10)})
+	}
+	places[1].Store = damaged{places[1].Store, hits}
+	s, err := copies.Open(copies.Config{Places: places, Late: time.Minute}) // or the good one may count as silent
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
 
 // trouble is what befalls a program.
 type trouble struct {
 	kind     kind
+	far      far.Store // over store, unless its kind is damage
 	store    *flaky
-	computer store.Computer // that store is over, or nil
-	computes bool           // it has segments in one piece
-	lost     atomic.Bool    // some far memory may have been lost
-	strike   func(n int)    // makes the trouble, for the n-th time
+	computes bool        // it has segments in one piece
+	lost     atomic.Bool // some far memory may have been lost
+	strike   func(n int) // makes the trouble, for the n-th time
 }
 
 // excuses reports whether an operation that failed may be tried again.
@@ -188,9 +221,14 @@ func (tr *trouble) excuses(err error) bool {
 // it.
 func newWorld(t *testing.T, s *pooltest.Setup, k kind) *trouble {
 	tr := &trouble{kind: k, strike: func(int) {}}
-	if s == nil {
+	switch {
+	case s == nil && k == damage:
+		tr.store = new(flaky)
+		tr.far = newDamaged(t, &tr.store.hits)
+	case s == nil:
 		tr.store = &flaky{Store: far.NewMemStore(32<<10, 1<<10), loses: k == losses}
-	} else {
+		tr.far = tr.store
+	default:
 		chunk := far.MinSegmentSize
 		if s.Name == pooltest.Sim.Name {
 			chunk /= 2 // segments are in two pieces, and so are read
@@ -204,7 +242,7 @@ func newWorld(t *testing.T, s *pooltest.Setup, k kind) *trouble {
 		c := pooltest.NewCluster(t, *s, cfg, cfg)
 		client := c.Open(pool.Config{})
 		tr.store = &flaky{Store: remote.NewStore(client.Pool)}
-		tr.computer = tr.store.Store.(store.Computer)
+		tr.far = &flakyComputer{tr.store, tr.store.Store.(store.Computer)}
 		switch k {
 		case cuts:
 			tr.strike = func(n int) { client.Cut(c.Nodes[n%2]) }
@@ -234,7 +272,7 @@ func TestEveryStructureIsAsItsLocalCounterpart(t *testing.T) {
 	t.Parallel()
 	var soak time.Duration
 	if d, err := time.ParseDuration(os.Getenv("TEST_SOAK")); err == nil {
-		soak = d / 23 // there are 45, two at a time
+		soak = d / 24 // there are 48, two at a time
 	}
 	for _, over := range []*pooltest.Setup{nil, &pooltest.Inproc, &pooltest.TCP, &pooltest.Sim} {
 		name := "memory"
@@ -242,8 +280,8 @@ func TestEveryStructureIsAsItsLocalCounterpart(t *testing.T) {
 			name = over.Name
 		}
 		// The data of two programs are some 7 MiB; a segment is 16 KiB.
-		for _, local := range []struct{ percent, segments int }{{5, 24}, {20, 88}, {100, 600}} {
-			kinds := []kind{peace, faults, losses}
+		for _, local := range []struct{ percent, segments int }{{5, 36}, {20, 88}, {100, 600}} {
+			kinds := []kind{peace, faults, losses, damage}
 			switch {
 			case over != nil && soak > 0:
 				kinds = []kind{peace, faults, cuts, kills}
@@ -256,7 +294,7 @@ func TestEveryStructureIsAsItsLocalCounterpart(t *testing.T) {
 			}
 			if invariants.Enabled && soak == 0 { // every trouble and every store once: "make plain" has them all
 				kinds = nil
-				if k, ok := map[string]kind{"memory/5": faults, "memory/20": losses, "inproc/20": kills, "tcp/5": cuts, "sim/20": faults}[fmt.Sprintf("%s/%d", name, local.percent)]; ok {
+				if k, ok := map[string]kind{"memory/5": damage, "memory/20": losses, "inproc/20": kills, "tcp/5": cuts, "sim/20": faults}[fmt.Sprintf("%s/%d", name, local.percent)]; ok {
 					kinds = []kind{k}
 				}
 			}
@@ -273,11 +311,7 @@ func TestEveryStructureIsAsItsLocalCounterpart(t *testing.T) {
 func play(t *testing.T, tr *trouble, segments int, early bool, soak time.Duration) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute+soak)
 	defer cancel()
-	var over far.Store = tr.store
-	if tr.computer != nil {
-		over = &flakyComputer{tr.store, tr.computer}
-	}
-	h := far.OpenTiny(t, over, segments, early)
+	h := far.OpenTiny(t, tr.far, segments, early)
 	seed := uint64(1)
 	if soak > 0 {
 		seed = rand.Uint64() | 1
@@ -340,7 +374,7 @@ func play(t *testing.T, tr *trouble, segments int, early bool, soak time.Duratio
 	if st.Pointers != 0 && lost == 0 {
 		t.Errorf("%d pointers are left", st.Pointers)
 	}
-	if segments < 100 && (st.Fetches == 0 || tr.kind == faults && tr.store.hits.Load() == 0 ||
+	if segments < 100 && (st.Fetches == 0 || (tr.kind == faults || tr.kind == damage) && tr.store.hits.Load() == 0 ||
 		(tr.kind == losses || tr.kind == kills) && lost == 0) {
 		t.Errorf("the test tested nothing: %d faults, %+v", tr.store.hits.Load(), st)
 	}

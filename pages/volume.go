@@ -251,12 +251,15 @@ func (v *Volume) Discard(ctx context.Context, off, n int64) error {
 	}
 	b := v.batch()
 	defer v.batches.Put(b)
-	for end := off + n; off < end; {
+	for known, end := off, off+n; off < end; {
 		page, at := off/Size, off%Size
 		length := min(end-off, Size-at)
 		if gap := v.kept.gap(page, (end+Size-1)/Size); gap > page {
 			off = min(gap*Size, end) // zeros already
 			continue
+		}
+		if off >= known {
+			known = b.look(ctx, off, end)
 		}
 		if err := v.write(ctx, b, zeros[:length], page, int(at)); err != nil {
 			return err
@@ -353,7 +356,7 @@ func (b *batch) look(ctx context.Context, off, end int64) int64 {
 	return page * Size
 }
 
-// replace has page be one of those that are about to be written. Count is how many keys the batch has.
+// replace has page be one of those that are about to be written, or discarded. Count is how many keys the batch has.
 func (b *batch) replace(count int, page int64) int {
 	if !b.v.kept.has(page) {
 		return count

@@ -192,9 +192,10 @@ type Store struct {
 	began     time.Time             // when the first of them did; guarded by mu
 	sparing   bool                  // spare copies are being made; guarded by mu
 	balancing bool                  // copies are being moved to where there is more room; guarded by mu
-	few       bool                  // fewer copies than there should be are being made; guarded by mu
-	removed   [MaxPlaces]time.Time  // when the place of an index was removed; guarded by mu
-	reopened  map[uint64]bool       // numbers of segments that were; guarded by mu
+	scrubber  scrubber
+	few       bool                 // fewer copies than there should be are being made; guarded by mu
+	removed   [MaxPlaces]time.Time // when the place of an index was removed; guarded by mu
+	reopened  map[uint64]bool      // numbers of segments that were; guarded by mu
 
 	asked  atomic.Uint64 // how often there was a choice of places
 	tokens atomic.Int64  // second reads that may be made, in hundredths
@@ -378,14 +379,7 @@ type copyOf struct {
 }
 
 // lost reports whether the copy is lost.
-func (c copyOf) lost() bool {
-	select {
-	case <-c.seg.Lost():
-		return true
-	default:
-		return false
-	}
-}
+func (c copyOf) lost() bool { return store.Gone(c.seg) }
 
 var (
 	errUnusable = errors.New("the others cannot be used now")

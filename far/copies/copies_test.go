@@ -12,6 +12,7 @@ import (
 
 	"polder/far"
 	"polder/far/copies"
+	"polder/far/record"
 	"polder/far/store"
 )
 
@@ -220,7 +221,13 @@ func TestADamagedCopyIsReplaced(t *testing.T) {
 			}
 		}
 		l.mu.Unlock()
-		c.checkAll(t)
+		for i := range keys / 2 { // what was read again becomes local,
+			if err := c.m.Prefetch(t.Context(), key(i)); err != nil {
+				t.Fatal(err)
+			}
+			c.check(t, i)
+		}
+		c.checkAll(t) // or does not
 		c.healed(t, time.Minute)
 		if st := c.store.Stats(); st.Condemned == 0 || c.heap.Stats().Corrupt == 0 || st.Lost != 0 {
 			t.Errorf("got %+v, want copies condemned", st)
@@ -230,6 +237,52 @@ func TestADamagedCopyIsReplaced(t *testing.T) {
 		}
 		c.checkAll(t)
 	})
+}
+
+// A damaged copy that nobody reads is found in the background, before it is the only one: whatever is damaged in a copy, also part of a record's header.
+func TestADamagedCopyThatNobodyReadsIsReplaced(t *testing.T) {
+	for name, damage := range map[string]func(l *lender){
+		"the header of the segment": func(l *lender) { l.damageAt(9) },
+		"the size of a record":      func(l *lender) { l.damageAt(record.SegmentSize + 18) },
+		"the length of a key":       func(l *lender) { l.damageAt(record.SegmentSize + 27) },
+		"any bit":                   func(l *lender) { l.damage(rand.New(rand.NewPCG(3, 4))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) {
+				c := newCluster(t, 3, copies.Config{})
+				c.fill(t)
+				c.healed(t, time.Minute)
+				pass := func() { // what is old has its turn, although there is always something new
+					var last store.Segment
+					for range 10 * c.store.Stats().Segments {
+						next := alloc(t, c.store)
+						if err := next.Write(t.Context(), []byte(said), 0); err != nil {
+							t.Fatal(err)
+						}
+						if last != nil {
+							_ = last.Free(t.Context())
+						}
+						last = next
+						time.Sleep(200 * time.Millisecond)
+					}
+					_ = last.Free(t.Context())
+				}
+				pass()
+				damage(c.lenders[0])
+				pass()
+				c.healed(t, time.Minute)
+				for _, l := range c.lenders[1:] {
+					l.kill()
+					c.checkAll(t)
+					c.healed(t, time.Minute)
+				}
+				st, hs := c.store.Stats(), c.heap.Stats()
+				if st.Condemned == 0 || st.Lost != 0 || hs.Lost != 0 || hs.Corrupt != 0 {
+					t.Errorf("got %+v, and %d reads that brought other bytes, want copies condemned before anybody read them, and nothing lost", st, hs.Corrupt)
+				}
+			})
+		})
+	}
 }
 
 // TestWithFewerPlacesThanCopies: the store goes on with as few as it may, and makes up for it.

@@ -28,6 +28,12 @@
 // the place of its copies, and read would put the segment together from as many as it takes. Writing, closing and freeing would stay as they are, since a
 // segment is closed and freed as a whole.
 //
+// # Scrubbing
+//
+// A damaged copy does no harm as long as there is a good one: who reads it sees that, reads another, and has the damaged one replaced (Reread). So
+// that one that nobody reads is not found too late, the copies of one segment after the other are compared in the background, of one a second at most, when nothing has to be
+// repaired. Where they differ whoever wrote the bytes is asked which are right (Judge).
+//
 // # Balance
 //
 // New copies are made where there is most room. If one place has much more room than others, such as one that was added, copies of segments that
@@ -37,8 +43,8 @@
 //
 // A place that lends what its host does not need (State.Idle) gets one more copy of each segment, a spare one, as soon as
 // nothing is written to the segment for a while, it has all others, and they have the same bytes; but for what was not acknowledged, which copies
-// of a closed segment need not share, and of which the spare one has zeros. If they differ elsewhere one of them is damaged, and nobody knows which
-// before somebody reads it, so there is no spare copy till then; nor of a segment that an earlier process was writing to when it ended. The place is told that it may drop the copy whenever its host
+// of a closed segment need not share, and of which the spare one has zeros. If they differ elsewhere one of them is damaged, and there
+// is no spare copy till it is known which; nor of a segment that an earlier process was writing to when it ended. The place is told that it may drop the copy whenever its host
 // needs the memory, so it is not one of those that count: it is in no manifest, and no repair copies from it. A spare copy is
 // read where its place answers fastest, or the first is late, by those who check what they have read; if it has been dropped they read
 // zeros, until the place has said so, and then another copy. When a copy that counts is lost or has to move, the permission is
@@ -55,6 +61,7 @@
 //	segment.go  a segment's copies: writing them, freeing them
 //	read.go     reading, from another copy when one is late
 //	repair.go   finding what has too few copies, and copying it
+//	scrub.go    comparing copies
 //	balance.go  moving copies to where there is more room
 //	spare.go    copies that may vanish
 //	compute.go  looking through objects where they lie

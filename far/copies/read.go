@@ -328,7 +328,7 @@ func (s *Store) Reread(ctx context.Context, op store.ReadOp, good func() bool) b
 		}
 	}
 	copy(op.Buf, right)
-	return true
+	return good() // which may change it: what the caller has is what it has made of it
 }
 
 // condemn takes a copy that has other bytes than were written for lost, since another has those.
@@ -348,6 +348,9 @@ func (g *segment) condemn(bad copyOf) {
 	g.copies.Store(&kept)
 	g.closed = true
 	g.mu.Unlock()
+	if bad.place.Every {
+		g.store.bare.Add(1)
+	}
 	g.store.counts.condemned.Add(1)
 	g.store.log.Warn("a copy has other bytes than were written, and is replaced", "copy", bad.seg.Name())
 	g.store.wg.Go(g.store.proc, func() { g.replaced(g.store.ctx, []copyOf{bad}) }) // nobody who reads waits for that

@@ -137,6 +137,9 @@ func (s *Store) scan() {
 			s.mu.Unlock()
 		})
 	}
+	if len(short) == 0 {
+		s.beginScrub(all)
+	}
 	for s.repairing < min(repairers, len(s.queue)) && s.ctx.Err() == nil {
 		if s.repairing++; s.repairing == 1 {
 			s.began = s.proc.Now()
@@ -412,27 +415,13 @@ func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, alike []
 		began := s.proc.Now()
 		buf = buf[:min(len(buf), end-off)]
 		each, cancel := s.proc.WithTimeout(ctx, repairTimeout)
-		op := [1]store.ReadOp{{Seg: g, Off: off, Buf: buf, Bulk: true}}
-		if from.place == nil {
-			s.read(each, op[:])
-		} else if !s.readAt(each, &readCall{from: []copyOf{from}}, op[:], 0, false) { // nor a second one elsewhere, if it is late
-			op[0].Err = cmp.Or(op[0].Err, errAway)
-		}
-		err := op[0].Err
-		if len(alike) > 0 {
-			blank(buf, off, torn)
-		}
-		for i := 0; i < len(alike) && err == nil; i++ {
-			err = s.compare(each, g, alike[i], buf, off, torn)
-		}
+		err := s.readPiece(each, g, from, alike, buf, off, torn)
 		if err == nil {
 			err = c.seg.Write(each, buf, off)
 		}
 		cancel()
 		if errors.Is(err, errUnlike) {
-			g.mu.Lock()
-			g.unlike = g.copies.Load()
-			g.mu.Unlock()
+			g.differs(ctx, g.copies.Load())
 		}
 		if err != nil {
 			if ctx.Err() == nil && !g.isFreed() {
@@ -446,6 +435,24 @@ func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, alike []
 		}
 	}
 	return true
+}
+
+// readPiece reads a piece of g at off, of the copy from if that is one and otherwise of any, and compares it with those of alike, but for what is torn.
+func (s *Store) readPiece(ctx context.Context, g *segment, from copyOf, alike []copyOf, buf []byte, off int, torn []span) error {
+	op := [1]store.ReadOp{{Seg: g, Off: off, Buf: buf, Bulk: true}}
+	if from.place == nil {
+		s.read(ctx, op[:])
+	} else if !s.readAt(ctx, &readCall{from: []copyOf{from}}, op[:], 0, false) { // nor a second one elsewhere, if it is late
+		op[0].Err = cmp.Or(op[0].Err, errAway)
+	}
+	err := op[0].Err
+	if len(alike) > 0 {
+		blank(buf, off, torn)
+	}
+	for i := 0; i < len(alike) && err == nil; i++ {
+		err = s.compare(ctx, g, alike[i], buf, off, torn)
+	}
+	return err
 }
 
 // compare reports whether c, which is a copy of g, has the bytes want at off, but for those of torn: errUnlike if it has others.

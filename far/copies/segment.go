@@ -33,7 +33,7 @@ type segment struct {
 	away      []awayCopy   // copies that could not be reached when it was reopened; guarded by mu
 	awaited   time.Time    // until when they count as if their places did not answer
 	reaching  bool         // they are being reopened; guarded by mu
-	unlike    *[]copyOf    // those that had different bytes, beside torn, when a spare copy was to be made; guarded by mu
+	unlike    *[]copyOf    // those that had different bytes, beside torn; guarded by mu
 	rewound   int          // how often something was written before end, where a spare copy may have other bytes; guarded by mu
 
 	once sync.Once // of lost

@@ -72,8 +72,8 @@ func (s *Store) makeSpares(segments []*segment) {
 }
 
 // makeSpare makes a spare copy of g, or has the one that there is have more, if all copies that count have the same bytes wherever a write was
-// acknowledged. Where they differ, as when one is damaged, nobody knows which is right, and a spare copy of the wrong one could take the place of
-// a good one later: so g has none until a reader has found the wrong copy, which is replaced then, or other copies have taken the place of these.
+// acknowledged. Where they differ, as when one is damaged, the store does not know which is right, and a spare copy of the wrong one could take the place of
+// a good one later: so g has none until the wrong copy has been found (Judge), and replaced, or other copies have taken the place of these.
 // The place that lends what is idle does without: it has no spare copy to drop, and a copy that counts is moved within its deadline, as always.
 // It reports false if there is no room for more of them.
 func (g *segment) makeSpare(ctx context.Context) bool {

@@ -204,14 +204,7 @@ func (f *Log) takeOwed() []debt {
 	defer f.mu.Unlock()
 	owed := f.owed
 	f.owed = nil
-	return slices.DeleteFunc(owed, func(d debt) bool {
-		select {
-		case <-d.seg.Lost():
-			return true
-		default:
-			return false
-		}
-	})
+	return slices.DeleteFunc(owed, func(d debt) bool { return store.Gone(d.seg) })
 }
 
 // idle is a segment in which nothing lives any more. It is kept for IdleFor, and
@@ -241,9 +234,7 @@ func (f *Log) takeIdle(old bool) store.Segment {
 		}
 		f.idle[n] = idle{}
 		f.idle = f.idle[:n]
-		select {
-		case <-s.seg.Lost():
-		default:
+		if !store.Gone(s.seg) {
 			return s.seg
 		}
 	}

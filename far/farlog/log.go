@@ -50,6 +50,9 @@ func (f *Log) Init(st store.Store, died func()) {
 	f.keeping.root.Epoch = 1
 	segs := make([]atomic.Pointer[Segment], 64)
 	f.Segs.Store(&segs)
+	if m, ok := st.(store.Mirror); ok {
+		m.Judge(f.Mend)
+	}
 }
 
 // Seg returns the segment of a far address. There is one as long as an owner

@@ -200,7 +200,7 @@ func readSegments(d *record.Decoder, heap uint64) ([]Kept, error) {
 const mostOfSegment = 1 << 40
 
 // ReadRecords reads the records of s from off on into mem, as many as there is room for and one at least, for which mem may be replaced
-// by more. It checks all of them, and looks for a copy of which they are right if the store has several. The first
+// by more. It checks all of them, and reads again what is not right, from other copies if the store has some. The first
 // ones come with the header of the segment before them, at offset 0.
 func (p *Pinned) ReadRecords(ctx context.Context, s *Kept, off int, mem []byte) (b, room []byte, err error) {
 	for {
@@ -210,12 +210,10 @@ func (p *Pinned) ReadRecords(ctx context.Context, s *Kept, off int, mem []byte) 
 		n, err := 0, ops[0].Err
 		if err == nil {
 			if n, err = s.check(b, off); err != nil && !errors.Is(err, record.ErrShort) {
-				if m, ok := p.log.Store.(store.Mirror); ok {
-					m.Reread(ctx, store.ReadOp{Seg: s.seg, Off: off, Buf: b}, func() bool {
-						n, err = s.check(b, off)
-						return err == nil || errors.Is(err, record.ErrShort)
-					})
-				}
+				store.Reread(ctx, p.log.Store, ops[0], func() bool {
+					n, err = s.check(b, off)
+					return err == nil || errors.Is(err, record.ErrShort)
+				})
 			}
 			if err != nil && !errors.Is(err, record.ErrShort) {
 				err = &store.CorruptError{Segment: s.seg.Name(), Off: off + n, Err: err}

@@ -138,16 +138,10 @@ func (s *Segment) Dead() bool {
 
 // Gone reports whether the store has lost s.
 func (s *Segment) Gone() bool {
-	if s.lost.Load() {
-		return true
-	}
-	select {
-	case <-s.Seg.Lost():
+	if !s.lost.Load() && store.Gone(s.Seg) {
 		s.lost.Store(true)
-		return true
-	default:
-		return false
 	}
+	return s.lost.Load()
 }
 
 // Header is what the header of s says.

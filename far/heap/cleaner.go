@@ -201,12 +201,11 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails in
 			return at, nil // the rest is read with the next part
 		}
 		if err != nil {
-			h.Count.Corrupt.Add(1)
 			good := func() bool {
 				_, err := h.cleanable(s, off+at, b[at:])
 				return err == nil || err == record.ErrShort && at > 0
 			}
-			if h.Reread(s, off+at, b[at:], good) {
+			if h.Reread(s.Seg, off+at, b[at:], good) {
 				return at, nil // what is read next, and learnt of, is not of the bad copy
 			}
 			// The record stays where it is, and so does the segment.

@@ -90,12 +90,13 @@ func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []store.Segme
 	for _, s := range free {
 		h.free(func() error { return h.Far.GiveBack(ctx, s) })
 	}
+	why := err
 	if err == nil {
-		_ = h.Reserve(ctx) // as far as there is room
+		why = h.Reserve(ctx) // as far as there is room
 		h.committed.Store(true)
 	}
 	h.limitDirty()
-	h.room.committed(h.Far.Reserved(), h.mostDirty.Load())
+	h.room.committed(h.Far.Reserved(), h.mostDirty.Load(), why)
 	h.Logs.Stir()
 	h.Logs.Wake() // what is reserved by now need not be looked for any longer
 	return err

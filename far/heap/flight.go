@@ -410,10 +410,8 @@ func (h *Heap) rereadFlight(f *Flight, err error) (e record.Record, _ error) {
 	if f.block.slot == nil {
 		f.buf = make([]byte, len(f.buf)) // in the old one the next record may begin, which has been checked
 	}
-	// It is decoded once: the owner may change what it has found good.
-	if h.Reread(f.seg, h.Far.Offset(f.Addr), f.buf, func() bool { e, err = f.decode(h); return err == nil || f.Short }) {
-		h.Count.Corrupt.Add(1)
-	}
+	// The owner may change what it has found good, so that it is not decoded after that.
+	h.Reread(f.seg.Seg, h.Far.Offset(f.Addr), f.buf, func() bool { e, err = f.decode(h); return err == nil || f.Short })
 	return e, err
 }
 
@@ -430,7 +428,6 @@ func (h *Heap) inspect(f *Flight) {
 	case err == nil:
 		f.Rec = e
 	case f.Owner.Refers(&f.Want):
-		h.Count.Corrupt.Add(1)
 		f.Err = &CorruptError{Segment: f.seg.Seg.Name(), Off: h.Far.Offset(f.Addr), Err: err}
 	}
 	if f.seg.Gone() {
@@ -438,16 +435,12 @@ func (h *Heap) inspect(f *Flight) {
 	}
 }
 
-// Reread reads bytes of s again that were not good, from other copies if there are some: they may have been damaged on their way only.
-func (h *Heap) Reread(s *FarSegment, off int, buf []byte, good func() bool) bool {
+// Reread is store.Reread of bytes of seg that were not good.
+func (h *Heap) Reread(seg store.Segment, off int, buf []byte, good func() bool) bool {
+	h.Count.Corrupt.Add(1)
 	ctx, cancel := context.WithTimeout(h.Ctx, StoreTimeout)
 	defer cancel()
-	op := [1]store.ReadOp{{Seg: s.Seg, Off: off, Buf: buf}}
-	if m, ok := h.Far.Store.(store.Mirror); ok {
-		return m.Reread(ctx, op[0], good)
-	}
-	h.Far.Store.Read(ctx, op[:])
-	return op[0].Err == nil && good()
+	return store.Reread(ctx, h.Far.Store, store.ReadOp{Seg: seg, Off: off, Buf: buf}, good)
 }
 
 // land has the owner refer to what f has brought, if that is to be local: an object always, and what a lock keeps in place if it deserves that.

@@ -101,6 +101,7 @@ type roomState struct {
 	fruitless   int           // checkpoints, the last ones, after which nothing could be stored and no more was reserved than before
 	reserved    int           // segments, after the last one
 	last        time.Time     // when that was
+	why         error         // that one failed, or could not be reserved for: other than lack of room, it says nothing of the room that there is
 }
 
 const (
@@ -119,12 +120,15 @@ func (r *room) get() roomState {
 	return r.roomState
 }
 
-// committed has those who wait look again, after a checkpoint with which so many segments are reserved, and so many bytes may be stored.
-func (r *room) committed(reserved int, most int64) {
+// committed has those who wait look again, after a checkpoint with which so many segments are reserved, and so many bytes may be stored, or which failed.
+func (r *room) committed(reserved int, most int64, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.checkpoints++
-	if r.fruitless++; most > 0 || reserved > r.reserved {
+	if r.why = why; why == nil || errors.Is(why, ErrStoreFull) {
+		r.fruitless++
+	}
+	if most > 0 || reserved > r.reserved {
 		r.fruitless = 0
 	}
 	r.reserved, r.last = reserved, time.Now()
@@ -138,7 +142,7 @@ func (r *roomState) refuses() bool {
 }
 
 // MayStore waits while the next checkpoint would have no room for more than is there already: the evacuator cleans, and a checkpoint gives back
-// what has waited for it. It fails with ErrStoreFull when that has made none, and at once if a checkpoint may wait for the caller: see Blocks.
+// what has waited for it. It fails with ErrStoreFull when that has made none, or with why there was no checkpoint in time; and at once if a checkpoint may wait for the caller: see Blocks.
 // What dies, or another node, makes room then.
 func (h *Heap) MayStore(ctx context.Context) error {
 	var late <-chan time.Time
@@ -164,6 +168,9 @@ func (h *Heap) MayStore(ctx context.Context) error {
 		select {
 		case <-r.more:
 		case <-late:
+			if r.why != nil {
+				return fmt.Errorf("cannot make room: %w", r.why)
+			}
 			return errStoreFull
 		case <-ctx.Done():
 			return fmt.Errorf("cannot make room: %w: %w", context.Cause(ctx), ErrStoreFull)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"polder/far/store"
 	"polder/holder"
 	"polder/internal/turns"
 )
@@ -67,7 +68,7 @@ func (e *OwnedError) Error() string {
 }
 
 // ErrSuperseded says that another process owns the heap now.
-var ErrSuperseded = errors.New("another process has taken the heap over")
+var ErrSuperseded = store.ErrSuperseded
 
 // boottime is the time since this machine was started, sleep included.
 func boottime() time.Duration {

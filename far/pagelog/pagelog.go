@@ -173,9 +173,10 @@ func decodePage(s *heap.FarSegment, b []byte, off int) (record.Record, error) {
 	return r, err
 }
 
-// reread is heap.Heap.Reread of a page.
-func reread(h *heap.Heap, s *heap.FarSegment, b []byte, off int) bool {
-	return h.Reread(s, off, b, func() bool { _, err := decodePage(s, b, off); return err == nil })
+// reread is what reading a page again brings, with which err was wrong. It is apart from ReadAll since its function is garbage.
+func reread(h *heap.Heap, s *heap.FarSegment, op *store.ReadOp, err error) (r record.Record, _ error) {
+	h.Reread(s.Seg, op.Off, op.Buf, func() bool { r, err = decodePage(s, op.Buf, op.Off); return err == nil })
+	return r, err
 }
 
 // ReadAll reads pages of h with one read of the store.
@@ -196,10 +197,7 @@ func ReadAll(ctx context.Context, h *heap.Heap, ps []Read) {
 		if op.Err == nil {
 			r, err := decodePage(s, op.Buf, op.Off)
 			if err != nil {
-				h.Count.Corrupt.Add(1)
-				if reread(h, s, op.Buf, op.Off) {
-					r, err = decodePage(s, op.Buf, op.Off)
-				}
+				r, err = reread(h, s, &ops[i], err)
 			}
 			if err == nil {
 				p.Buf = r.Body()

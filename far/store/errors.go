@@ -13,6 +13,8 @@ var (
 	ErrStoreFull error = FullError("far memory is full")
 	// ErrSealed: a segment of the store takes no more writes. Another will.
 	ErrSealed = errors.New("the segment is sealed")
+	// ErrSuperseded: another process owns the heap now.
+	ErrSuperseded = errors.New("another process has taken the heap over")
 )
 
 // FullError is an ErrFull that says what is full.

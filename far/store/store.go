@@ -48,8 +48,33 @@ type ReadOp struct {
 type Mirror interface {
 	Store
 	// Reread makes a read again whose bytes were not those that were written: from one copy after the other, until
-	// good accepts what op.Buf has. Copies that have other bytes are replaced. It reports whether there was a good one.
+	// good accepts what op.Buf has, which it may change, and once more with what stays there. Copies that have other bytes are replaced.
+	// It reports whether there was a good one.
 	Reread(ctx context.Context, op ReadOp, good func() bool) bool
+	// Judge has look be called with a segment whose copies have different bytes. The store does not know which of them are right: look
+	// reads all that counts in it with Reread. It is called before anything is read or written, and look by one goroutine of several.
+	Judge(look func(ctx context.Context, seg Segment))
+}
+
+// Reread makes a read of s again whose bytes were not those that were written, since they may have been damaged on their way only:
+// as Mirror.Reread does, or else once. It reports whether good has accepted what op.Buf has.
+func Reread(ctx context.Context, s Store, op ReadOp, good func() bool) bool {
+	if m, ok := s.(Mirror); ok {
+		return m.Reread(ctx, op, good)
+	}
+	one := [1]ReadOp{op}
+	s.Read(ctx, one[:])
+	return one[0].Err == nil && good()
+}
+
+// Gone reports whether the contents of seg are gone for good.
+func Gone(seg Segment) bool {
+	select {
+	case <-seg.Lost():
+		return true
+	default:
+		return false
+	}
 }
 
 // A Segment is a borrowed piece of a store.

@@ -122,6 +122,8 @@ func simulate(seed uint64, trouble time.Duration, bug string, trace func(string)
 	until(10*time.Second + trouble)
 	c.heal()
 	at := c.w.Now()
+	until(at + recovery/2)
+	c.damageForGood()
 	until(at + recovery - 10*time.Second)
 	before := c.counts
 	until(at + recovery)
@@ -129,7 +131,7 @@ func simulate(seed uint64, trouble time.Duration, bug string, trace func(string)
 		c.answered(before, 10*time.Second)
 		// A place may be late at any moment, so all is well if it is so at one.
 		settled := func(within time.Duration, ill func() []string) {
-			for end := c.w.Now() + within; len(ill()) > 0 && c.w.Now() < end; {
+			for end := c.w.Now() + within; len(c.wrongs) == 0 && c.w.Now() < end && len(ill()) > 0; {
 				until(min(end, c.w.Now()+100*time.Millisecond))
 			}
 			for _, what := range ill() {

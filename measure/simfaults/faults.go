@@ -461,6 +461,32 @@ func (c *cluster) damage(n *node) string {
 	return fmt.Sprintf("bytes of chunk %d of %s change for %v", id, n.name, d)
 }
 
+// damageForGood changes bytes of one copy of every other segment with values, as far as that is survived. Whoever reads only what clients ask for
+// may never read them.
+func (c *cluster) damageForGood() {
+	o := c.owner()
+	if o == nil {
+		return
+	}
+	for _, a := range o.segs {
+		if c.w.Rand.IntN(2) == 0 || slices.Contains(o.current[:], a) {
+			continue
+		}
+		done := false
+		c.goodCopies(a.seg.Name(), func(n *node, id int, ch *chunk) {
+			if done || ch.bad || !c.spares(func(on *node, i int) bool { return on == n && i == id || on.outage+time.Second > c.w.Now() }) {
+				return
+			}
+			done = true
+			c.damaged[numberOf(a.seg.Name())] = true
+			for i := c.w.Rand.IntN(500); i < len(ch.data); i += 500 {
+				ch.data[i] ^= byte(1 + c.w.Rand.IntN(255))
+			}
+			c.w.Note("bytes of chunk %d of %s have changed for good", id, n.name)
+		})
+	}
+}
+
 // heal ends all faults.
 func (c *cluster) heal() {
 	c.quiet = true

@@ -29,10 +29,10 @@ var mistakes = []mistake{
 	{soon: true, name: "only the first segment of the log is read", file: "far/named/keeper.go", was: "	for _, t := range s.o.first.Tail {", is: "	for i, t := range s.o.first.Tail {\n		if BUG && i > 0 {\n			break\n		}"},
 	{soon: true, name: "free-before-manifest", file: "far/copies/keep.go", was: "	if k := s.cfg.Keep; k != nil {", is: "	if BUG {\n		for _, c := range old {\n			c.place.giveBack(c.seg)\n		}\n		old = nil\n	}\n	if k := s.cfg.Keep; k != nil {"},
 	{soon: true, name: "no-lease-wait", file: "far/named/owner.go", was: "			o.until = o.cfg.now() + m.Lease + m.Lease/20", is: "			if !BUG {\n				o.until = o.cfg.now() + m.Lease + m.Lease/20\n			}"},
-	{seed: 62, name: "lease-from-reply", file: "far/named/owner.go", was: "	o.m, o.version, o.unsure = m, version, false\n", is: "	o.m, o.version, o.unsure = m, version, false\n	if BUG {\n		asked = o.cfg.now()\n	}\n"},
+	{seed: 120, name: "lease-from-reply", file: "far/named/owner.go", was: "	o.m, o.version, o.unsure = m, version, false\n", is: "	o.m, o.version, o.unsure = m, version, false\n	if BUG {\n		asked = o.cfg.now()\n	}\n"},
 	{name: "answer-before-fence"},
 	{name: "trust-returning-node"},
-	{seed: 3, name: "warm-node-forgets-fence"},
+	{seed: 120, name: "warm-node-forgets-fence"},
 	{soon: true, name: "node-frees-young-copies"},
 	{soon: true, name: "serve-before-decision"},
 	{soon: true, name: "look-before-reading"},
@@ -71,6 +71,9 @@ var mistakes = []mistake{
 	{soon: true, seed: 25, name: "a copy that counts may vanish", file: "far/copies/spare.go", was: "	if ok, err := x.may.MustStay", is: "	if BUG {\n		return x, true\n	}\n	if ok, err := x.may.MustStay"},
 	{name: "spare copies of what is given back stay", file: "far/copies/segment.go", was: "	if x != nil {\n		x.place.giveBack(x.seg)", is: "	if x != nil && !BUG {\n		x.place.giveBack(x.seg)"},
 	{seed: 1, name: "spare copies that vanish are not given back", file: "far/copies/spare.go", was: "			g.store.counts.vanished.Add(1)\n			x.place.giveBackLater(x.seg)\n		}\n		x = nil\n	case !x", is: "			g.store.counts.vanished.Add(1)\n			if !BUG {\n				x.place.giveBackLater(x.seg)\n			}\n		}\n		x = nil\n	case !x"},
+
+	// Of comparing copies.
+	{soon: true, name: "nobody is asked which copy is damaged", file: "far/copies/scrub.go", was: "	if judge != nil {", is: "	if judge != nil && !BUG {"},
 
 	// Of nodes that join and end.
 	{seed: 18, name: "nobody looks at a place that has joined", file: "far/copies/copies.go", was: "	all = append(slices.Clone(all), n)\n	s.places.Store(&all)\n", is: "	all = append(slices.Clone(all), n)\n	if !BUG {\n		s.places.Store(&all)\n	}\n"},

@@ -124,6 +124,7 @@ func (s *server) run(ctx context.Context, cfg named.Config) error {
 	if err != nil {
 		return err
 	}
+	s.store.Judge(s.judge)
 	s.p.Go(s.members)
 	if err := s.open(ctx); err != nil {
 		return err
@@ -543,6 +544,25 @@ func (s *server) value(key uint32) (b []byte, version uint64, err error) {
 		return op[0].Buf, version, context.Cause(ctx)
 	}
 	return op[0].Buf, version, op[0].Err
+}
+
+// judge reads the values in a segment from all its copies, so that damaged ones are found.
+func (s *server) judge(ctx context.Context, seg store.Segment) {
+	for key := range uint32(s.c.cfg.keys) {
+		it := s.items[key]
+		if it == nil || it.at == nil || it.at.seg != seg || it.at.dead {
+			continue
+		}
+		a, version := it.at, it.version
+		a.pins++
+		op := store.ReadOp{Seg: seg, Off: it.off, Buf: make([]byte, it.n)}
+		s.store.Reread(ctx, op, func() bool { v, ok := versionIn(op.Buf, key); return ok && v == version })
+		a.pins--
+		if s.p.Dead() {
+			return
+		}
+		s.bury(a)
+	}
 }
 
 var errWrong = errors.New("wrong bytes")

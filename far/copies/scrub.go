@@ -1,0 +1,108 @@
+package copies
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"polder/far/store"
+)
+
+// scrubEvery is the time between two segments whose copies are compared: of two copies of 2 MiB, about a thousandth of what a network moves. All of a
+// terabyte are compared in six days.
+const scrubEvery = time.Second
+
+// A scrubber compares copies.
+type scrubber struct {
+	judge func(context.Context, store.Segment) // see Judge; guarded by Store.mu
+	busy  bool                                 // guarded by Store.mu
+	began time.Time                            // guarded by Store.mu
+	upTo  uint64                               // number of the segment whose turn it was
+	last  uint64                               // the greatest one, when the first of them had its turn: others may come as fast
+}
+
+// Judge implements store.Mirror.
+func (s *Store) Judge(look func(ctx context.Context, seg store.Segment)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.scrubber.judge = look
+}
+
+// beginScrub has the copies of another segment compared, if it is time, of all, which are in the order of their numbers. s.mu must be held.
+func (s *Store) beginScrub(all []*segment) {
+	b := &s.scrubber
+	if len(all) == 0 || b.judge == nil || b.busy || s.ctx.Err() != nil || s.proc.Since(b.began) < scrubEvery {
+		return
+	}
+	b.busy, b.began = true, s.proc.Now()
+	s.wg.Go(s.proc, func() {
+		b.next(s.ctx, all)
+		s.mu.Lock()
+		b.busy = false
+		s.mu.Unlock()
+	})
+}
+
+// next compares the copies of the segment whose turn it is.
+func (b *scrubber) next(ctx context.Context, all []*segment) {
+	for range 2 {
+		for _, g := range all {
+			if g.number > b.upTo && g.number <= b.last && g.scrub(ctx) {
+				b.upTo = g.number
+				return
+			}
+		}
+		b.upTo, b.last = 0, all[len(all)-1].number
+	}
+}
+
+// scrub compares g's copies, and reports whether there was something to be compared. If they differ, whoever can tell is asked which of them are right.
+func (g *segment) scrub(ctx context.Context) bool {
+	s := g.store
+	g.mu.Lock()
+	cs, end, rewound, known := g.copies.Load(), int(g.end.Load()), g.rewound, g.unlike
+	busy := g.freed || g.repairing || g.writing > 0
+	g.mu.Unlock()
+	if busy || end == 0 || len(*cs) < 2 || reachable(*cs) < len(*cs) {
+		return false
+	}
+	if known == cs { // perhaps in what does not count: they cannot be compared
+		g.differs(ctx, cs)
+		return true
+	}
+	piece := pieces.Get().(*[pieceSize]byte)
+	defer pieces.Put(piece)
+	torn := g.doesNotCount()
+	for off := 0; off < end; off += pieceSize {
+		began := s.proc.Now()
+		each, cancel := s.proc.WithTimeout(ctx, repairTimeout)
+		err := s.readPiece(each, g, (*cs)[0], (*cs)[1:], piece[:min(pieceSize, end-off)], off, torn)
+		cancel()
+		if errors.Is(err, errUnlike) {
+			g.mu.Lock()
+			same := g.rewound == rewound && !g.freed // or what is written there now may have been in one of them already
+			g.mu.Unlock()
+			if same {
+				g.differs(ctx, cs)
+			}
+			return true
+		}
+		if err != nil || !s.leisure(ctx, g, began) {
+			return true
+		}
+	}
+	return true
+}
+
+// differs is called when the copies cs of g had different bytes, and asks which of them are right.
+func (g *segment) differs(ctx context.Context, cs *[]copyOf) {
+	g.mu.Lock()
+	g.unlike = cs
+	g.mu.Unlock()
+	g.store.mu.Lock()
+	judge := g.store.scrubber.judge
+	g.store.mu.Unlock()
+	if judge != nil {
+		judge(ctx, g)
+	}
+}
