@@ -61,8 +61,11 @@ type Store struct {
 	root  []byte     // nil if there is none
 	slots []*segment // nil where nobody has borrowed, under mu
 	old   []bool     // slots that an earlier process has used, and nobody has opened again, under mu
-	free  []int      // under mu
+	free  []int      // without room on the disk, under mu
+	ready []int      // with some, that has been written to, under mu
 	lent  int        // under mu
+
+	quit chan struct{} // closed when the store is
 }
 
 // Open opens the directory of cfg. It fails with ErrInUse if another process has it open.
@@ -105,6 +108,10 @@ func Open(cfg Config) (_ *Store, err error) {
 	for range workers {
 		s.wg.Go(s.work)
 	}
+	s.quit = make(chan struct{})
+	if cfg.Sync {
+		s.wg.Go(s.fill)
+	}
 	return s, nil
 }
 
@@ -141,6 +148,7 @@ func (s *Store) openData() (err error) {
 // Close closes the store, whose segments must not be used any more. One that is Fresh leaves nothing behind.
 func (s *Store) Close() error {
 	close(s.jobs)
+	close(s.quit)
 	s.wg.Wait()
 	var errs []error
 	if s.cfg.Fresh {
@@ -180,32 +188,44 @@ func (s *Store) Stats() (lent, most int64) {
 func (s *Store) Alloc(context.Context) (store.Segment, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	slot, ok := s.takeReady()
+	if !ok {
+		var err error
+		if slot, err = s.reserve(); err != nil {
+			return nil, err
+		}
+	}
+	seg := s.lend(slot)
+	seg.fresh = true
+	return seg, nil
+}
+
+// reserve reserves room on the disk for a slot that nobody has. s.mu must be held.
+func (s *Store) reserve() (slot int, err error) {
 	size := int64(s.cfg.SegmentSize)
 	if most := s.cfg.Size; most > 0 && int64(s.lent+1)*size > most {
-		return nil, fmt.Errorf("%w: all of the %d bytes that may be used of %s are", store.ErrStoreFull, most, s.cfg.Dir)
+		return 0, fmt.Errorf("%w: all of the %d bytes that may be used of %s are", store.ErrStoreFull, most, s.cfg.Dir)
 	}
-	slot := len(s.slots)
+	slot = len(s.slots)
 	if n := len(s.free); n > 0 {
 		slot = s.free[n-1]
 	}
-	err := unix.Fallocate(int(s.data.Fd()), 0, int64(slot)*size, size)
+	err = unix.Fallocate(int(s.data.Fd()), 0, int64(slot)*size, size)
 	switch {
 	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG):
-		return nil, fmt.Errorf("%w: the disk of %s has no room for another %d bytes: %w", store.ErrStoreFull, s.cfg.Dir, size, err)
+		return 0, fmt.Errorf("%w: the disk of %s has no room for another %d bytes: %w", store.ErrStoreFull, s.cfg.Dir, size, err)
 	case errors.Is(err, unix.EOPNOTSUPP):
 		err = s.data.Truncate(max(int64(slot+1), int64(len(s.slots))) * size)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cannot borrow from %s: %w", s.cfg.Dir, err)
+		return 0, fmt.Errorf("cannot borrow from %s: %w", s.cfg.Dir, err)
 	}
 	if slot == len(s.slots) {
 		s.slots, s.old = append(s.slots, nil), append(s.old, false)
 	} else {
 		s.free = s.free[:len(s.free)-1]
 	}
-	seg := s.lend(slot)
-	seg.fresh = true
-	return seg, nil
+	return slot, nil
 }
 
 // lend makes a segment of a slot. s.mu must be held.
@@ -216,8 +236,17 @@ func (s *Store) lend(slot int) *segment {
 	return seg
 }
 
-// giveBack takes the room of a slot from the file. s.mu must be held.
+// giveBack takes a slot back that nobody has any more. s.mu must be held.
 func (s *Store) giveBack(slot int) error {
+	if s.cfg.Sync && len(s.ready) < mostReady {
+		s.ready = append(s.ready, slot)
+		return nil
+	}
+	return s.discard(slot)
+}
+
+// discard takes the room of a slot from the file. s.mu must be held.
+func (s *Store) discard(slot int) error {
 	size := int64(s.cfg.SegmentSize)
 	err := unix.Fallocate(int(s.data.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(slot)*size, size)
 	if errors.Is(err, unix.EOPNOTSUPP) {

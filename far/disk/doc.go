@@ -7,7 +7,7 @@
 //
 // # Files
 //
-//	data  the segments, side by side; those that nobody has borrowed take no room on the disk
+//	data  the segments, side by side; those that nobody has borrowed take no room on the disk, but for a few (ready.go)
 //	root  the root of the heap, and the size of segments; replaced as a whole
 //	lock  is locked as long as a process has the directory open
 //
