@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -25,7 +26,11 @@ type memLog struct {
 	recs [][]byte
 	n    uint64
 
-	broken bool // nothing more can be appended
+	broken bool  // nothing more can be appended
+	silent int   // how many times it cannot begin,
+	why    error // and why
+
+	slow time.Duration // what a checkpoint takes until it counts
 
 	stuck   chan struct{} // if it is set there is no room, and those who wait fail when it is closed
 	waiting atomic.Int32  // those who have waited for that
@@ -45,6 +50,9 @@ func (l *memLog) replay(fn func(rec []byte) error) error {
 func (l *memLog) Begin(context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.silent--; l.silent >= 0 {
+		return l.why
+	}
 	l.recs = nil
 	return nil
 }
@@ -71,6 +79,7 @@ func (l *memLog) Snapshot([]byte) (save func() error, discard func()) {
 	defer l.mu.Unlock()
 	n := len(l.recs)
 	return func() error {
+		time.Sleep(l.slow)
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.recs = slices.Delete(l.recs, 0, n)
@@ -97,6 +106,24 @@ func (l *memLog) MaxRecord() int      { return 1 << 20 }
 func (l *memLog) Copies() (int, bool) { return 2, false }
 func (l *memLog) Starved() error      { return nil }
 func (l *memLog) Close() error        { return nil }
+
+// TestAServerStartsThoughItsLogBeginsLate, since nodes were slow for a moment.
+func TestAServerStartsThoughItsLogBeginsLate(t *testing.T) {
+	log := &memLog{silent: 3, why: errors.New("no place answers")}
+	k := newKept(t, keyspace.Journal{Durable: true, Log: func(_ context.Context, replay func(rec []byte) error) (keyspace.RecordLog, error) {
+		return log, log.replay(replay)
+	}})
+	k.do("SET", "k", "v")
+	if log.silent >= 0 {
+		t.Error("the log has begun before it could")
+	}
+	dir := k.image()
+	k.abandon()
+	k.dir, log.silent, log.why = dir, 1, far.ErrSuperseded
+	if err := k.tryOpen(); !errors.Is(err, far.ErrSuperseded) {
+		t.Errorf("a server whose heap is another's starts: %v", err)
+	}
+}
 
 // TestALogIsDroppedWhenACheckpointHasIt: what was replayed survives a second crash at once, and after an end in good order there is
 // nothing to be kept, so that no checkpoint is taken.
@@ -208,4 +235,31 @@ func TestAServerEndsThoughItsLogHasNoRoom(t *testing.T) {
 			})
 		}
 	})
+}
+
+// TestWhoWritesFasterThanCheckpointsIsSlowedDown, and not refused: with SET, and with transactions.
+func TestWhoWritesFasterThanCheckpointsIsSlowedDown(t *testing.T) {
+	const tail, size = 256 << 10, 4000
+	log := &memLog{slow: 100 * time.Millisecond}
+	k := newKept(t, keyspace.Journal{Durable: true, Tail: tail, Log: func(context.Context, func(rec []byte) error) (keyspace.RecordLog, error) {
+		return log, nil
+	}})
+	value := strings.Repeat("v", size)
+	const n = 40 * tail / size // five times what there may be without a checkpoint
+	for i := range n {
+		if i < n/2 {
+			if got := k.do("SET", fmt.Sprint("key", i%100), value); got != "+OK\r\n" {
+				t.Fatalf("SET %d: %q", i, got)
+			}
+			continue
+		}
+		k.do("MULTI")
+		k.do("SET", fmt.Sprint("key", i%100), value)
+		if got := k.do("EXEC"); got != "*1\r\n+OK\r\n" {
+			t.Fatalf("EXEC %d: %q", i, got)
+		}
+	}
+	if k.srv.stats.waits.Load() == 0 {
+		t.Error("nobody had to wait")
+	}
 }

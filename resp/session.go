@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -261,6 +262,7 @@ func (s *session) admit(cmd *table.Command) error {
 func (s *session) perform(cmd *table.Command, args [][]byte) bool {
 	if s.Tries == 0 {
 		s.began = s.clock
+		s.pace(cmd, args)
 	}
 	if s.Tries > keyspace.MaxTries {
 		s.waitFor(args)
@@ -295,6 +297,30 @@ func (s *session) perform(cmd *table.Command, args [][]byte) bool {
 	}
 	s.info.last.Store(cmd)
 	return true
+}
+
+// pace has a command that writes wait if the journal is long. Others go on meanwhile.
+func (s *session) pace(cmd *table.Command, args [][]byte) {
+	n := 0
+	switch {
+	case cmd.Flags&table.Write != 0:
+		for _, a := range args {
+			n += len(a)
+		}
+	case cmd.Name == "exec" && slices.ContainsFunc(s.queue, func(q queued) bool { return q.cmd.Flags&table.Write != 0 }):
+		n = s.queueLen
+	default:
+		return
+	}
+	if wait := s.Space.Pace(n); wait > 0 {
+		s.waitFor(args)
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-s.Context().Done():
+		}
+	}
 }
 
 // fail appends the reply for an error.

@@ -90,8 +90,11 @@ func openFiles(dir string, starved func(error), replay func(rec []byte) error) (
 const (
 	leastTail, mostTail = 16 << 20, 64 << 20
 
-	// longestTail is how many tails there may be before commands that write are refused.
+	// longestTail is how many tails there may be before commands that write are refused. From longTail on they are slowed down, so that what is left of
+	// longestTail lasts for lasting: a checkpoint ends before.
 	longestTail = 8
+	longTail    = longestTail / 2
+	lasting     = 10 * time.Second
 
 	journalSegment = 8 << 20
 	longestRecord  = 4 << 20
@@ -135,12 +138,14 @@ type journal struct {
 	last    atomic.Uint64 // number of the last record
 	synced  atomic.Int64  // with Every: what is older is on the disk, in ns since 1970
 	why     atomic.Pointer[error]
-	tooLong atomic.Bool
+	long    atomic.Bool   // commands that write are slowed down,
+	tooLong atomic.Bool   // or refused
 	due     chan struct{} // capacity 1: there should be a checkpoint
 
 	mu    sync.Mutex // records are in the order of batches
 	batch uint64     // number of the last one
 	tail  int64      // bytes of them that no checkpoint has, of each at least leastCost
+	paced time.Time  // when the last of the commands that were slowed down is to run
 	buf   []byte
 }
 
@@ -183,10 +188,10 @@ func (sp *Space) openJournal(ctx context.Context) error {
 	// process before must not count in another way for the one after.
 	// If it knows the journal and has all of it, as after an end in good order, that is so already.
 	if sp.keptJournal == 0 || !cfg.Durable || changed {
-		err = sp.firstCheckpoint(ctx)
+		err = sp.patiently(ctx, sp.heap.Checkpoint)
 	}
 	if err == nil {
-		err = j.log.Begin(ctx)
+		err = sp.patiently(ctx, j.log.Begin)
 	}
 	if err != nil {
 		return errors.Join(err, j.log.Close())
@@ -202,11 +207,11 @@ func (sp *Space) openJournal(ctx context.Context) error {
 	return nil
 }
 
-// firstCheckpoint takes a checkpoint, again and again while nodes that were slow for a moment count as such that do not answer.
-func (sp *Space) firstCheckpoint(ctx context.Context) error {
+// patiently does something that a start needs, again and again while nodes that were slow for a moment count as such that do not answer.
+func (sp *Space) patiently(ctx context.Context, do func(context.Context) error) error {
 	for began := time.Now(); ; {
-		err := sp.heap.Checkpoint(ctx)
-		if err == nil || errors.Is(err, far.ErrStoreFull) || time.Since(began) > sp.cfg.OpTimeout {
+		err := do(ctx)
+		if err == nil || errors.Is(err, far.ErrStoreFull) || errors.Is(err, far.ErrSuperseded) || time.Since(began) > sp.cfg.OpTimeout {
 			return err
 		}
 		select {
@@ -251,9 +256,38 @@ func (j *journal) append(notes []byte) {
 	}
 	Reuse(&j.buf, j.buf)
 	if j.tail >= j.cfg.Tail {
-		j.tooLong.Store(j.tail >= longestTail*j.cfg.Tail)
+		j.measure()
 		j.wantCheckpoint()
 	}
+}
+
+// measure takes note of how long the journal is. j.mu must be held.
+func (j *journal) measure() {
+	if long := j.tail >= longTail*j.cfg.Tail; j.long.Load() != long {
+		j.long.Store(long)
+		j.paced = time.Time{}
+	}
+	j.tooLong.Store(j.tail >= longestTail*j.cfg.Tail)
+}
+
+// pace is how long a command that writes n bytes has to wait before it runs, and at most so long.
+func (j *journal) pace(n int, most time.Duration) time.Duration {
+	if !j.long.Load() { // fast path
+		return 0
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	now := time.Now()
+	if j.paced.Before(now) {
+		j.paced = now
+	}
+	wait := j.paced.Sub(now)
+	if wait >= most {
+		return most
+	}
+	left := max(longestTail*j.cfg.Tail-j.tail, leastCost)
+	j.paced = j.paced.Add(min(most, time.Duration(float64(max(n, leastCost))/float64(left)*float64(lasting))))
+	return wait
 }
 
 func (j *journal) wantCheckpoint() {
@@ -282,7 +316,7 @@ func (j *journal) refuses(write bool) error {
 		return reply.Error("MISCONF there is no room for the journal: " + err.Error())
 	}
 	if j.tooLong.Load() {
-		return reply.Error("MISCONF the journal is too long: checkpoints fail, which the log of the server says, or do not keep up with so many writes")
+		return reply.Error("MISCONF the journal is too long: checkpoints fail, which the log of the server says, or do not keep up with so many clients that write")
 	}
 	return nil
 }
@@ -354,7 +388,7 @@ func (j *journal) freeze() (name, batch uint64, kept func(error)) {
 		}
 		j.mu.Lock()
 		j.tail -= tail
-		j.tooLong.Store(j.tail >= longestTail*j.cfg.Tail)
+		j.measure()
 		j.mu.Unlock()
 	}
 }

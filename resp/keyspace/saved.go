@@ -85,6 +85,15 @@ func (sp *Space) Refuses(write bool) error {
 	return sp.journal.refuses(write)
 }
 
+// Pace is how long a command that writes n bytes is to wait before it runs, without locks, if checkpoints do not keep up with the journal: at most half
+// of Config.OpTimeout.
+func (sp *Space) Pace(n int) time.Duration {
+	if sp.journal == nil {
+		return 0
+	}
+	return sp.journal.pace(n, sp.cfg.OpTimeout/2)
+}
+
 // Lacks is why what the space has is not all there.
 func (sp *Space) Lacks() error {
 	if err := sp.heap.Lacking(); err != nil {
