@@ -153,11 +153,21 @@ test-block: ## run libnbd's tools, qemu-io and fio on polder block
 RUNS ?= 5
 WITHIN ?= 12h
 
-.PHONY: test-swap
-test-swap: ## have a kernel use polder block as a disk and as swap, in virtual machines (docs/how-to/swap.md); RUNS=100 swaps so often under pressure, or as often as WITHIN=1h allows
+.PHONY: deps-swap
+deps-swap:
 	@for need in qemu-system-x86_64:qemu-system-x86 dpkg-deb:dpkg xz:xz-utils zstd:zstd nbd-client:nbd-client mkswap:util-linux swapon:mount mkfs.ext4:e2fsprogs; do command -v $${need%:*} >/dev/null || missing="$$missing $${need#*:}"; done; \
 		[ -z "$$missing" ] || { echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; }
-	$(GO) test -count=1 -v -timeout 12h -tags guests ./robustness/swap -swap.runs $(RUNS) -swap.within $(WITHIN)
+
+# The file of the package of the guests' kernel; the distribution's if it is empty.
+KERNEL ?=
+
+.PHONY: test-swap
+test-swap: deps-swap ## have a kernel use polder block as a disk and as swap, in virtual machines (docs/how-to/swap.md); RUNS=100 swaps so often under pressure, or as often as WITHIN=1h allows
+	$(GO) test -count=1 -v -timeout 12h -tags guests ./robustness/swap -swap.kernel '$(abspath $(KERNEL))' -swap.runs $(RUNS) -swap.within $(WITHIN)
+
+.PHONY: bench-swap
+bench-swap: deps-swap ## compare objects and pages with the kernel's swapping to zram and over NBD, in a virtual machine; pages take Linux 6.6: KERNEL=linux-image-VERSION.deb; LONG=1 for all of it
+	$(GO) test -count=1 -timeout 12h -tags guests -run '^$$' -bench KernelSwap -benchtime 1x ./robustness/swap -swap.kernel '$(abspath $(KERNEL))' $(if $(LONG),-swap.long)
 
 .PHONY: docs
 docs: ## write those pages of docs/ anew that are made of the program

@@ -15,6 +15,8 @@ import (
 	"polder/far/remote"
 	"polder/internal/child"
 	"polder/pool"
+	"polder/verbs/shm"
+	"polder/verbs/tcp"
 )
 
 // fabrics are how a memory node in a process of its own is reached.
@@ -22,6 +24,9 @@ var fabrics = []string{"tcp", "shm"}
 
 // startTimeout bounds the start of a node or a rival.
 const startTimeout = 15 * time.Second
+
+// patience bounds operations on a node. They take long where many wait for an emulated processor, and are measured all the same.
+const patience = time.Minute
 
 // lender is a memory node in a process of its own, and a pool that borrows from
 // it.
@@ -53,7 +58,12 @@ func startLender(ctx context.Context, polder, fabric string, lend int64, flags .
 	if l.node, err = child.StartReady(ctx, child.Command{Path: polder, Args: args}); err != nil {
 		return l, err
 	}
-	l.pool, err = pool.Dial(ctx, l.node.Addr("verbs"))
+	cfg := pool.Config{Timeout: patience}
+	if fabric == "shm" {
+		l.pool, err = pool.DialUnix(ctx, shm.Config{}, cfg, l.node.Addr("verbs"))
+	} else {
+		l.pool, err = pool.DialTCP(ctx, tcp.Config{}, cfg, l.node.Addr("verbs"))
+	}
 	return l, err
 }
 

@@ -36,7 +36,7 @@ func startPager(ctx context.Context, polder string, l *lender, size int64) (_ *p
 	defer cancel()
 	if p.p, err = child.StartReady(ctx, child.Command{Path: polder, Args: []string{
 		"pager", "--far", l.node.Addr("verbs"), "--listen", p.addr, "--local", fmt.Sprint(far.MinLocal), "--admin", "127.0.0.1:0", "--log-level", "warn",
-		"--size", fmt.Sprint(size), "--frames", fmt.Sprint(size),
+		"--size", fmt.Sprint(size), "--frames", fmt.Sprint(size), "--op-timeout", patience.String(),
 	}}); err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot start a pager: %w", err), p.close())
 	}

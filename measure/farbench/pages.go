@@ -276,12 +276,12 @@ func (s pagesScale) swap(ctx context.Context, o Options) error {
 	}
 	for _, to := range []struct {
 		name string
-		make func(size int64) (swapDisk, error)
+		make func() (swapDisk, error)
 	}{
-		{"zram", func(size int64) (swapDisk, error) { return newZram(ctx, size) }},
-		{"NBD", func(size int64) (swapDisk, error) { return newBorrowed(ctx, o.Polder, size) }},
+		{"zram", func() (swapDisk, error) { return newZram(ctx, s.work) }},
+		{"NBD", func() (swapDisk, error) { return newBorrowed(ctx, o.Polder, s.work) }},
 	} {
-		disk, err := to.make(s.work + (16 << 20))
+		disk, err := to.make()
 		if err == nil {
 			err = s.swapTo(ctx, o, to.name)
 			err = errors.Join(err, disk.close())

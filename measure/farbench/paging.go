@@ -56,7 +56,7 @@ func (s pagingScale) run(ctx context.Context, o Options) (err error) {
 	if !s.swap {
 		return s.all(ctx, o, fabrics, paged == nil, nil)
 	}
-	z, err := newZram(ctx, s.data+(16<<20))
+	z, err := newZram(ctx, s.data)
 	switch {
 	case err == nil:
 		err = s.all(ctx, o, fabrics, paged == nil, &swapping{name: "kernel swap, zram", disk: z})
@@ -70,7 +70,7 @@ func (s pagingScale) run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	d, err := newBorrowed(ctx, o.Polder, s.data+(16<<20))
+	d, err := newBorrowed(ctx, o.Polder, s.data)
 	switch {
 	case err == nil:
 		err = s.all(ctx, o, []string{"tcp"}, false, &swapping{name: "kernel swap, NBD", disk: d})

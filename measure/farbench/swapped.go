@@ -28,8 +28,12 @@ type zram struct {
 
 const zramControl = "/sys/class/zram-control/"
 
-// newZram makes one of so many bytes. That takes root, and a kernel that has zram.
-func newZram(ctx context.Context, size int64) (z *zram, err error) {
+// diskSize is that of a disk for so many bytes of a process. While more than half of its swap is in use the kernel gives up the
+// place of a page that it brings back, and has to write it again even if it was only read.
+func diskSize(data int64) int64 { return 2*data + (16 << 20) }
+
+// newZram makes one for so many bytes of a process. That takes root, and a kernel that has zram.
+func newZram(ctx context.Context, data int64) (z *zram, err error) {
 	b, err := os.ReadFile(zramControl + "hot_add")
 	if err != nil {
 		return nil, err
@@ -40,7 +44,7 @@ func newZram(ctx context.Context, size int64) (z *zram, err error) {
 			err = errors.Join(err, z.close())
 		}
 	}()
-	if err := os.WriteFile(z.sys("disksize"), []byte(strconv.FormatInt(size, 10)), 0); err != nil {
+	if err := os.WriteFile(z.sys("disksize"), []byte(strconv.FormatInt(diskSize(data), 10)), 0); err != nil {
 		return nil, err
 	}
 	for _, command := range [][]string{{"mkswap", z.dev()}, {"swapon", z.dev()}} {
@@ -97,14 +101,14 @@ type borrowed struct {
 	device string // nbd0, for example
 }
 
-// newBorrowed makes one of so many bytes. That takes root, a kernel that has an NBD client, and the
+// newBorrowed makes one for so many bytes of a process. That takes root, a kernel that has an NBD client, and the
 // tools for it.
-func newBorrowed(ctx context.Context, polder string, size int64) (_ *borrowed, err error) {
-	d := &borrowed{polder: polder}
-	if d.l, err = startLender(ctx, polder, "tcp", 2*size); err != nil {
+func newBorrowed(ctx context.Context, polder string, data int64) (_ *borrowed, err error) {
+	d, size := &borrowed{polder: polder}, diskSize(data)
+	if d.l, err = startLender(ctx, polder, "tcp", size); err != nil {
 		return nil, err
 	}
-	out, err := exec.CommandContext(ctx, polder, "swap", "on", "--far", d.l.node.Addr("verbs"), "--size", strconv.FormatInt(size, 10), "--local", strconv.Itoa(borrowedLocal), "--op-timeout", "1m").CombinedOutput()
+	out, err := exec.CommandContext(ctx, polder, "swap", "on", "--far", d.l.node.Addr("verbs"), "--size", strconv.FormatInt(size, 10), "--local", strconv.Itoa(borrowedLocal), "--op-timeout", patience.String()).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
 	} else if _, rest, _ := strings.Cut(string(out), " at /dev/"); rest == "" {

@@ -4,11 +4,13 @@ package swap
 
 import (
 	"flag"
+	"fmt"
 	"net"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -22,7 +24,9 @@ import (
 // How often the guest swaps under pressure.
 var (
 	runs   = flag.Int("swap.runs", 5, "how often the guest swaps under pressure")
-	within = flag.Duration("swap.within", 12*time.Hour, "how long after the first run others may begin")
+	within = flag.Duration("swap.within", 12*time.Hour, "how long after the first run others may begin, or that a benchmark may take")
+	long   = flag.Bool("swap.long", false, "run benchmarks as long as they are outside a guest")
+	kernel = flag.String("swap.kernel", "", "the `file` of the package of the guest's kernel, instead of the distribution's")
 )
 
 func TestMain(m *testing.M) {
@@ -32,20 +36,24 @@ func TestMain(m *testing.M) {
 
 // modules are what a guest needs of its kernel. crc32c_generic is first: ext4 asks for it by
 // what it does.
-var modules = []string{"crc32c_generic", "virtio_pci", "virtio_net", "nbd", "ext4"}
+var modules = []string{"crc32c_generic", "virtio_pci", "virtio_net", "nbd", "ext4", "zram"}
 
 // tools are the programs of the system that the guest uses.
 var tools = []string{"nbd-client", "mkswap", "swapon", "swapoff", "mkfs.ext4", "e2fsck"}
 
 // config is a guest that runs the program inside with these arguments.
-func config(t *testing.T, timeout time.Duration, args ...string) vm.Config {
+func config(t testing.TB, timeout time.Duration, args ...string) vm.Config {
 	t.Helper()
 	cache, err := vm.CacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
 	say := func(s string) { t.Log(s) }
-	k, err := vm.OpenKernel(t.Context(), filepath.Join(cache, "kernel-swap"), "", modules, say)
+	kept := "kernel-swap"
+	if *kernel != "" {
+		kept += "-given"
+	}
+	k, err := vm.OpenKernel(t.Context(), filepath.Join(cache, kept), *kernel, modules, say)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +82,7 @@ func config(t *testing.T, timeout time.Duration, args ...string) vm.Config {
 var library = regexp.MustCompile(`(/\S+) \(0x`)
 
 // addTool adds a program of this system, and the libraries that it is linked with.
-func addTool(t *testing.T, files map[string]string, name string) {
+func addTool(t testing.TB, files map[string]string, name string) {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -102,7 +110,7 @@ func node(t *testing.T, lend string) (*child.Process, string) {
 }
 
 // pass boots a guest that has to pass.
-func pass(t *testing.T, c vm.Config) {
+func pass(t testing.TB, c vm.Config) {
 	t.Helper()
 	g, err := vm.Start(t.Context(), c)
 	if err != nil {
@@ -148,4 +156,38 @@ func TestANodeOfTwoIsKilledUnderPressure(t *testing.T) {
 func TestTheServerIsKilledUnderPressure(t *testing.T) {
 	_, addr := node(t, "1GiB")
 	pass(t, config(t, 5*time.Minute, "kill", addr))
+}
+
+// BenchmarkKernelSwap runs those benchmarks of polder in a guest that compare it with the kernel's swapping, which takes a kernel
+// that swaps to zram and over NBD: everything that is compared is in the guest, the nodes as well.
+func BenchmarkKernelSwap(b *testing.B) {
+	for _, bench := range []struct {
+		name string
+		args []string
+		rows []string // the last that are printed for a disk that the kernel swaps to
+	}{
+		{"pages", []string{"pages"}, []string{"zram, hash join", "NBD, hash join"}},
+		{"paging", []string{"far", "paging"}, []string{"kernel swap, zram", "kernel swap, NBD"}},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			c := config(b, *within, bench.name)
+			args := append([]string{"/bin/polder", "bench"}, bench.args...)
+			if !*long {
+				args = append(args, "-short")
+			}
+			c.Plan.Steps[0].Args, c.MemoryMiB = args, 2560
+			c.CPUs = 1 // so that what is measured is what everybody has to do, and not how QEMU has two of them wait for each other
+			var out strings.Builder
+			c.Console = func(line string) {
+				fmt.Println(line)
+				fmt.Fprintln(&out, line)
+			}
+			pass(b, c)
+			for _, row := range bench.rows {
+				if !strings.Contains(out.String(), row) {
+					b.Errorf("there is no row %q", row)
+				}
+			}
+		})
+	}
 }
