@@ -342,7 +342,7 @@ func TestAFullVolumeSaysSo(t *testing.T) {
 	}
 }
 
-// TestPagesAreReplacedTogether: who writes to many pages that are far does not wait for what has to be known of each.
+// TestPagesAreReplacedTogether: who writes to many pages that are far, or discards them, does not wait for what has to be known of each.
 func TestPagesAreReplacedTogether(t *testing.T) {
 	store := storetest.New(256<<10, 200)
 	h, err := far.NewHeap(store, far.Config{Local: far.MinLocal})
@@ -361,16 +361,21 @@ func TestPagesAreReplacedTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := v.Read(far.NoWait, b, 0); err != far.ErrWouldBlock {
-		t.Fatalf("the test tests nothing: %v", err)
-	}
-	before := store.Reads.Load()
-	b[0] = 8
-	if err := v.Write(t.Context(), b, 0); err != nil {
-		t.Fatal(err)
-	}
-	if got := store.Reads.Load() - before; got > n/4 {
-		t.Errorf("%d reads of far memory to write %d pages, want no more than %d", got, n, n/4)
+	for i, change := range []func(off int64) error{
+		func(off int64) error { b[0]++; return v.Write(t.Context(), b, off) },
+		func(off int64) error { return v.Discard(t.Context(), off, n*Size) },
+	} {
+		off := int64(i) * n * Size
+		if err := v.Read(far.NoWait, b, off); err != far.ErrWouldBlock {
+			t.Fatalf("the test tests nothing: %v", err)
+		}
+		before := store.Reads.Load()
+		if err := change(off); err != nil {
+			t.Fatal(err)
+		}
+		if got := store.Reads.Load() - before; got > n/4 {
+			t.Errorf("%d reads of far memory to %s %d pages, want no more than %d", got, []string{"write", "discard"}[i], n, n/4)
+		}
 	}
 }
 

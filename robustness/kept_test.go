@@ -152,6 +152,33 @@ func checkKept(t *testing.T, c *redis.Client, keys, fields map[string]int, other
 	}
 }
 
+// TestClientsThatWriteFasterThanTheDisk are slowed down: nobody is refused, although the journal may be only so long.
+func TestClientsThatWriteFasterThanTheDisk(t *testing.T) {
+	const clients, keys, size = 4, 2000, 4000
+	server := startKept(t, t.TempDir(), "--durable=every:1s", "--local", "64MiB", "--disk-size", "1GiB")
+	var wg sync.WaitGroup
+	for k := range clients {
+		c := connect(t, server)
+		key := func(i int) string { return fmt.Sprintf("%d:%d", k, i%keys) }
+		wg.Go(func() {
+			const n = 15 * keys
+			err := pipelined(t.Context(), c, n, func(p redis.Pipeliner, i int) {
+				_ = p.Set(t.Context(), key(i), value(key(i), i/keys, size), 0)
+			}, func(i int, cmd redis.Cmder) error { return cmd.Err() })
+			if err != nil {
+				t.Errorf("client %d: %v", k, err)
+				return
+			}
+			for i := range keys {
+				if got := c.Get(t.Context(), key(i)).Val(); got != value(key(i), n/keys-1, size) {
+					t.Errorf("%s: got %.40q, of %d bytes", key(i), got, len(got))
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
 // A server with --durable is killed again and again while clients write. What they were answered is there afterwards, and
 // what they were not is there as a whole or not at all.
 func TestADurableServerLosesNothing(t *testing.T) {
