@@ -17,10 +17,12 @@ import (
 )
 
 // fullHeap makes a heap whose store and local memory are full of values of so
-// many bytes, of which it returns the number.
-func fullHeap(t *testing.T, segments, size int) (*Heap, *ByteMap, int) {
+// many bytes, of which it returns the number. Each operation of the store takes so long.
+func fullHeap(t *testing.T, segments, size int, delay time.Duration) (*Heap, *ByteMap, int) {
 	t.Helper()
-	h, m := newTestHeap(t, storetest.New(testSegment, segments), Config{})
+	st := storetest.New(testSegment, segments)
+	st.Delay.Store(int64(delay))
+	h, m := newTestHeap(t, st, Config{})
 	for n := 0; ; n++ {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		err := m.Set(ctx, key(n), Entry{Value: value(uint64(n), size)})
@@ -37,10 +39,13 @@ func fullHeap(t *testing.T, segments, size int) (*Heap, *ByteMap, int) {
 // In a full heap what is replaced by something that is no larger finds room,
 // wherever it is, and however often.
 func TestWhatDoesNotGrowFindsRoomInAFullHeap(t *testing.T) {
-	for _, c := range []struct{ segments, size, each int }{{16, 3000, 1}, {64, 3000, 8}, {24, 300, 1}, {40, 14000, 1}} {
-		t.Run(fmt.Sprintf("%d segments, %d bytes, %d at a time", c.segments, c.size, c.each), func(t *testing.T) {
+	for _, c := range []struct {
+		segments, size, each int
+		delay                time.Duration // with it there are more buffers, which take local memory
+	}{{16, 3000, 1, 0}, {16, 3000, 1, 2 * time.Millisecond}, {64, 3000, 8, 0}, {24, 300, 1, 0}, {40, 14000, 1, 0}} {
+		t.Run(fmt.Sprintf("%d segments, %d bytes, %d at a time, %v", c.segments, c.size, c.each, c.delay), func(t *testing.T) {
 			t.Parallel()
-			h, m, n := fullHeap(t, c.segments, c.size)
+			h, m, n := fullHeap(t, c.segments, c.size, c.delay)
 			r := rand.New(rand.NewPCG(1, 2))
 			size := make([]int, n)
 			for i := range size {
@@ -97,7 +102,7 @@ func TestATransactionIsToldThatTheHeapIsFull(t *testing.T) {
 	for _, size := range []int{3000, 14000} {
 		t.Run(fmt.Sprint(size, " bytes"), func(t *testing.T) {
 			t.Parallel()
-			h, m, n := fullHeap(t, 20, size)
+			h, m, n := fullHeap(t, 20, size, 0)
 			txn := h.NewTxn()
 			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 			defer cancel()

@@ -3,6 +3,7 @@ package heap
 import (
 	"context"
 	"errors"
+	"time"
 
 	"polder/far/store"
 )
@@ -42,10 +43,4 @@ type (
 
 // NoWait is a context for calls that must not wait: where they would, they
 // return ErrWouldBlock and have changed nothing.
-var NoWait context.Context = noWait()
-
-func noWait() context.Context {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	cancel(ErrWouldBlock)
-	return ctx
-}
+var NoWait, _ = context.WithDeadlineCause(context.Background(), time.Time{}, ErrWouldBlock)

@@ -110,8 +110,7 @@ func (h *Heap) RetryIn() (time.Duration, bool) {
 	return max(d, MinBackoff), d > 0 || !h.Logs.Satisfied()
 }
 
-// askWaiters has those who wait for room look whether it is a scope of theirs that
-// the pass waits for.
+// askWaiters has those who wait for room look whether it is a scope of theirs that the pass waits for.
 func (h *Heap) askWaiters() {
 	ps := &h.Pass
 	if time.Since(ps.since) < patience || time.Since(ps.asked) < patience || h.Logs.HasRoom() {
@@ -121,8 +120,7 @@ func (h *Heap) askWaiters() {
 	h.Logs.finish(errHeldUp)
 }
 
-// barrenMost is how many passes in a row may make no room until the evacuator
-// waits a little: they may have made objects cold, which then go.
+// barrenMost is how many passes in a row may make no room until the evacuator waits a little: they may have made objects cold, which then go.
 const barrenMost = 10
 
 // hopedMost is how many times in a row the evacuator tries once more since far
@@ -265,8 +263,7 @@ func (h *Heap) objectsFirst(s int, what aim) bool {
 	return rank(o) < rank(e)
 }
 
-// stuck ends the waiting of those who need room that cannot be made: at once
-// if the store is full or nothing local can go, otherwise their deadlines do.
+// stuck ends the waiting of those who need room that cannot be made: at once if the store is full or nothing local can go, otherwise their deadlines do.
 func (h *Heap) stuck() {
 	failpoint.Hit("far.stuck")
 	l := &h.Logs
@@ -276,6 +273,10 @@ func (h *Heap) stuck() {
 	}
 	if l.shrinkWaits() && !h.shrinking {
 		l.Wake() // who has come meanwhile may use more
+		return
+	}
+	if l.narrow.Store(true); h.trimWindow() {
+		l.Wake() // what is not written needs no buffers
 		return
 	}
 	l.Mu.Lock()
@@ -302,8 +303,7 @@ func (h *Heap) stuck() {
 	}
 }
 
-// victim chooses the segment to work on and what to do with it; -1 if there is
-// none that would yield room.
+// victim chooses the segment to work on and what to do with it; -1 if there is none that would yield room.
 func (h *Heap) victim() (int, aim) {
 	l := &h.Logs
 	live, usable := l.usage()
@@ -660,8 +660,7 @@ func (l *Logs) shrinkWaits() bool {
 	return l.shrinks > 0
 }
 
-// roomForWaiting reports whether some of those who wait for room could open a
-// segment.
+// roomForWaiting reports whether some of those who wait for room could open a segment.
 func (l *Logs) roomForWaiting() bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()

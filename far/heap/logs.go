@@ -427,16 +427,17 @@ func (l *Logs) Release(s int) {
 	l.Owed = max(l.Owed-1, 0)
 	l.Segs[s].sealed = false
 	l.Segs[s].Clean.Store(0)
-	if l.resident > l.allowed(l.index) {
-		l.discard(int32(s))
-	} else {
-		l.empty = append(l.empty, int32(s))
+	if l.empty = append(l.empty, int32(s)); l.resident > l.allowed(l.index) {
+		l.discard()
 	}
 	l.assess()
 }
 
 // discard gives the memory of an empty segment back. l.Mu must be held.
-func (l *Logs) discard(s int32) {
+func (l *Logs) discard() {
+	k := len(l.empty) - 1
+	s := l.empty[k]
+	l.empty = l.empty[:k]
 	if err := l.Mapping.Punch(l.first+int(s)*l.SegSize, l.SegSize); err != nil {
 		panic("BUG: " + err.Error())
 	}
@@ -490,10 +491,7 @@ func (l *Logs) growIndex(u Line, n, woken int64, c Claim) error {
 			return ErrNoRoom
 		}
 		for l.resident > allowed {
-			k := len(l.empty)
-			s := l.empty[k-1]
-			l.empty = l.empty[:k-1]
-			l.discard(s)
+			l.discard()
 		}
 	}
 	l.index += n
@@ -538,10 +536,8 @@ func (l *Logs) growWindow(n int64, promised int) bool {
 // trim gives back empty segments that are beyond the budget, but not the evacuator's.
 // l.Mu must be held.
 func (l *Logs) trim() {
-	for k := len(l.empty); l.resident > l.allowed(l.index) && k > l.Back; k = len(l.empty) {
-		s := l.empty[k-1]
-		l.empty = l.empty[:k-1]
-		l.discard(s)
+	for l.resident > l.allowed(l.index) && len(l.empty) > l.Back {
+		l.discard()
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -91,7 +92,8 @@ func (h *Heap) Limited() bool { return h.limited.Load() }
 
 // room is what those know who wait in MayStore.
 type room struct {
-	mu sync.Mutex
+	mu         sync.Mutex
+	unfinished atomic.Bool // more can be cleaned when a checkpoint has given back what was cleaned before
 	roomState
 }
 
@@ -128,7 +130,7 @@ func (r *room) committed(reserved int, most int64, why error) {
 	if r.why = why; why == nil || errors.Is(why, ErrStoreFull) {
 		r.fruitless++
 	}
-	if most > 0 || reserved > r.reserved {
+	if r.unfinished.Swap(false) || most > 0 || reserved > r.reserved {
 		r.fruitless = 0
 	}
 	r.reserved, r.last = reserved, time.Now()
@@ -141,10 +143,15 @@ func (r *roomState) refuses() bool {
 	return r.fruitless >= mostFruitless && time.Since(r.last) < fruitlessRest
 }
 
-// MayStore waits while the next checkpoint would have no room for more than is there already: the evacuator cleans, and a checkpoint gives back
-// what has waited for it. It fails with ErrStoreFull when that has made none, or with why there was no checkpoint in time; and at once if a checkpoint may wait for the caller: see Blocks.
+// MayStore is AwaitRoom for those who may have what a checkpoint waits for: see Blocks. It does not wait then.
+func (h *Heap) MayStore(ctx context.Context) error { return h.mayStore(ctx, !h.Blocks.Load()) }
+
+// AwaitRoom waits while the next checkpoint would have no room for more than is there already: the evacuator cleans, and a checkpoint gives back
+// what has waited for it. It fails with ErrStoreFull when that has made none, or with why there was no checkpoint in time.
 // What dies, or another node, makes room then.
-func (h *Heap) MayStore(ctx context.Context) error {
+func (h *Heap) AwaitRoom(ctx context.Context) error { return h.mayStore(ctx, true) }
+
+func (h *Heap) mayStore(ctx context.Context, waits bool) error {
 	var late <-chan time.Time
 	asked := int64(-1) // after so many checkpoints has the evacuator been asked to look for room
 	for h.limited.Load() && h.Dirty() >= h.mostDirty.Load() {
@@ -159,7 +166,7 @@ func (h *Heap) MayStore(ctx context.Context) error {
 			h.wanted.Store(true)
 			h.Logs.Wake() // see cleanForCheckpoint
 		}
-		if h.Blocks.Load() {
+		if !waits {
 			return errStoreFull
 		}
 		if late == nil {
@@ -203,6 +210,7 @@ func (h *Heap) cleanSparse() error {
 			return nil
 		}
 		if !h.hasRoom(Unit) && !h.openSpare() {
+			h.room.unfinished.Store(tries > 0)
 			return nil
 		}
 		if err := h.learnAll(s); err != nil {

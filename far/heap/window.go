@@ -427,8 +427,8 @@ func (h *Heap) widen() {
 	}
 }
 
-// trimWindow gives back the memory of buffers that there need not be any more.
-func (h *Heap) trimWindow() {
+// trimWindow gives back the memory of buffers that there need not be any more, and reports whether there were some.
+func (h *Heap) trimWindow() (some bool) {
 	f := &h.Far
 	most := windowFor(h.Budget.Load(), f.size)
 	if f.pace < slowWrite/2 || !f.busy() && time.Since(f.last) > idleWindow || h.Logs.narrow.Swap(false) {
@@ -438,7 +438,7 @@ func (h *Heap) trimWindow() {
 		if f.made == f.may {
 			n := len(f.free) - 1
 			if n < 0 {
-				return
+				return some
 			}
 			b := f.free[n]
 			f.free = f.free[:n]
@@ -450,5 +450,7 @@ func (h *Heap) trimWindow() {
 		}
 		f.may--
 		h.Logs.growWindow(-stagingCost(f.size), 0)
+		some = true
 	}
+	return some
 }
