@@ -132,11 +132,9 @@ func (h *Heap) KeepState(state func() State) {
 	h.core.Blocks.Store(true)
 }
 
-// AwaitRoom waits, if the store is full, for the room that cleaning and a checkpoint make, and reports whether a write that has failed with
-// ErrStoreFull may succeed now. The caller has no locks that KeepState's function waits for.
-func (h *Heap) AwaitRoom(ctx context.Context) bool {
-	return h.core.Limited() && h.core.AwaitRoom(ctx) == nil
-}
+// AwaitRoom waits, if the store is full, for the room that cleaning and a checkpoint make, and reports whether there is some: then a write that has
+// failed with ErrStoreFull may be tried again. The caller has no locks that KeepState's function waits for.
+func (h *Heap) AwaitRoom(ctx context.Context) bool { return h.core.AwaitRoom(ctx) == nil }
 
 // LastCheckpoint is when the last checkpoint was taken, or the heap was opened.
 func (h *Heap) LastCheckpoint() time.Time { return time.Unix(0, h.checkpointed.Load()) }

@@ -282,8 +282,16 @@ func TestWhoWritesToAFullDiskWaitsForRoom(t *testing.T) {
 	}
 	time.Sleep(time.Second) // those who have found the store full do not look again before
 	for i := 0; i < n/2; i += 16 {
-		if got := k.do("SET", fmt.Sprint("key", i), value); got != "+OK\r\n" {
-			t.Fatalf("SET %d of %d after much was deleted: %q", i, n, got)
+		if i < n/4 {
+			if got := k.do("SET", fmt.Sprint("key", i), value); got != "+OK\r\n" {
+				t.Fatalf("SET %d of %d after much was deleted: %q", i, n, got)
+			}
+			continue
+		}
+		k.do("MULTI")
+		k.do("SET", fmt.Sprint("key", i), value)
+		if got := k.do("EXEC"); got != "*1\r\n+OK\r\n" {
+			t.Fatalf("EXEC %d of %d after much was deleted: %q", i, n, got)
 		}
 	}
 }

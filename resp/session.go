@@ -292,6 +292,9 @@ func (s *session) perform(cmd *table.Command, args [][]byte) bool {
 		if s.roomier(args, err) {
 			return s.perform(cmd, args)
 		}
+		if s.multi && cmd.Name == "exec" {
+			s.endMulti()
+		}
 		s.fail(err)
 	}
 	s.srv.stats.hits.Add(s.Hits)

@@ -210,7 +210,7 @@ func (h *Heap) cleanSparse() error {
 			return nil
 		}
 		if !h.hasRoom(Unit) && !h.openSpare() {
-			h.room.unfinished.Store(tries > 0)
+			h.room.unfinished.CompareAndSwap(false, tries > 0)
 			return nil
 		}
 		if err := h.learnAll(s); err != nil {
