@@ -91,7 +91,7 @@ func cmdExec(s *session, a [][]byte) error {
 			s.tell(q.cmd, q.args)
 		}
 	}
-	if err == nil { // or it may be tried again: see perform
+	if !s.Blocked(err) {
 		s.endMulti()
 	}
 	return err

@@ -1,12 +1,10 @@
 package resp
 
 import (
-	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
 
-	"polder/far"
 	"polder/resp/clientmem"
 	"polder/resp/commands"
 	"polder/resp/feed"
@@ -289,12 +287,6 @@ func (s *session) perform(cmd *table.Command, args [][]byte) bool {
 			s.Tries++
 			return false
 		}
-		if s.roomier(args, err) {
-			return s.perform(cmd, args)
-		}
-		if s.multi && cmd.Name == "exec" {
-			s.endMulti()
-		}
 		s.fail(err)
 	}
 	s.srv.stats.hits.Add(s.Hits)
@@ -329,16 +321,6 @@ func (s *session) pace(cmd *table.Command, args [][]byte) {
 		case <-s.Context().Done():
 		}
 	}
-}
-
-// roomier waits for room in far memory if a command has failed for lack of it, and reports whether it is to be tried again. Others go on meanwhile.
-func (s *session) roomier(args [][]byte, err error) bool {
-	if s.Tries > keyspace.MaxTries || !s.Space.Kept() || !errors.Is(err, far.ErrStoreFull) {
-		return false
-	}
-	s.Tries++
-	s.waitFor(args)
-	return s.Space.AwaitRoom(s.Context())
 }
 
 // fail appends the reply for an error.

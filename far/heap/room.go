@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -92,8 +91,7 @@ func (h *Heap) Limited() bool { return h.limited.Load() }
 
 // room is what those know who wait in MayStore.
 type room struct {
-	mu         sync.Mutex
-	unfinished atomic.Bool // more can be cleaned when a checkpoint has given back what was cleaned before
+	mu sync.Mutex
 	roomState
 }
 
@@ -130,7 +128,7 @@ func (r *room) committed(reserved int, most int64, why error) {
 	if r.why = why; why == nil || errors.Is(why, ErrStoreFull) {
 		r.fruitless++
 	}
-	if r.unfinished.Swap(false) || most > 0 || reserved > r.reserved {
+	if most > 0 || reserved > r.reserved {
 		r.fruitless = 0
 	}
 	r.reserved, r.last = reserved, time.Now()
@@ -143,15 +141,10 @@ func (r *roomState) refuses() bool {
 	return r.fruitless >= mostFruitless && time.Since(r.last) < fruitlessRest
 }
 
-// MayStore is AwaitRoom for those who may have what a checkpoint waits for: see Blocks. It does not wait then.
-func (h *Heap) MayStore(ctx context.Context) error { return h.mayStore(ctx, !h.Blocks.Load()) }
-
-// AwaitRoom waits while the next checkpoint would have no room for more than is there already: the evacuator cleans, and a checkpoint gives back
-// what has waited for it. It fails with ErrStoreFull when that has made none, or with why there was no checkpoint in time.
+// MayStore waits while the next checkpoint would have no room for more than is there already: the evacuator cleans, and a checkpoint gives back
+// what has waited for it. It fails with ErrStoreFull when that has made none, or with why there was no checkpoint in time; and at once if a checkpoint may wait for the caller: see Blocks.
 // What dies, or another node, makes room then.
-func (h *Heap) AwaitRoom(ctx context.Context) error { return h.mayStore(ctx, true) }
-
-func (h *Heap) mayStore(ctx context.Context, waits bool) error {
+func (h *Heap) MayStore(ctx context.Context) error {
 	var late <-chan time.Time
 	asked := int64(-1) // after so many checkpoints has the evacuator been asked to look for room
 	for h.limited.Load() && h.Dirty() >= h.mostDirty.Load() {
@@ -166,7 +159,7 @@ func (h *Heap) mayStore(ctx context.Context, waits bool) error {
 			h.wanted.Store(true)
 			h.Logs.Wake() // see cleanForCheckpoint
 		}
-		if !waits {
+		if h.Blocks.Load() {
 			return errStoreFull
 		}
 		if late == nil {
@@ -210,7 +203,6 @@ func (h *Heap) cleanSparse() error {
 			return nil
 		}
 		if !h.hasRoom(Unit) && !h.openSpare() {
-			h.room.unfinished.CompareAndSwap(false, tries > 0)
 			return nil
 		}
 		if err := h.learnAll(s); err != nil {

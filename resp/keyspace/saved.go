@@ -1,7 +1,6 @@
 package keyspace
 
 import (
-	"context"
 	"time"
 
 	"polder/resp/reply"
@@ -94,10 +93,6 @@ func (sp *Space) Pace(n int) time.Duration {
 	}
 	return sp.journal.pace(n, sp.cfg.OpTimeout/2)
 }
-
-// AwaitRoom waits, without locks, for room in the far memory of a space that is kept, as far as the next checkpoint makes some, and reports whether a
-// command for which there was none may be tried again.
-func (sp *Space) AwaitRoom(ctx context.Context) bool { return sp.heap.AwaitRoom(ctx) }
 
 // Lacks is why what the space has is not all there.
 func (sp *Space) Lacks() error {
