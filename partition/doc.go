@@ -16,7 +16,8 @@
 // its own, and if two servers believe that they own it, package far/named fences one of them off. What is promised, if the register can
 // be reached:
 //
-//   - Each partition gets an owner that lives. When a server dies, the others take its partitions over, all at once.
+//   - Each partition gets an owner that lives. When a server dies, the others take its partitions over, all at once: while its beat is overdue, each of them looks at
+//     the register every 50 ms.
 //   - The numbers of partitions of servers differ by at most one, and the least number of partitions moves to get there. Partitions that have moved because
 //     of load change that: then a server has at least one, if there are enough, and at most twice its share.
 //   - A balanced map is left as it is.

@@ -20,10 +20,11 @@ const (
 	DefaultPatience = 4 * time.Second
 )
 
-// How often a member looks at the register while a partition is on its way to it, and how long it waits at first, and at most, before it
+// How often a member looks at the register while a partition is on its way to it, and while a server is overdue; and how long it waits at first, and at most, before it
 // tries again what has failed.
 const (
 	pollEvery  = 10 * time.Millisecond
+	watchEvery = 50 * time.Millisecond
 	firstPause = 10 * time.Millisecond
 	mostPause  = 5 * time.Second
 )
@@ -178,14 +179,17 @@ func (m *Member) Doubt() {
 	}
 }
 
-// run beats, and looks at the register more often while a partition is on its way here or from here, or the map is in doubt. What the map
+// run beats, and looks at the register more often while a partition is on its way here or from here, a server is overdue, or the map is in doubt. What the map
 // does not say of this server although others wait for it, it says at once.
 func (m *Member) run() {
 	next, answered, lost := time.Now().Add(m.cfg.Beat), time.Now(), false
 	for {
 		pause := max(time.Until(next), 0)
-		if m.moving() {
+		switch {
+		case m.moving():
 			pause = min(pause, pollEvery)
+		case m.overdue():
+			pause = min(pause, watchEvery)
 		}
 		if !sleep(m.ctx, min(pause, pollEvery)) {
 			return
@@ -231,6 +235,18 @@ func (m *Member) moving() bool {
 	}
 	for p, next := range now.Next {
 		if next != "" && (next == m.cfg.ID || now.Owner[p] == m.cfg.ID) {
+			return true
+		}
+	}
+	return false
+}
+
+// overdue reports whether another server has not beaten for so long that any of the others may soon take it out, and give what it had to this one.
+func (m *Member) overdue() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for id, b := range m.seen {
+		if id != m.cfg.ID && time.Since(b.since) >= m.cfg.Patience/2 {
 			return true
 		}
 	}

@@ -379,6 +379,40 @@ func TestTheDeadAreReplacedAtOnceByAllOthers(t *testing.T) {
 	})
 }
 
+// TestAllOthersMissADeadServerAtOnce: each of them sees soon that the map has given it what a server had that died, though they beat at different times.
+func TestAllOthersMissADeadServerAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		a := w.start(1, 12)
+		time.Sleep(300 * time.Millisecond)
+		b := w.start(2, 12)
+		time.Sleep(300 * time.Millisecond)
+		c := w.start(3, 12)
+		w.until("it is balanced", func() bool { return w.wrong(map[string]*host{a.id: a, b.id: b, c.id: c}) == "" })
+		var first, last time.Time // guarded by w.mu
+		opened := 0
+		open := func(context.Context, int) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if last = time.Now(); opened == 0 {
+				first = last
+			}
+			opened++
+			return nil
+		}
+		b.onOpen, c.onOpen = open, open
+		a.kill()
+		w.until("the others have all", func() bool { return w.wrong(map[string]*host{b.id: b, c.id: c}) == "" })
+		w.mu.Lock()
+		if late := last.Sub(first); opened != 4 || late > 2*watchEvery {
+			t.Errorf("of %d partitions that a dead server had the last one is opened %v after the first one, want 4, and at most %v", opened, late, 2*watchEvery)
+		}
+		w.mu.Unlock()
+		b.leave()
+		c.leave()
+	})
+}
+
 // TestWhileTheRegisterIsAwayAllStaysAsItIs, and nobody is taken for dead when it comes back.
 func TestWhileTheRegisterIsAwayAllStaysAsItIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
