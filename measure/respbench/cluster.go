@@ -127,7 +127,7 @@ func (c *shared) grow(ctx context.Context, n int) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()
-	return c.until(ctx, "each server has its share", func(owned map[string]int) bool {
+	return c.until(ctx, "each server has its share", seldom, func(owned map[string]int) bool {
 		for _, p := range c.servers {
 			if owned[p.Addr("redis")] != partition.Slots/n {
 				return false
@@ -137,8 +137,15 @@ func (c *shared) grow(ctx context.Context, n int) error {
 	})
 }
 
+// How often is asked whether all slots are served: often where the answer is what is measured, and seldom where clients measure meanwhile, who would wait for
+// the processors that asking takes.
+const (
+	often  = time.Millisecond
+	seldom = 50 * time.Millisecond
+)
+
 // until waits until all slots are served, and is says that the servers, by address, have as many as they should.
-func (c *shared) until(ctx context.Context, what string, is func(owned map[string]int) bool) error {
+func (c *shared) until(ctx context.Context, what string, every time.Duration, is func(owned map[string]int) bool) error {
 	for {
 		owned, err := c.owned(ctx)
 		if err == nil && is(owned) {
@@ -147,7 +154,7 @@ func (c *shared) until(ctx context.Context, what string, is func(owned map[strin
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%s: it is not so: %v, %w", what, owned, errors.Join(err, context.Cause(ctx)))
-		case <-time.After(time.Millisecond):
+		case <-time.After(every):
 		}
 	}
 }
@@ -309,7 +316,7 @@ func (c *shared) moves(ctx context.Context) error {
 		c.servers = append(c.servers, p)
 		ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 		defer cancel()
-		err = c.until(ctx, "a server that joins has its share", func(owned map[string]int) bool {
+		err = c.until(ctx, "a server that joins has its share", seldom, func(owned map[string]int) bool {
 			return owned[p.Addr("redis")] >= partition.Slots/c.scale.partitions*(c.scale.partitions/len(c.servers))
 		})
 		if err != nil {
@@ -375,7 +382,7 @@ func (c *shared) kill(ctx context.Context) error {
 		time.Sleep(time.Millisecond)
 	}
 	known := time.Since(began)
-	if err := c.until(within, "the others answer for all", func(map[string]int) bool { return true }); err != nil {
+	if err := c.until(within, "the others answer for all", often, func(map[string]int) bool { return true }); err != nil {
 		return err
 	}
 	all := time.Since(began)
