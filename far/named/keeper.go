@@ -16,9 +16,10 @@ import (
 // Store is a store.Keeper: copies at places that keep what they lend, and a root in the register of the heap's owner.
 type Store struct {
 	*copies.Store
-	o    *Owner
-	tail []store.Segment // of the log that an earlier owner had, until OpenLog and Begin
-	poor atomic.Bool     // the log has no segment left, and can have none since the places are full
+	o      *Owner
+	tail   []store.Segment // of the log that an earlier owner had, until OpenLog and Begin
+	rooted bool            // it has kept a root
+	poor   atomic.Bool     // the log has no segment left, and can have none since the places are full
 }
 
 var (
@@ -145,7 +146,10 @@ func (s *Store) SetRoot(ctx context.Context, root []byte) error {
 	}
 	defer o.end()
 	// The first root of an owner is that of the owner before, and the second one has names of its own.
-	n := v.roots.Load() + 1
+	n := v.roots.Load()
+	if n == 0 || s.rooted { // else an earlier try to open the heap has kept the first one
+		n++
+	}
 	var old []uint64
 	err := o.change(ctx, holder.MaxValue, func(m *Manifest) error {
 		m.Root, old = root, old[:0]
@@ -160,6 +164,7 @@ func (s *Store) SetRoot(ctx context.Context, root []byte) error {
 	if err != nil {
 		return fmt.Errorf("cannot keep the root: %w", err)
 	}
+	s.rooted = true
 	v.roots.Store(n)
 	for _, number := range old {
 		delete(v.since, number)

@@ -550,6 +550,44 @@ func TestCopiesThatHaveMovedAreFound(t *testing.T) {
 	})
 }
 
+// TestCopiesThatHaveMovedAreFoundAtTheSecondTry to open a heap, of which the first one has kept the root again.
+func TestCopiesThatHaveMovedAreFoundAtTheSecondTry(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		w := newWorld(3)
+		p := w.start(t, named.Config{})
+		p.fill(t, 10)
+		const moved = 7
+		if err := p.o.Moved(t.Context(), moved, func() string { return "segment 7 at node 0/1" }); err != nil {
+			t.Fatal(err)
+		}
+		o, err := named.Own(t.Context(), w.reg, named.Config{Me: "next", Patience: impatient})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.bury()
+		for try := range 3 {
+			st, err := o.Store(copies.Config{Places: []copies.Place{w.places[0].open(), w.places[1].open()}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			root, err := st.Root(t.Context())
+			if err == nil {
+				err = st.SetRoot(t.Context(), root)
+			}
+			if err = errors.Join(err, st.Close()); err != nil {
+				t.Fatal(err)
+			}
+			b, _, _ := w.reg.Read(t.Context())
+			if m, err := named.DecodeManifest(b); err != nil || m.Moved[moved] == "" {
+				t.Fatalf("after try %d to open the heap the manifest does not know any more where a copy has moved: %v, %v", try, m, err)
+			}
+		}
+		if err := o.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestAManifestThatGetsLongWaitsForACheckpoint, which the heap then takes by itself.
 func TestAManifestThatGetsLongWaitsForACheckpoint(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T) {
