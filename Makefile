@@ -68,7 +68,7 @@ TESTFLAGS = -vet=off -ldflags=-w -timeout $(TESTTIMEOUT) -p $(shell expr $$(npro
 # that are not waited for: goleak has seen that there are none.
 .PHONY: race
 race: ## run the tests of every package with the race detector, but for programs
-	GORACE=atexit_sleep_ms=0 $(GO) test -race $(TESTFLAGS) $$(comm -23 <($(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | sort) <($(GO) list $(PROGRAMS) | sort))
+	GORACE=atexit_sleep_ms=0 .ci/race $(GO) test -race $(TESTFLAGS) $$(comm -23 <($(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | sort) <($(GO) list $(PROGRAMS) | sort))
 
 .PHONY: plain
 plain: ## run without the race detector the tests of programs, and of what is built differently then: plain stores, all interleavings
