@@ -46,7 +46,7 @@ func TestMemoryGoesToThePartitionThatUsesIt(t *testing.T) {
 			func(_ int, cmd redis.Cmder) error { return cmd.Err() }); err != nil {
 			t.Fatal(err)
 		}
-		end := time.Now().Add(hang)
+		end := time.Now().Add(3 * hang) // budgets stay as they are while others leave hardly a processor to who is to shrink
 		for has, equal := budget(partition); equal == 0 || has < equal*4/3; has, equal = budget(partition) {
 			if time.Now().After(end) {
 				t.Fatalf("partition %s, which alone is used, has %d bytes of local memory, want far more than its share of %d", partition, has, equal)

@@ -167,7 +167,7 @@ func TestIdleMemoryOfAContainerIsGivenBackBeforeItIsFull(t *testing.T) {
 			failed <- err
 		}
 	})
-	proctest.UntilWithin(t, 4*time.Minute, "more is lent than is left when the other needs its memory", func() bool { return lent() > limit-needs*mib })
+	proctest.UntilWithin(t, 8*time.Minute, "more is lent than is left when the other needs its memory", func() bool { return lent() > limit-needs*mib })
 	other, err := child.Start(child.Command{Path: "/proc/self/exe", Args: []string{enterGroup, g.Procs(), "/proc/self/exe", takeMemory, strconv.Itoa(needs)}})
 	if err != nil {
 		t.Fatal(err)
