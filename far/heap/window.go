@@ -431,7 +431,7 @@ func (h *Heap) widen() {
 func (h *Heap) trimWindow() (some bool) {
 	f := &h.Far
 	most := windowFor(h.Budget.Load(), f.size)
-	if f.pace < slowWrite/2 || !f.busy() && time.Since(f.last) > idleWindow || h.Logs.narrow.Swap(false) {
+	if h.Logs.narrow.Swap(false) || f.pace < slowWrite/2 || !f.busy() && time.Since(f.last) > idleWindow {
 		most = narrow
 	}
 	for f.may > most {

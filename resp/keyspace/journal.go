@@ -272,9 +272,6 @@ func (j *journal) measure() {
 
 // pace is how long a command that writes n bytes has to wait before it runs, and at most so long.
 func (j *journal) pace(n int, most time.Duration) time.Duration {
-	if !j.long.Load() { // fast path
-		return 0
-	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	now := time.Now()

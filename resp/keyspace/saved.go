@@ -85,14 +85,11 @@ func (sp *Space) Refuses(write bool) error {
 	return sp.journal.refuses(write)
 }
 
-// Pace is how long a command that writes n bytes is to wait before it runs, without locks, if checkpoints do not keep up with the journal: at most half
-// of Config.OpTimeout.
-func (sp *Space) Pace(n int) time.Duration {
-	if sp.journal == nil {
-		return 0
-	}
-	return sp.journal.pace(n, sp.cfg.OpTimeout/2)
-}
+// Slows reports whether commands that write are to wait as long as Pace says, since checkpoints do not keep up with the journal.
+func (sp *Space) Slows() bool { return sp.journal != nil && sp.journal.long.Load() }
+
+// Pace is how long a command that writes n bytes is to wait before it runs, without locks, if Slows: at most half of Config.OpTimeout.
+func (sp *Space) Pace(n int) time.Duration { return sp.journal.pace(n, sp.cfg.OpTimeout/2) }
 
 // Lacks is why what the space has is not all there.
 func (sp *Space) Lacks() error {
