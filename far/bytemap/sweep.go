@@ -12,9 +12,8 @@ import (
 )
 
 const (
-	// A look takes in so many buckets of the index, and reads so many
-	// headers of far entries. If more than a quarter of the entries with an
-	// expiry have expired, the next look follows at once.
+	// A look takes in so many buckets of the index, and reads so many headers of far entries. If more
+	// than a quarter of the entries with an expiry have expired, the next look follows at once.
 	sweepBuckets = 1024
 	sweepHeads   = 64
 )
@@ -36,13 +35,7 @@ func (sw *sweeper) sweep(h *Maps) bool {
 	if len(maps) == 0 {
 		return false
 	}
-	if sw.m >= len(maps) {
-		sw.m, sw.shard, sw.bucket = 0, 0, 0
-	}
-	for range maps {
-		if len(maps[sw.m].shards()) > 0 {
-			break
-		}
+	for n := 0; n < len(maps) && (sw.m >= len(maps) || len(maps[sw.m].shards()) == 0); n++ {
 		sw.m, sw.shard, sw.bucket = (sw.m+1)%len(maps), 0, 0
 	}
 	m := maps[sw.m]
@@ -103,7 +96,7 @@ func (sw *sweeper) sweep(h *Maps) bool {
 			}
 		}
 	})
-	return seen > 0 && 4*expired > seen
+	return 4*expired > seen
 }
 
 // sweepLeaf boards what may have expired of the next leaf of sh, which it returns if there is one.
@@ -121,8 +114,12 @@ func (sw *sweeper) sweepLeaf(m *Map, sh *shard, b *heap.Batch) (leaf scannedLeaf
 		sh.mu.Unlock()
 		leaves, errs := h.readLeaves(h.core.Ctx, reads[:])
 		sh.mu.Lock()
-		if errs[0] != nil || !sh.hasLeaves() || sw.leaf >= sh.cold.Len() || sh.cold.At(sw.leaf).Addr() != ref.Addr() {
+		if errs[0] != nil || !sh.hasLeaves() || sw.leaf >= sh.cold.Len() {
 			continue // another time
+		}
+		if sh.cold.At(sw.leaf).Addr() != ref.Addr() {
+			sw.leaf-- // it has been replaced: once more
+			continue
 		}
 		leaf = scannedLeaf{ref.Addr(), reads[0].Seg, leaves[0]}
 		for lo, hi := sh.cold.Range(sw.leaf); sw.slot < leaf.leaf.Len() && b.Len() < sweepHeads; sw.slot++ {
@@ -147,14 +144,17 @@ func (m *Map) expireFar(f *heap.Flight, leaf scannedLeaf) bool {
 	defer sh.mu.Unlock()
 	if !sh.known(tag) {
 		i := sh.cold.Of(tag)
-		if sh.cold.At(i).Addr() != leaf.addr || m.h.core.Far.Seg(leaf.addr) != leaf.seg || sh.learn(m.h, tag, i, leaf.leaf, 0) != present {
+		if sh.cold.At(i).Addr() != leaf.addr {
+			m.h.sweeper.leaf, m.h.sweeper.slot = i, 0 // it has been replaced: once more
+			return false
+		}
+		if m.h.core.Far.Seg(leaf.addr) != leaf.seg || sh.learn(m.h, tag, i, leaf.leaf, 0) != present {
 			return false
 		}
 	}
 	p := sh.farPlace(tag, &f.Want)
-	if p == index.None {
-		return false
+	if p != index.None {
+		sh.expire(m.h, p, entryOf(f))
 	}
-	sh.expire(m.h, p, entryOf(f))
-	return true
+	return p != index.None
 }
