@@ -348,9 +348,11 @@ func (b *batch) key(i int, page int64) []byte {
 
 // look is WillWrite of the pages from off to end, as far as there is room for their keys. It returns up to where.
 func (b *batch) look(ctx context.Context, off, end int64) int64 {
-	count, page := 0, off/Size
-	for ; page*Size < end && count < MaxRead; page++ {
-		count = b.replace(count, page)
+	kept, last := &b.v.kept, (end+Size-1)/Size
+	count, page := 0, kept.gap(off/Size, last)
+	for ; page < last && count < MaxRead; page = kept.gap(page+1, last) { // of those that are zeros nothing is to be known
+		b.key(count, page)
+		count++
 	}
 	b.replaces(ctx, count)
 	return page * Size
