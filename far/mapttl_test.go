@@ -137,7 +137,7 @@ func TestEntriesThatOnlyLeavesKnowExpire(t *testing.T) {
 		defer closeHeap(t, h)
 		m := newMap(t, h, MapConfig[int, int]{})
 		ctx := t.Context()
-		const n = 200_000 // 2.4 MB of words
+		const n = 100_000 // 1.2 MB of words
 		for i := range n {
 			ttl := 5 * time.Minute
 			if i%2 == 0 {
