@@ -62,6 +62,8 @@ type shared struct {
 	arrived atomic.Bool   // it has had its share since it is in the map
 
 	dividing sync.Mutex // held while the budget is divided; locked before mu
+	looked   int        // how often reads of far entries have been counted since there were enough; under dividing
+	undone   bool       // budgets are not all what the weights say, since one has yet to shrink; under dividing
 
 	mu      sync.Mutex
 	open    map[int]*sharedPart // guarded by mu
@@ -447,15 +449,16 @@ func (s *shared) divideAmong(ctx context.Context, parts []*sharedPart, opening i
 // weight is how much of the budget a partition has beside others. The zero value is that of one that is new.
 type weight struct {
 	log    float64 // its logarithm
-	missed uint64  // reads of far entries, when they were counted last
+	missed uint64  // reads of far entries, when there were enough last
 }
 
 func (w *weight) value() float64 { return math.Exp(w.log) }
 
 const (
 	reweighEvery  = 2 * time.Second
-	reweighWithin = 300 * time.Millisecond // that budgets may take to shrink: a partition that is to be opened waits for as long
-	reweighFrom   = 1000                   // reads of far entries in that time, below which it does not matter who has what
+	reweighWithin = 300 * time.Millisecond // that one waits for budgets to shrink: a partition that is to be opened waits for as long
+	reweighFrom   = 1000                   // reads of far entries, of which budgets follow
+	reweighOver   = 10                     // so many times reweighEvery, in which there are fewer, it does not matter who has what
 	// mostReweigh is how much a weight may change at a time, and leastReweigh what is not worth it: budgets follow the load within
 	// ten seconds or so, and stay as they are when it only wavers.
 	mostReweigh, leastReweigh = 1.25, 1.1
@@ -483,17 +486,24 @@ func (s *shared) reweighOnce() error {
 	s.dividing.Lock()
 	defer s.dividing.Unlock()
 	parts, opening := s.sharing()
+	now, sum := make([]uint64, len(parts)), 0.0
 	missed, local, were := make([]float64, len(parts)), make([]float64, len(parts)), make([]float64, len(parts))
 	for i, part := range parts {
-		n := uint64(0)
 		for _, m := range part.opened.heap.Stats().Maps {
-			n += m.Misses
+			now[i] += m.Misses
 		}
-		missed[i], local[i], were[i] = max(0, float64(n)-float64(part.weigh.missed)), float64(part.opened.heap.Local()), part.weigh.log
-		part.weigh.missed = n
+		missed[i], local[i], were[i] = max(0, float64(now[i])-float64(part.weigh.missed)), float64(part.opened.heap.Local()), part.weigh.log
+		sum += missed[i]
 	}
-	logs := reweighed(missed, local, were)
-	if opening > 0 || slices.Equal(logs, were) {
+	logs := were
+	if s.looked++; sum >= reweighFrom || s.looked >= reweighOver {
+		s.looked = 0
+		for i, part := range parts {
+			part.weigh.missed = now[i]
+		}
+		logs = reweighed(missed, local, were)
+	}
+	if opening > 0 || !s.undone && slices.Equal(logs, were) {
 		return nil
 	}
 	for i, part := range parts {
@@ -502,6 +512,9 @@ func (s *shared) reweighOnce() error {
 	ctx, cancel := context.WithTimeout(context.Background(), reweighWithin)
 	defer cancel()
 	err := s.divideAmong(ctx, slices.Clone(parts), opening)
+	if s.undone = ctx.Err() != nil; s.undone { // who has less goes on shrinking, and next time the others get it
+		return err
+	}
 	if err != nil { // one cannot shrink, by what its indexes take; so that none has less for nothing:
 		for i, part := range parts {
 			part.weigh.log = were[i]
