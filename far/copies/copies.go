@@ -253,6 +253,24 @@ func (s *Store) Places() (names []string) {
 
 // Room is how many segments the places say that they could lend now with all their copies; 0 if that is not known.
 func (s *Store) Room() int {
+	n, _ := s.room()
+	return n
+}
+
+// leastRoom is how many segments there is room for where a late copy still closes one: with less, it is waited for. There would soon be no other
+// segment to go on in, and what the heap keeps for its next checkpoint would be used up by segments in which there is little.
+const leastRoom = 16
+
+// patience is for how long a copy that follows others may be late.
+func (s *Store) patience() time.Duration {
+	if n, known := s.room(); known && n < leastRoom {
+		return max(s.cfg.Late, lateFull)
+	}
+	return s.cfg.Late
+}
+
+// room is Room, and whether it is known.
+func (s *Store) room() (n int, known bool) {
 	var space []int64
 	for _, p := range s.all() {
 		if st := p.state(); st.Usable && !st.Leaving && !st.Idle && !p.Every && !p.silent.Load() && p.State != nil {
@@ -260,10 +278,10 @@ func (s *Store) Room() int {
 		}
 	}
 	if len(space) < s.cfg.Copies {
-		return 0
+		return 0, false
 	}
 	slices.Sort(space)
-	return int(space[len(space)-s.cfg.Copies] / int64(s.SegmentSize()))
+	return int(space[len(space)-s.cfg.Copies] / int64(s.SegmentSize())), true
 }
 
 // forgotten is for how long nobody gets the index of a place that was removed: reads that know it have ended then.

@@ -451,6 +451,30 @@ func TestALateCopySealsTheSegment(t *testing.T) {
 	})
 }
 
+// TestALateCopyIsWaitedForWhereThereIsHardlyRoom for another segment to go on in, but not for long.
+func TestALateCopyIsWaitedForWhereThereIsHardlyRoom(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		a, b := newLender("a", "", 8), newLender("b", "", 8)
+		s, err := copies.Open(copies.Config{Places: []copies.Place{a.place(), b.place()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		g := alloc(t, s)
+		b.stop()
+		time.AfterFunc(5*copies.DefaultLate, b.goOn)
+		if err := g.Write(t.Context(), []byte("both have it"), 0); err != nil {
+			t.Errorf("a write of which one copy is %v late: %v", 5*copies.DefaultLate, err)
+		}
+		b.stop()
+		began := time.Now()
+		if err := g.Write(t.Context(), []byte("one has it"), 100); !errors.Is(err, store.ErrSealed) || time.Since(began) > time.Second {
+			t.Errorf("a write of which one copy does not come: %v after %v, want ErrSealed within a second", err, time.Since(began))
+		}
+		b.goOn()
+	})
+}
+
 // TestWhatWasRepairedIsNotWrittenTo, since what had come late at one copy the new one has not.
 func TestWhatWasRepairedIsNotWrittenTo(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T) {

@@ -54,6 +54,8 @@ const (
 	refusalTime = 5 * time.Second
 	// lateEvery is for how long a copy at such a place may be behind the others.
 	lateEvery = 250 * time.Millisecond
+	// lateFull is for how long one may be where there is hardly room for another segment: see Store.patience.
+	lateFull = 500 * time.Millisecond
 )
 
 // refused takes note that p has no room, or has failed.

@@ -297,7 +297,7 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 		}
 		cs[a.of].place.answered(0)
 		if wrote++; wrote == 1 {
-			late = s.proc.NewTimer(max(s.cfg.Late, s.proc.Since(began)))
+			late = s.proc.NewTimer(max(s.patience(), s.proc.Since(began)))
 			defer late.Stop()
 		}
 	}

@@ -5,6 +5,7 @@ package farlog
 const (
 	cleanAbove = 1.0 / 3
 	cleanFrom  = 4
+	tightShare = 4 // memory is tight if the store has room for less than this share of the segments that there are
 )
 
 // cleanable reports whether the writer may clean s.
@@ -25,20 +26,26 @@ func (f *Log) Sparsest() (best *Segment) {
 // Worst returns the segment whose cleaning yields most for its cost, which is
 // to read what was written and to write what lives; old segments come first,
 // since what lives in a young one may soon be dead. It is nil if far memory is
-// clean enough. It is the writer's.
+// clean enough. Where memory is tight, what was never written counts as dead, too, in segments that ended
+// early, with a checkpoint or since a copy was late. It is the writer's.
 func (f *Log) Worst() (best *Segment) {
 	var live, filled, n int64
 	var most float64
+	tight := f.tight()
 	f.All(func(s *Segment) {
 		if !s.sealed.Load() || s.HasPages() || s.Gone() {
 			return
 		}
 		n++
-		live += s.Live.Load()
-		filled += s.filled.Load()
+		lives, size := s.Live.Load(), s.filled.Load()
+		read := size
+		if tight && size < int64(f.SegSize)/2 {
+			size = int64(f.SegSize)
+		}
+		live += lives
+		filled += size
 		if s.cleanable() {
-			u := float64(s.Live.Load()) / float64(s.filled.Load())
-			if gain := (1 - u) / (1 + u) * float64(f.age.Load()-s.age+1); gain > most {
+			if gain := float64(size-lives) / float64(read+lives) * float64(f.age.Load()-s.age+1); gain > most {
 				best, most = s, gain
 			}
 		}
@@ -47,6 +54,18 @@ func (f *Log) Worst() (best *Segment) {
 		return nil
 	}
 	return best
+}
+
+// tight reports whether the store says that it has little room.
+func (f *Log) tight() bool {
+	r, ok := f.Store.(roomy)
+	if !ok {
+		return false
+	}
+	room := r.Room()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return room > 0 && room*tightShare < f.count
 }
 
 // Dying reports whether there is a segment that waits for pins of it to end.

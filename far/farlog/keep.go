@@ -125,7 +125,7 @@ func (f *Log) Starved() bool {
 func (f *Log) starved() bool {
 	k := &f.keeping
 	n := len(k.waiting)
-	return k.keeper.Wants() || k.needs() || k.wanted || n > 0 && f.scarce.Load() || n > leastWaiting && n > f.count/waitingShare
+	return k.keeper.Wants() || f.Needs() || k.wanted || n > 0 && f.scarce.Load() || n > leastWaiting && n > f.count/waitingShare
 }
 
 const (
@@ -140,7 +140,7 @@ func (f *Log) Reserve(ctx context.Context, n int) error {
 	for atOnce := reserveAtOnce; ; {
 		f.mu.Lock()
 		lacking := n - len(f.keeping.spares)
-		if f.keeping.needs() {
+		if f.Needs() {
 			lacking = 0
 		}
 		f.mu.Unlock()
@@ -238,15 +238,15 @@ func (f *Log) AppendSegments(b []byte) ([]byte, []store.Segment) {
 
 // Commit writes a checkpoint, which refers to segs, and makes it the one that the heap will be opened
 // with. It ends what Hold began, whether it fails or not. It returns the segments that are to be given back,
-// and keeps up to most for the next checkpoint.
-func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segment, most int) (free []store.Segment, err error) {
+// and keeps up to most for the next checkpoint; one less than there were if the keeper needs one, but not less than least.
+func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segment, least, most int) (free []store.Segment, err error) {
 	k := &f.keeping
-	if k.needs() {
-		most = max(0, f.Reserved()-1)
+	if f.Needs() {
+		most = min(most, max(least, f.Reserved()-1))
 	}
 	root := k.root
 	root.Length, root.Sum, root.Parts = uint64(len(checkpoint)), sha256.Sum256(checkpoint), nil
-	var parts, sealed []store.Segment
+	var parts []store.Segment
 	for rest := checkpoint; len(rest) > 0 && err == nil; {
 		var seg store.Segment
 		if seg, err = f.borrowForCheckpoint(ctx); err != nil {
@@ -258,10 +258,9 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 		case err == nil:
 			root.Parts = append(root.Parts, p)
 			rest = rest[p.Length:]
-		case errors.Is(err, store.ErrSealed): // it goes on in another one
-			sealed = append(sealed, seg)
+		case errors.Is(err, store.ErrSealed): // it goes on in another one, which may be had only when this one has been given back
 			parts = parts[:len(parts)-1]
-			err = nil
+			err = f.GiveBack(ctx, seg)
 		}
 	}
 	if err == nil {
@@ -317,14 +316,15 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 			k.kept[s] = true
 		}
 	}
-	return slices.Concat(free, sealed), err
+	return free, err
 }
 
 // A needy keeper may need a segment beside those of the log, and cannot have one since the store is full. Without it nothing is written any more.
 type needy interface{ Needs() bool }
 
-func (k *keeping) needs() bool {
-	n, ok := k.keeper.(needy)
+// Needs reports whether the keeper needs one.
+func (f *Log) Needs() bool {
+	n, ok := f.keeping.keeper.(needy)
 	return ok && n.Needs()
 }
 

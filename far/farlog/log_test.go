@@ -151,3 +151,28 @@ func TestASegmentHasAPositionOfItsOwn(t *testing.T) {
 			s.ID, next.ID, s.Position(), next.Position(), s.Seed, next.Seed)
 	}
 }
+
+// roomyStore says that it has room for so many segments.
+type roomyStore struct {
+	store.Store
+	room int
+}
+
+func (s *roomyStore) Room() int { return s.room }
+
+// TestShortSegmentsAreCleanedWhereMemoryIsTight: those that ended with little in them, all of which lives, take as much as full ones.
+func TestShortSegmentsAreCleanedWhereMemoryIsTight(t *testing.T) {
+	st := &roomyStore{store.NewMemStore(store.MinSegmentSize, 16), 100}
+	f, s, _ := newLog(t, st)
+	for range 7 {
+		s.Seal()
+		s = addSegment(t, f)
+	}
+	if s := f.Worst(); s != nil {
+		t.Errorf("segment %d is to be cleaned, though nothing is dead and there is much room", s.ID)
+	}
+	st.room = 1
+	if f.Worst() == nil {
+		t.Error("no segment is to be cleaned, though there is hardly room, and next to nothing in any of them")
+	}
+}

@@ -277,15 +277,16 @@ func (l *Log) refill(ctx context.Context) error {
 		}
 		l.fresh = append(l.fresh, used{Tail: tailOf(seg), seg: seg})
 	}
-	l.s.poor.Store(have+len(l.fresh) == 0 && errors.Is(err, store.ErrStoreFull))
-	if have+len(l.fresh)+gone == 0 {
+	none := have+len(l.fresh) == 0
+	l.s.poor.Store(none && gone == 0 && errors.Is(err, store.ErrStoreFull))
+	if none && gone == 0 {
 		return err
 	}
 	if err := l.publish(ctx); err != nil {
 		return err
 	}
-	if have+len(l.fresh) == 0 {
-		return err // there may be room now
+	if none {
+		return l.refill(ctx) // of what has been given back
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -553,7 +554,7 @@ func (l *Log) Drop(upTo uint64) {
 	l.mu.Lock()
 	l.dropped = max(l.dropped, upTo)
 	n := 0
-	for n < len(l.used)-1 && l.used[n].last <= upTo { // the last one is written to
+	for n < len(l.used) && l.used[n].last <= upTo && (n < len(l.used)-1 || !l.writing && !l.fits(&l.used[n])) { // the last one is written to
 		n++
 	}
 	l.gone = append(l.gone, l.used[:n]...)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -504,6 +505,85 @@ func TestALogThatLacksASegmentSaysSo(t *testing.T) {
 			if err := seg.Free(t.Context()); err != nil {
 				t.Fatal(err)
 			}
+		}
+		if err := p.log.Close(); err != nil {
+			t.Error(err)
+		}
+		p.close(t)
+		w.check(t)
+	})
+}
+
+// TestAFullLogGoesOnAfterACheckpoint: where the places are full, a log that has used up its segments gives those back that a checkpoint has, the last
+// one, too, and has them again to go on in.
+func TestAFullLogGoesOnAfterACheckpoint(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		w := newWorld(2)
+		p, _ := w.start(t, named.Config{}).openLog(t)
+		var all []store.Segment
+		for {
+			seg, err := p.store.Alloc(t.Context())
+			if errors.Is(err, store.ErrStoreFull) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, seg)
+		}
+		rec := append(binary.LittleEndian.AppendUint64(nil, 0), make([]byte, 15<<10)...)
+		listed := func() (numbers []uint64) {
+			b, _, err := w.reg.Read(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := named.DecodeManifest(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, tail := range m.Tail {
+				numbers = append(numbers, tail.Number)
+			}
+			slices.Sort(numbers)
+			return numbers
+		}
+		kept := make(chan error, 1)
+		number := uint64(0)
+		for stuck := false; !stuck; {
+			var err error
+			if number, err = p.log.Append(rec); err != nil {
+				t.Fatal(err)
+			}
+			go func() { kept <- p.log.Commit(number) }()
+			select {
+			case err := <-kept:
+				if err != nil {
+					t.Fatal(err)
+				}
+			case <-time.After(time.Minute):
+				stuck = true
+			}
+		}
+		if !p.store.Needs() {
+			t.Error("the log has no segment left, and needs none")
+		}
+		full := listed()
+		p.log.Drop(number - 1)
+		select {
+		case err := <-kept:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(time.Minute):
+			t.Error("a minute after a checkpoint that has all before it, a record is not kept")
+			_ = all[0].Free(t.Context())
+			<-kept
+		}
+		time.Sleep(time.Minute)
+		if now := listed(); len(now) == 0 || now[0] <= full[len(full)-1] {
+			t.Errorf("the log has the segments %d, and had %d when it was full: it has kept the last of those, in which there is no room, either", now, full)
+		}
+		for _, seg := range all {
+			_ = seg.Free(t.Context())
 		}
 		if err := p.log.Close(); err != nil {
 			t.Error(err)
