@@ -322,7 +322,7 @@ func (s *Store) Reread(ctx context.Context, op store.ReadOp, good func() bool) b
 		g.condemn(c)
 	}
 	if x := g.spare.Load(); x.has(min(op.Off+len(op.Buf), int(g.end.Load()))) {
-		if read, ok := looks(x.copyOf); read && !ok && g.spare.CompareAndSwap(x, nil) {
+		if read, ok := looks(x.copyOf); read && !ok && g.take(x) {
 			s.counts.vanished.Add(1) // the place has not come to say so yet
 			x.place.giveBackLater(x.seg)
 		}

@@ -157,7 +157,7 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 	var stale *spare
 	if int64(off) < g.end.Load() { // it is written from the front again
 		g.rewound++
-		if x := g.spare.Load(); x != nil && off < x.have && g.spare.CompareAndSwap(x, nil) {
+		if x := g.spare.Load(); x != nil && off < x.have && g.take(x) {
 			stale = x
 		}
 	}
@@ -349,7 +349,7 @@ func (g *segment) Free(ctx context.Context) error {
 	delete(s.segments, g)
 	s.mu.Unlock()
 	if x != nil {
-		x.place.giveBack(x.seg)
+		x.free()
 	}
 	if g.isLost() {
 		return nil

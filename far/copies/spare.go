@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"sync"
 	"time"
 
 	"polder/far/store"
@@ -28,6 +29,47 @@ type spare struct {
 	copyOf
 	may  Vanisher // its segment
 	have int      // bytes of the segment, from its beginning, that it has
+
+	mu     sync.Mutex
+	asking int  // who ask the place that it must stay: it is not given back meanwhile; guarded by mu
+	freed  bool // its segment has been given back, and so is it when nobody asks any more; guarded by mu
+}
+
+// take has x be no spare copy of g's any more, if it is one, and nobody asks its place that it must stay. Then it is the caller's.
+func (g *segment) take(x *spare) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.asking == 0 && g.spare.CompareAndSwap(x, nil)
+}
+
+// ask has x not be given back until asked is called, if it is g's spare copy.
+func (g *segment) ask(x *spare) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if g.spare.Load() != x {
+		return false
+	}
+	x.asking++
+	return true
+}
+
+// asked ends what ask has begun, and reports whether x may be used.
+func (x *spare) asked() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.asking--; x.asking == 0 && x.freed {
+		x.place.giveBackLater(x.seg)
+	}
+	return !x.freed
+}
+
+// free gives x back, which was the spare copy of a segment that is given back.
+func (x *spare) free() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.freed = true; x.asking == 0 {
+		x.place.giveBack(x.seg)
+	}
 }
 
 // has reports whether x has the first end bytes, as far as is known.
@@ -40,13 +82,13 @@ func (g *segment) checkSpare() (wanted bool) {
 	switch {
 	case x == nil:
 	case x.lost() || x.may.Vanished():
-		if g.spare.CompareAndSwap(x, nil) {
+		if g.take(x) {
 			g.store.counts.vanished.Add(1)
 			x.place.giveBackLater(x.seg)
 		}
 		x = nil
 	case !x.place.stays():
-		if g.spare.CompareAndSwap(x, nil) {
+		if g.take(x) {
 			x.place.giveBackLater(x.seg)
 		}
 		x = nil
@@ -92,12 +134,12 @@ func (g *segment) makeSpare(ctx context.Context) bool {
 		return !g.freed && g.rewound == rewound && g.spare.CompareAndSwap(old, x)
 	}
 	if x != nil {
-		if !g.spare.CompareAndSwap(x, nil) { // until it has more nobody else gives it back
+		if !g.take(x) { // until it has more nobody else gives it back
 			return true
 		}
 		more := x
 		if s.copyTo(ctx, g, x.copyOf, copyOf{}, cs, x.have, end) {
-			more = &spare{x.copyOf, x.may, end}
+			more = &spare{copyOf: x.copyOf, may: x.may, have: end}
 		}
 		if !became(nil, more) {
 			x.place.giveBack(x.seg)
@@ -110,7 +152,7 @@ func (g *segment) makeSpare(ctx context.Context) bool {
 	}
 	seg, ok := c.seg.(Vanisher)
 	ok = ok && s.copyTo(ctx, g, c, copyOf{}, cs, 0, end) && seg.MayVanish(ctx) == nil
-	if ok = ok && became(nil, &spare{c, seg, end}); !ok {
+	if ok = ok && became(nil, &spare{copyOf: c, may: seg, have: end}); !ok {
 		c.place.giveBack(c.seg)
 	}
 	return true
@@ -155,7 +197,7 @@ func (s *Store) makeWay(ctx context.Context, p *place) bool {
 	ok := false
 	for _, g := range some[:min(len(some), spareGiveUp)] {
 		x := g.spare.Load()
-		if x == nil || x.place != p || !g.spare.CompareAndSwap(x, nil) {
+		if x == nil || x.place != p || !g.take(x) {
 			continue
 		}
 		p.copies.Add(-1)
@@ -172,15 +214,16 @@ func (s *Store) makeWay(ctx context.Context, p *place) bool {
 // then. It stays g's spare copy, so that it is read meanwhile.
 func (g *segment) confirm(ctx context.Context, end int) (*spare, bool) {
 	x := g.spare.Load()
-	if !x.has(end) || !x.place.usable() || !x.place.stays() {
+	if !x.has(end) || !x.place.usable() || !x.place.stays() || !g.ask(x) {
 		return nil, false
 	}
 	ctx, cancel := g.store.proc.WithTimeout(ctx, repairTimeout)
 	defer cancel()
-	if ok, err := x.may.MustStay(ctx); ok && err == nil {
+	ok, err := x.may.MustStay(ctx)
+	if mine := x.asked(); mine && ok && err == nil {
 		return x, true
 	}
-	if g.spare.CompareAndSwap(x, nil) { // or it has been given back already
+	if g.take(x) { // or it has been given back already
 		g.store.counts.vanished.Add(1)
 		x.place.giveBackLater(x.seg)
 	}

@@ -1,6 +1,7 @@
 package copies_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -212,6 +213,43 @@ func TestASpareCopyTakesThePlaceOfALostOne(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestASpareCopyIsNotGivenBackWhileItIsAskedToStay: its place would be asked for what it may have lent to somebody else by then.
+func TestASpareCopyIsNotGivenBackWhileItIsAskedToStay(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		a, b, c := newLender("a", "", 100), newLender("b", "", 100), newLender("c", "", 100)
+		c.idle = true
+		s, err := copies.Open(copies.Config{Places: []copies.Place{a.place(), b.place(), c.place()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		g := alloc(t, s)
+		if err := g.Write(t.Context(), []byte("something"), 0); err != nil {
+			t.Fatal(err)
+		}
+		for s.Stats().Spares == 0 {
+			time.Sleep(time.Second)
+		}
+		c.setDelay(100 * time.Millisecond)
+		a.kill()
+		b.kill()
+		op := [1]store.ReadOp{{Seg: g, Buf: make([]byte, 9)}}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		s.Read(ctx, op[:]) // which has both be missed, and the third asked
+		cancel()
+		c.setDelay(0) // of what comes later
+		if err := g.Free(t.Context()); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.wrong != nil || len(c.segments) != 0 {
+			t.Errorf("the place of the spare copy was asked wrongly: %v; it has %d segments, want none", c.wrong, len(c.segments))
+		}
+	})
 }
 
 // A segment in which nothing lives is written from the front again, perhaps while a spare copy is being made: what takes the

@@ -68,8 +68,8 @@ var mistakes = []mistake{
 	{seed: 2, name: "who has given the heap up answers", file: "far/named/owner.go", was: "		return o.ctx.Err() == nil\n", is: "		return o.ctx.Err() == nil || BUG\n"},
 
 	// Of lending what is idle.
-	{soon: true, seed: 25, name: "a copy that counts may vanish", file: "far/copies/spare.go", was: "	if ok, err := x.may.MustStay", is: "	if BUG {\n		return x, true\n	}\n	if ok, err := x.may.MustStay"},
-	{name: "spare copies of what is given back stay", file: "far/copies/segment.go", was: "	if x != nil {\n		x.place.giveBack(x.seg)", is: "	if x != nil && !BUG {\n		x.place.giveBack(x.seg)"},
+	{soon: true, seed: 25, name: "a copy that counts may vanish", file: "far/copies/spare.go", was: "	ok, err := x.may.MustStay", is: "	if BUG {\n		x.asked()\n		return x, true\n	}\n	ok, err := x.may.MustStay"},
+	{name: "spare copies of what is given back stay", file: "far/copies/segment.go", was: "	if x != nil {\n		x.free()", is: "	if x != nil && !BUG {\n		x.free()"},
 	{seed: 1, name: "spare copies that vanish are not given back", file: "far/copies/spare.go", was: "			g.store.counts.vanished.Add(1)\n			x.place.giveBackLater(x.seg)\n		}\n		x = nil\n	case !x", is: "			g.store.counts.vanished.Add(1)\n			if !BUG {\n				x.place.giveBackLater(x.seg)\n			}\n		}\n		x = nil\n	case !x"},
 
 	// Of comparing copies.
