@@ -468,7 +468,7 @@ func TestIndexesLeaveRoomForTheNextServer(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	witnesses := startWitnesses(t)
-	far := startNode(t, "128MiB").Addr("verbs") + "," + startNode(t, "128MiB").Addr("verbs") // room for what the log may have of two heaps
+	far := startNode(t, "256MiB").Addr("verbs") + "," + startNode(t, "256MiB").Addr("verbs") // room for what the log may have of two heaps, and for segments that end early
 	for _, size := range []int{8, 64} {
 		args := append(named(far, witnesses, "--durable"), "--heap", fmt.Sprint("of-", size))
 		server := proctest.Start(t, "serve", args...)
