@@ -66,8 +66,7 @@ func (sw *sweeper) sweep(h *Maps) bool {
 		}
 		end := sw.bucket >= len(sh.t.Buckets)
 		if end {
-			// It shrinks another time if the kernel has no memory for both tables.
-			_ = sh.shrink(h)
+			_ = sh.shrink(h) // another time if the kernel has no memory for both tables
 		}
 		sh.mu.Unlock()
 		if end {
@@ -101,18 +100,17 @@ func (sw *sweeper) sweep(h *Maps) bool {
 
 // sweepLeaf boards what may have expired of the next leaf of sh, which it returns if there is one.
 func (sw *sweeper) sweepLeaf(m *Map, sh *shard, b *heap.Batch) (leaf scannedLeaf) {
-	h := m.h
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	for ; sw.dated.Load() && sh.hasLeaves() && sw.leaf < sh.cold.Len(); sw.leaf, sw.slot = sw.leaf+1, 0 {
 		ref := sh.cold.At(sw.leaf)
-		if ref.Addr() == 0 || h.core.Far.Seg(ref.Addr()).Gone() {
+		if ref.Addr() == 0 || m.h.core.Far.Seg(ref.Addr()).Gone() {
 			continue
 		}
 		sw.read = slices.Grow(sw.read[:0], sizeclass.Size(ref.Class()))
-		reads := [1]pagelog.Read{pagelog.NewRead(h.core, ref.Addr(), sw.read[:sizeclass.Size(ref.Class())])}
+		reads := [1]pagelog.Read{pagelog.NewRead(m.h.core, ref.Addr(), sw.read[:sizeclass.Size(ref.Class())])}
 		sh.mu.Unlock()
-		leaves, errs := h.readLeaves(h.core.Ctx, reads[:])
+		leaves, errs := m.h.readLeaves(m.h.core.Ctx, reads[:])
 		sh.mu.Lock()
 		if errs[0] != nil || !sh.hasLeaves() || sw.leaf >= sh.cold.Len() {
 			continue // another time
@@ -124,7 +122,7 @@ func (sw *sweeper) sweepLeaf(m *Map, sh *shard, b *heap.Batch) (leaf scannedLeaf
 		leaf = scannedLeaf{ref.Addr(), reads[0].Seg, leaves[0]}
 		for lo, hi := sh.cold.Range(sw.leaf); sw.slot < leaf.leaf.Len() && b.Len() < sweepHeads; sw.slot++ {
 			s := leaf.leaf.At(sw.slot)
-			if w, tag := s.Word, uint64(s.Tag); w&index.TTL != 0 && !w.IsLost() && lo <= tag && tag < hi && !sh.known(s.Tag) && !h.core.Far.Seg(w.Addr()).Gone() {
+			if w, tag := s.Word, uint64(s.Tag); w&index.TTL != 0 && !w.IsLost() && lo <= tag && tag < hi && !sh.known(s.Tag) && !m.h.core.Far.Seg(w.Addr()).Gone() {
 				_, _, _ = m.boardWord(b, 0, sh, s.Tag, &w, heap.UseHead, sw.klen)
 			}
 		}
@@ -145,7 +143,9 @@ func (m *Map) expireFar(f *heap.Flight, leaf scannedLeaf) bool {
 	if !sh.known(tag) {
 		i := sh.cold.Of(tag)
 		if sh.cold.At(i).Addr() != leaf.addr {
-			m.h.sweeper.leaf, m.h.sweeper.slot = i, 0 // it has been replaced: once more
+			if sw := &m.h.sweeper; leaf.seg != nil && sh == m.at(sw.shard) && i <= sw.leaf {
+				sw.leaf, sw.slot = i, 0 // it has been replaced: once more
+			}
 			return false
 		}
 		if m.h.core.Far.Seg(leaf.addr) != leaf.seg || sh.learn(m.h, tag, i, leaf.leaf, 0) != present {

@@ -247,6 +247,7 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 	root := k.root
 	root.Length, root.Sum, root.Parts = uint64(len(checkpoint)), sha256.Sum256(checkpoint), nil
 	var parts []store.Segment
+	sealed := 0
 	for rest := checkpoint; len(rest) > 0 && err == nil; {
 		var seg store.Segment
 		if seg, err = f.borrowForCheckpoint(ctx); err != nil {
@@ -260,7 +261,10 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 			rest = rest[p.Length:]
 		case errors.Is(err, store.ErrSealed): // it goes on in another one, which may be had only when this one has been given back
 			parts = parts[:len(parts)-1]
-			err = f.GiveBack(ctx, seg)
+			if err = f.GiveBack(ctx, seg); sealed == mostSealed {
+				err = fmt.Errorf("copies were late, of %d segments one after the other", sealed+1)
+			}
+			sealed++
 		}
 	}
 	if err == nil {
@@ -343,6 +347,9 @@ func (f *Log) borrowForCheckpoint(ctx context.Context) (store.Segment, error) {
 	}
 	return s, err
 }
+
+// mostSealed is how many segments in which a copy was late a checkpoint tries to do without.
+const mostSealed = 32
 
 // mostOfCheckpoint is the longest body of a checkpoint's record.
 const mostOfCheckpoint = 256 << 10
