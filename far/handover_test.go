@@ -18,7 +18,7 @@ type roomyKeeper struct {
 	failed atomic.Int64 // how often it still fails to lend
 }
 
-func (k *roomyKeeper) Room() int { return k.room }
+func (k *roomyKeeper) Room() (int, bool) { return k.room, true }
 
 var errNotNow = errors.New("not now")
 

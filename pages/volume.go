@@ -132,7 +132,10 @@ func (v *Volume) WillWrite(ctx context.Context, numbers []int64) {
 	defer v.batches.Put(b)
 	count := 0
 	for _, page := range numbers {
-		count = b.replace(count, page)
+		if v.kept.has(page) {
+			b.key(count, page)
+			count++
+		}
 	}
 	b.replaces(ctx, count)
 }
@@ -356,15 +359,6 @@ func (b *batch) look(ctx context.Context, off, end int64) int64 {
 	}
 	b.replaces(ctx, count)
 	return page * Size
-}
-
-// replace has page be one of those that are about to be written, or discarded. Count is how many keys the batch has.
-func (b *batch) replace(count int, page int64) int {
-	if !b.v.kept.has(page) {
-		return count
-	}
-	b.key(count, page)
-	return count + 1
 }
 
 // replaces reads what has to be known of so many pages that are about to be replaced. For one alone the write does.

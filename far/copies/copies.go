@@ -78,7 +78,8 @@ type Config struct {
 	// Min is how many there must be for a write to count, by default 1: while places do not answer, the
 	// store goes on with fewer than Copies, and makes up for that later.
 	Min int
-	// Late is for how long a copy may be behind the first one, by default DefaultLate.
+	// Late is for how long a copy may be behind the first one, by default DefaultLate; half a second at
+	// least where places have hardly room for another segment.
 	Late time.Duration
 	// RepairAfter is how long a place may be of no use until its copies count as lost, by default
 	// DefaultRepairAfter.
@@ -251,26 +252,20 @@ func (s *Store) Places() (names []string) {
 	return names
 }
 
-// Room is how many segments the places say that they could lend now with all their copies; 0 if that is not known.
-func (s *Store) Room() int {
-	n, _ := s.room()
-	return n
-}
-
 // leastRoom is how many segments there is room for where a late copy still closes one: with less, it is waited for. There would soon be no other
 // segment to go on in, and what the heap keeps for its next checkpoint would be used up by segments in which there is little.
 const leastRoom = 16
 
 // patience is for how long a copy that follows others may be late.
 func (s *Store) patience() time.Duration {
-	if n, known := s.room(); known && n < leastRoom {
+	if n, known := s.Room(); known && n < leastRoom {
 		return max(s.cfg.Late, lateFull)
 	}
 	return s.cfg.Late
 }
 
-// room is Room, and whether it is known.
-func (s *Store) room() (n int, known bool) {
+// Room is how many segments the places say that they could lend now with all their copies, if that is known.
+func (s *Store) Room() (n int, known bool) {
 	var space []int64
 	for _, p := range s.all() {
 		if st := p.state(); st.Usable && !st.Leaving && !st.Idle && !p.Every && !p.silent.Load() && p.State != nil {

@@ -6,7 +6,8 @@
 // Every segment has Config.Copies copies, at places of different zones as long as there are so many. A write counts
 // when all copies have it. A copy that is late closes the segment: the write fails with store.ErrSealed, and the heap
 // goes on in another segment at once, at places that answer; where those have hardly room for one, a late copy is
-// waited for a little longer. All copies of a closed segment have what was acknowledged in it, the late one included, so a place that has been stopped and goes on has lost nothing.
+// waited for a little longer. All copies of a closed segment have what was acknowledged in it, the late one included,
+// so a place that has been stopped and goes on has lost nothing.
 //
 // Reads go to the copy that has answered fastest, and to another one as well when the first is late. Those
 // second reads are bounded by a budget, unless a place does not answer at all.

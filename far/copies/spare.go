@@ -24,7 +24,7 @@ type Vanisher interface {
 }
 
 // A spare is a copy of a segment beside those that count, at a place that may drop it at any time, and was told
-// that it may. It does not change.
+// that it may. What it is a copy of, and how far, does not change.
 type spare struct {
 	copyOf
 	may  Vanisher // its segment

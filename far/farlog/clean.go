@@ -56,13 +56,9 @@ func (f *Log) Worst() (best *Segment) {
 	return best
 }
 
-// tight reports whether the store says that it has little room.
+// tight reports whether the store has little room, but some: what is cleaned needs it first.
 func (f *Log) tight() bool {
-	r, ok := f.Store.(roomy)
-	if !ok {
-		return false
-	}
-	room := r.Room()
+	room, _ := f.room()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return room > 0 && room*tightShare < f.count

@@ -176,16 +176,24 @@ func (f *Log) Reserve(ctx context.Context, n int) error {
 // reserveAtOnce is how many segments are borrowed at a time for a reserve: a heap that is opened waits for them.
 const reserveAtOnce = 4
 
-// A roomy store says how many segments it could lend now, as far as it knows. Others may be faster.
-type roomy interface{ Room() int }
+// A roomy store says how many segments it could lend now, if it knows. Others may be faster.
+type roomy interface{ Room() (n int, known bool) }
+
+// room is what the store says.
+func (f *Log) room() (n int, known bool) {
+	if r, ok := f.Store.(roomy); ok {
+		return r.Room()
+	}
+	return 0, false
+}
 
 // plenty is how many times a reserve must fit into a store that has plenty of room.
 const plenty = 16
 
 // Plenty reports whether the store has so much room that a reserve of n segments can be had later as well as now.
 func (f *Log) Plenty(n int) bool {
-	r, ok := f.Store.(roomy)
-	return ok && r.Room() >= plenty*n
+	room, _ := f.room()
+	return room >= plenty*n
 }
 
 // TakeReserved returns a segment of the reserve, nil if there are no more than are to be left.
@@ -246,11 +254,17 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 	}
 	root := k.root
 	root.Length, root.Sum, root.Parts = uint64(len(checkpoint)), sha256.Sum256(checkpoint), nil
-	var parts []store.Segment
-	sealed := 0
+	var parts, sealed []store.Segment
+	again := mostAgain
 	for rest := checkpoint; len(rest) > 0 && err == nil; {
 		var seg store.Segment
-		if seg, err = f.borrowForCheckpoint(ctx); err != nil {
+		if seg, err = f.borrowForCheckpoint(ctx); len(sealed) > 0 && again > 0 && errors.Is(err, store.ErrStoreFull) {
+			for _, s := range sealed { // they may be all the room that there is
+				_ = f.GiveBack(ctx, s) // or PayBack does
+			}
+			sealed, again, err = nil, again-1, nil
+			continue
+		} else if err != nil {
 			break
 		}
 		parts = append(parts, seg)
@@ -259,12 +273,10 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 		case err == nil:
 			root.Parts = append(root.Parts, p)
 			rest = rest[p.Length:]
-		case errors.Is(err, store.ErrSealed): // it goes on in another one, which may be had only when this one has been given back
+		case errors.Is(err, store.ErrSealed): // it goes on in another one
+			sealed = append(sealed, seg)
 			parts = parts[:len(parts)-1]
-			if err = f.GiveBack(ctx, seg); sealed == mostSealed {
-				err = fmt.Errorf("copies were late, of %d segments one after the other", sealed+1)
-			}
-			sealed++
+			err = nil
 		}
 	}
 	if err == nil {
@@ -320,7 +332,7 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 			k.kept[s] = true
 		}
 	}
-	return free, err
+	return slices.Concat(free, sealed), err
 }
 
 // A needy keeper may need a segment beside those of the log, and cannot have one since the store is full. Without it nothing is written any more.
@@ -348,8 +360,8 @@ func (f *Log) borrowForCheckpoint(ctx context.Context) (store.Segment, error) {
 	return s, err
 }
 
-// mostSealed is how many segments in which a copy was late a checkpoint tries to do without.
-const mostSealed = 32
+// mostAgain is how often a checkpoint in a full store gives back segments that late copies have closed, to go on in others.
+const mostAgain = 16
 
 // mostOfCheckpoint is the longest body of a checkpoint's record.
 const mostOfCheckpoint = 256 << 10

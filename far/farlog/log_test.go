@@ -158,7 +158,7 @@ type roomyStore struct {
 	room int
 }
 
-func (s *roomyStore) Room() int { return s.room }
+func (s *roomyStore) Room() (int, bool) { return s.room, true }
 
 // TestShortSegmentsAreCleanedWhereMemoryIsTight: those that ended with little in them, all of which lives, take as much as full ones.
 func TestShortSegmentsAreCleanedWhereMemoryIsTight(t *testing.T) {

@@ -27,7 +27,10 @@ func Restore(ctx context.Context, keeper store.Keeper, root *record.Root, checkp
 	}
 	// The parts of the new checkpoint take positions that no segment of the heap has, as those of the old one did.
 	f.age.Store(age)
-	_, err = f.Commit(ctx, b, segs, 0, 0) // nothing has waited for it
+	free, err := f.Commit(ctx, b, segs, 0, 0)
+	for _, s := range free { // parts that could not be written to; who opens the heap gives back what is left
+		_ = s.Free(ctx)
+	}
 	return err
 }
 

@@ -86,7 +86,8 @@ func (h *Heap) GiveBack() error {
 
 // Commit is farlog.Log.Commit, and gives back what has waited for the checkpoint.
 func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []store.Segment) error {
-	free, err := h.Far.Commit(ctx, checkpoint, segs, h.slack(h.indexReserve())+1, h.checkpointReserve())
+	least := h.slack(h.indexReserve()) + 1 // with which far memory can be cleaned, see openSpare, and the next checkpoint be taken
+	free, err := h.Far.Commit(ctx, checkpoint, segs, least, h.checkpointReserve())
 	for _, s := range free {
 		h.free(func() error { return h.Far.GiveBack(ctx, s) })
 	}

@@ -454,22 +454,27 @@ func FuzzScanLog(f *testing.F) {
 	})
 }
 
+// takeAll borrows all that the places have left.
+func (p *process) takeAll(t *testing.T) (all []store.Segment) {
+	t.Helper()
+	for {
+		seg, err := p.store.Alloc(t.Context())
+		if errors.Is(err, store.ErrStoreFull) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, seg)
+	}
+}
+
 // TestALogThatLacksASegmentSaysSo: where the places are full, and what the log has is used up, the heap is told that it needs a segment of what is kept
 // for the next checkpoint, and is not any more when there is one.
 func TestALogThatLacksASegmentSaysSo(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T) {
 		w := newWorld(2)
 		p, _ := w.start(t, named.Config{}).openLog(t)
-		var all []store.Segment
-		for {
-			seg, err := p.store.Alloc(t.Context())
-			if errors.Is(err, store.ErrStoreFull) {
-				break
-			} else if err != nil {
-				t.Fatal(err)
-			}
-			all = append(all, seg)
-		}
+		all := p.takeAll(t)
 		if p.store.Needs() {
 			t.Error("a log with spare segments needs one")
 		}
@@ -520,16 +525,7 @@ func TestAFullLogGoesOnAfterACheckpoint(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T) {
 		w := newWorld(2)
 		p, _ := w.start(t, named.Config{}).openLog(t)
-		var all []store.Segment
-		for {
-			seg, err := p.store.Alloc(t.Context())
-			if errors.Is(err, store.ErrStoreFull) {
-				break
-			} else if err != nil {
-				t.Fatal(err)
-			}
-			all = append(all, seg)
-		}
+		all := p.takeAll(t)
 		rec := append(binary.LittleEndian.AppendUint64(nil, 0), make([]byte, 15<<10)...)
 		listed := func() (numbers []uint64) {
 			b, _, err := w.reg.Read(t.Context())
@@ -577,13 +573,16 @@ func TestAFullLogGoesOnAfterACheckpoint(t *testing.T) {
 			t.Error("a minute after a checkpoint that has all before it, a record is not kept")
 			_ = all[0].Free(t.Context())
 			<-kept
+			all = all[1:]
 		}
 		time.Sleep(time.Minute)
 		if now := listed(); len(now) == 0 || now[0] <= full[len(full)-1] {
 			t.Errorf("the log has the segments %d, and had %d when it was full: it has kept the last of those, in which there is no room, either", now, full)
 		}
 		for _, seg := range all {
-			_ = seg.Free(t.Context())
+			if err := seg.Free(t.Context()); err != nil {
+				t.Error(err)
+			}
 		}
 		if err := p.log.Close(); err != nil {
 			t.Error(err)

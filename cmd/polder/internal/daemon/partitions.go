@@ -457,8 +457,8 @@ func (w *weight) value() float64 { return math.Exp(w.log) }
 const (
 	reweighEvery  = 2 * time.Second
 	reweighWithin = 300 * time.Millisecond // that one waits for budgets to shrink: a partition that is to be opened waits for as long
-	reweighFrom   = 1000                   // reads of far entries, of which budgets follow
-	reweighOver   = 10                     // so many times reweighEvery, in which there are fewer, it does not matter who has what
+	reweighFrom   = 1000                   // reads of far entries: fewer say nothing yet, and are added to the next
+	reweighOver   = 10                     // for so many times reweighEvery: if there are fewer by then, it does not matter who has what
 	// mostReweigh is how much a weight may change at a time, and leastReweigh what is not worth it: budgets follow the load within
 	// ten seconds or so, and stay as they are when it only wavers.
 	mostReweigh, leastReweigh = 1.25, 1.1
