@@ -176,3 +176,85 @@ func TestShortSegmentsAreCleanedWhereMemoryIsTight(t *testing.T) {
 		t.Error("no segment is to be cleaned, though there is hardly room, and next to nothing in any of them")
 	}
 }
+
+// lateKeeper keeps a root, and may need a segment. Of its segments the next ones take nothing, since a copy is late.
+type lateKeeper struct {
+	store.Keeper
+	mem   *store.MemStore
+	late  int
+	needs bool
+}
+
+func (k *lateKeeper) SegmentSize() int                      { return k.mem.SegmentSize() }
+func (k *lateKeeper) SetRoot(context.Context, []byte) error { return nil }
+func (k *lateKeeper) Wants() bool                           { return false }
+func (k *lateKeeper) Needs() bool                           { return k.needs }
+func (k *lateKeeper) Alloc(ctx context.Context) (store.Segment, error) {
+	seg, err := k.mem.Alloc(ctx)
+	return &lateSegment{seg, k}, err
+}
+
+type lateSegment struct {
+	store.Segment
+	k *lateKeeper
+}
+
+func (s *lateSegment) Write(ctx context.Context, p []byte, off int) error {
+	if s.k.late > 0 {
+		s.k.late--
+		return store.ErrSealed
+	}
+	return s.Segment.Write(ctx, p, off)
+}
+
+// newKept makes a log that is kept, in a store with so many segments.
+func newKept(segments int) (*Log, *lateKeeper) {
+	k := &lateKeeper{mem: store.NewMemStore(store.MinSegmentSize, segments)}
+	f := new(Log)
+	f.Init(k, func() {})
+	f.keeping.keeper, f.keeping.due = k, make(chan struct{}, 1)
+	return f, k
+}
+
+// TestACheckpointGoesOnBehindLateCopies, in a full store, too, where what they have closed is all the room that there is; but not for ever.
+func TestACheckpointGoesOnBehindLateCopies(t *testing.T) {
+	for _, c := range []struct {
+		segments, late int
+		fails          bool
+	}{{8, 3, false}, {1, 3, false}, {1, 1000, true}} {
+		f, k := newKept(c.segments)
+		k.late = c.late
+		free, err := f.Commit(t.Context(), make([]byte, 100), nil, 0, 8)
+		if (err != nil) != c.fails || c.fails && !errors.Is(err, store.ErrStoreFull) {
+			t.Errorf("%+v: the checkpoint: %v", c, err)
+		}
+		for _, s := range free {
+			if err := s.Free(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := k.mem.Lent(); n != len(f.keeping.parts) {
+			t.Errorf("%+v: %d segments are lent, want %d, which the checkpoint is in", c, n, len(f.keeping.parts))
+		}
+	}
+}
+
+// TestAKeeperLeavesTheLeastForTheNextCheckpoint, however often it needs a segment.
+func TestAKeeperLeavesTheLeastForTheNextCheckpoint(t *testing.T) {
+	f, k := newKept(16)
+	if err := f.Reserve(t.Context(), 7); err != nil {
+		t.Fatal(err)
+	}
+	k.needs = true
+	gave := 0
+	for range 10 {
+		free, err := f.Commit(t.Context(), make([]byte, 100), nil, 4, 7)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gave += len(free)
+	}
+	if n := f.Reserved(); n != 4 || gave == 0 {
+		t.Errorf("%d segments are left for the next checkpoint, and %d were given, want 4 and some", n, gave)
+	}
+}
