@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"polder/far"
 	"polder/far/disk"
@@ -17,7 +18,13 @@ import (
 // openKept opens the volume that a directory has.
 func openKept(t *testing.T, dir string, size int64) (*Volume, *far.Heap, func()) {
 	t.Helper()
-	s, err := disk.Open(disk.Config{Dir: dir})
+	return openOn(t, disk.Config{Dir: dir}, size)
+}
+
+// openOn is openKept of what is on a disk.
+func openOn(t *testing.T, cfg disk.Config, size int64) (*Volume, *far.Heap, func()) {
+	t.Helper()
+	s, err := disk.Open(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,4 +252,30 @@ func FuzzState(f *testing.F) {
 			_ = v.load(s)
 		}
 	})
+}
+
+// TestDiscardingMakesRoomInAFullStore, of whose segments not much is dead then: pages count as more than they take.
+func TestDiscardingMakesRoomInAFullStore(t *testing.T) {
+	v, _, closeAll := openOn(t, disk.Config{Dir: t.TempDir(), SegmentSize: 128 << 10, Size: 24 << 20}, 64<<20)
+	defer closeAll()
+	page := make([]byte, Size)
+	rand.NewChaCha8([32]byte{1}).Read(page)
+	n, err := int64(0), error(nil)
+	for ; err == nil; n++ {
+		err = v.Write(t.Context(), page, n*Size)
+	}
+	if !errors.Is(err, far.ErrStoreFull) {
+		t.Fatalf("writing more than there is room for: %v", err)
+	}
+	for i := int64(0); i < n; i += 8 {
+		if err := v.Discard(t.Context(), i*Size, Size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(time.Second) // those who have found the store full do not look again before
+	for i := int64(0); i < n*3/4; i += 8 {
+		if err := v.Write(t.Context(), page, i*Size); err != nil {
+			t.Fatalf("writing page %d of %d after an eighth was discarded: %v", i, n, err)
+		}
+	}
 }

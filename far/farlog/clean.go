@@ -13,6 +13,11 @@ func (s *Segment) cleanable() bool {
 	return s.sealed.Load() && !s.Broken && s.Writes == 0 && !s.HasPages() && s.Live.Load() > 0 && !s.Gone()
 }
 
+// Yields reports whether at least such a part of s is dead, or was never written. Records count in whole classes, which may come to more than a segment.
+func (s *Segment) Yields(part float64) bool {
+	return float64(s.Live.Load()) <= (1-part)*float64(max(s.filled.Load(), int64(s.log.SegSize)))
+}
+
 // Sparsest returns the segment to be cleaned with the fewest live bytes, or nil. It is the writer's.
 func (f *Log) Sparsest() (best *Segment) {
 	f.All(func(s *Segment) {

@@ -75,7 +75,7 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 	full := f.open == nil
 	for range tries {
 		s := f.Sparsest()
-		if s == nil || float64(s.Live.Load()) > (1-worth)*float64(f.SegSize) {
+		if s == nil || !s.Yields(worth) {
 			return false
 		}
 		if err := h.learnAll(s); err != nil {
