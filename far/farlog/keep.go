@@ -312,6 +312,10 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 				k.waiting = append(k.waiting, s)
 			case k.hasPinned(s):
 				f.keepPinned(s)
+			case len(k.spares) < min(least, most):
+				k.spares = append(k.spares, s)
+			case f.scarce.Load() && len(f.paged) < f.pageSpares: // or nothing could be settled until the store has room
+				f.paged = append(f.paged, s)
 			case len(k.spares) < most:
 				k.spares = append(k.spares, s)
 			default:

@@ -202,9 +202,9 @@ const cleaningPages = 2
 func (f *Log) BorrowForPages(ctx context.Context, cleaning bool) (store.Segment, error) {
 	ctx, cancel := context.WithTimeout(ctx, store.Timeout)
 	defer cancel()
-	for {
+	for full := false; ; {
 		f.mu.Lock()
-		may := !f.scarce.Load() && f.lent == 0 && len(f.spare) >= f.spares() || f.count == 0
+		may := !full && (!f.scarce.Load() && f.lent == 0 && len(f.spare) >= f.spares() || f.count == 0)
 		n, least := len(f.paged), 0
 		if !cleaning {
 			least = min(cleaningPages, f.pageSpares)
@@ -224,6 +224,7 @@ func (f *Log) BorrowForPages(ctx context.Context, cleaning bool) (store.Segment,
 			var err error
 			if s, err = f.Store.Alloc(ctx); f.full(err) {
 				f.scarce.Store(true)
+				full = true
 				continue
 			} else if err != nil {
 				return nil, fmt.Errorf("cannot borrow far memory for indexes: %w", err)

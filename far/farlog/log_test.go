@@ -258,3 +258,39 @@ func TestAKeeperLeavesTheLeastForTheNextCheckpoint(t *testing.T) {
 		t.Errorf("%d segments are left for the next checkpoint, and %d were given, want 4 and some", n, gave)
 	}
 }
+
+// TestSegmentsForPagesComeBackWithACheckpoint, since where the store is full there are no others: without them nothing could be settled any more.
+func TestSegmentsForPagesComeBackWithACheckpoint(t *testing.T) {
+	f, k := newKept(16)
+	f.KeepForPages(2)
+	borrowed := func() (segs []store.Segment) {
+		for {
+			s, err := f.BorrowForPages(t.Context(), true)
+			if errors.Is(err, store.ErrStoreFull) {
+				return segs
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			segs = append(segs, s)
+		}
+	}
+	if err := f.Reserve(t.Context(), 4); err != nil {
+		t.Fatal(err)
+	}
+	pages := borrowed() // a heap that has nothing else takes what there is
+	if len(pages) != 12 || k.mem.Lent() != 16 {
+		t.Fatalf("%d segments for pages, %d are lent, want 12, and all 16", len(pages), k.mem.Lent())
+	}
+	f.count = len(pages)
+	f.keeping.waiting = pages // they have died
+	if _, err := f.Commit(t.Context(), make([]byte, 100), nil, 5, 7); err != nil {
+		t.Fatal(err)
+	}
+	if n := f.Reserved(); n < 5 {
+		t.Errorf("%d segments are left for the next checkpoint, want 5 before any is for pages", n)
+	}
+	if again := borrowed(); len(again) != 2 {
+		t.Errorf("%d segments are for pages after the checkpoint, want 2", len(again))
+	}
+}
