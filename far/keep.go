@@ -124,13 +124,17 @@ type State struct {
 
 // KeepState has each checkpoint keep what state returns, which is called right before: what is in maps, and in objects that are kept, has to agree
 // with it until Thaw is called. It may wait for locks that are held by those who write: so a write that finds the store full waits for no
-// checkpoint from then on, and fails at once.
+// checkpoint from then on, and fails at once: see AwaitRoom.
 func (h *Heap) KeepState(state func() State) {
 	h.checkpoint <- struct{}{}
 	defer func() { <-h.checkpoint }()
 	h.stateOf = state
 	h.core.Blocks.Store(true)
 }
+
+// AwaitRoom waits, if the store is full, for the room that cleaning and a checkpoint make, and reports whether there is some: then a write that has
+// failed with ErrStoreFull may be tried again. The caller has no locks that KeepState's function waits for.
+func (h *Heap) AwaitRoom(ctx context.Context) bool { return h.core.AwaitRoom(ctx) == nil }
 
 // LastCheckpoint is when the last checkpoint was taken, or the heap was opened.
 func (h *Heap) LastCheckpoint() time.Time { return time.Unix(0, h.checkpointed.Load()) }

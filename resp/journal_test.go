@@ -29,6 +29,7 @@ type keptServer struct {
 	dir     string
 	journal keyspace.Journal
 	local   int64
+	size    int64                       // of the disk
 	ready   func(context.Context) error // Config.Ready
 
 	store *disk.Store
@@ -38,7 +39,7 @@ type keptServer struct {
 }
 
 func newKept(t testing.TB, j keyspace.Journal) *keptServer {
-	k := &keptServer{t: t, dir: t.TempDir(), journal: j, local: 8 << 20}
+	k := &keptServer{t: t, dir: t.TempDir(), journal: j, local: 8 << 20, size: 64 << 20}
 	k.open()
 	t.Cleanup(func() { k.abandon() })
 	return k
@@ -48,7 +49,7 @@ func (k *keptServer) tryOpen() error {
 	j := k.journal
 	j.Dir = filepath.Join(k.dir, "journal")
 	var err error
-	if k.store, err = disk.Open(disk.Config{Dir: k.dir, SegmentSize: 128 << 10, Size: 64 << 20}); err != nil {
+	if k.store, err = disk.Open(disk.Config{Dir: k.dir, SegmentSize: 128 << 10, Size: k.size}); err != nil {
 		return err
 	}
 	if k.heap, err = far.Open(context.Background(), k.store, far.Config{Local: k.local}); err != nil {

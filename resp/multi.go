@@ -91,7 +91,7 @@ func cmdExec(s *session, a [][]byte) error {
 			s.tell(q.cmd, q.args)
 		}
 	}
-	if !s.Blocked(err) {
+	if err == nil { // or it may be tried again: see perform
 		s.endMulti()
 	}
 	return err

@@ -1,10 +1,12 @@
 package resp
 
 import (
+	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
 
+	"polder/far"
 	"polder/resp/clientmem"
 	"polder/resp/commands"
 	"polder/resp/feed"
@@ -273,7 +275,8 @@ func (s *session) perform(cmd *table.Command, args [][]byte) bool {
 	err := s.srv.table.run[cmd.ID](s, args)
 	s.End(err)
 	blocked := err != nil && s.Blocked(err)
-	if !blocked && s.srv.monitors.Load() != nil {
+	full := err != nil && s.Space.Kept() && errors.Is(err, far.ErrStoreFull)
+	if !blocked && !full && s.srv.monitors.Load() != nil {
 		s.tell(cmd, args) // under the locks: monitors see changes in the order in which they are made
 	}
 	if !blocked && (s.Locked() || cmd.Flags&(table.Read|table.Write) != 0) {
@@ -286,6 +289,12 @@ func (s *session) perform(cmd *table.Command, args [][]byte) bool {
 		if blocked {
 			s.Tries++
 			return false
+		}
+		if full && s.roomier(args) {
+			return s.perform(cmd, args)
+		}
+		if s.multi && cmd.Name == "exec" {
+			s.endMulti()
 		}
 		s.fail(err)
 	}
@@ -323,6 +332,13 @@ func (s *session) pace(cmd *table.Command, args [][]byte) {
 		case <-s.Context().Done():
 		}
 	}
+}
+
+// roomier waits for room in far memory for a command that has found none, and reports whether it is to be tried again. Others go on meanwhile.
+func (s *session) roomier(args [][]byte) bool {
+	s.Tries++
+	s.waitFor(args)
+	return s.Space.AwaitRoom(s.Context())
 }
 
 // fail appends the reply for an error.

@@ -35,5 +35,5 @@
 // # Files
 //
 // log (the table of segments, and borrowing), segment, giveback (dropping, spare and idle ones), clean (which
-// segment is to be cleaned), keep (checkpoints), pin (of a checkpoint that is copied), mend (what of a damaged copy is right), restore (from a copy), pins (of many segments, for one call).
+// segment is to be cleaned), keep (checkpoints), room (who waits for what they give back), pin (of a checkpoint that is copied), mend (what of a damaged copy is right), restore (from a copy), pins (of many segments, for one call).
 package farlog

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"polder/far/farlog"
 	"polder/far/record"
 	"polder/far/store"
 	"polder/internal/arena"
@@ -57,7 +58,7 @@ type Heap struct {
 	limited   atomic.Bool  // no more may be stored that has no far copy than
 	mostDirty atomic.Int64 // so many bytes: see limitDirty
 	wanted    atomic.Bool  // somebody waits in MayStore, and the evacuator is to look for room
-	room      room
+	room      farlog.Room
 	Blocks    atomic.Bool // those who write may have locks that a checkpoint takes
 
 	calls  *calls.Calls  // in their slow path
@@ -138,7 +139,7 @@ func (h *Heap) Init(st store.Store, cfg Config, sz Sizes, host Host) error {
 	h.entries.h, h.Pass.Ev.h = h, h
 	h.poke = make(chan struct{}, 1)
 	h.backs, h.pauses = make(chan *backing, 1), make(chan *pause, 1)
-	h.room.more = make(chan struct{})
+	h.room.Init()
 	h.calls = calls.New()
 	h.Budget.Store(cfg.Local)
 	h.Ctx, h.Cancel = context.WithCancel(context.Background())

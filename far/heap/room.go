@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
+
+	"polder/far/farlog"
 )
 
 // A store that gets full keeps room for the next checkpoint: only that gives back what the one before refers to.
@@ -89,75 +90,25 @@ func (h *Heap) limitDirty() {
 // Limited reports whether MayStore may wait.
 func (h *Heap) Limited() bool { return h.limited.Load() }
 
-// room is what those know who wait in MayStore.
-type room struct {
-	mu sync.Mutex
-	roomState
-}
-
-type roomState struct {
-	more        chan struct{} // closed and replaced when there may be more
-	checkpoints int64         // that there have been, or have failed
-	fruitless   int           // checkpoints, the last ones, after which nothing could be stored and no more was reserved than before
-	reserved    int           // segments, after the last one
-	last        time.Time     // when that was
-	why         error         // that one failed, or could not be reserved for: other than lack of room, it says nothing of the room that there is
-}
-
-const (
-	// mostDelay is for how long MayStore waits for a checkpoint that is due, as one that cannot be kept is.
-	mostDelay = 5 * time.Second
-	// mostFruitless is after how many checkpoints that have made no room those who wait are refused: what cleaning yields may just be what the
-	// checkpoint takes that knows of it.
-	mostFruitless = 2
-	// fruitlessRest is for how long all are refused then, without a look.
-	fruitlessRest = time.Second
-)
-
-func (r *room) get() roomState {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.roomState
-}
-
-// committed has those who wait look again, after a checkpoint with which so many segments are reserved, and so many bytes may be stored, or which failed.
-func (r *room) committed(reserved int, most int64, why error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.checkpoints++
-	if r.why = why; why == nil || errors.Is(why, ErrStoreFull) {
-		r.fruitless++
-	}
-	if most > 0 || reserved > r.reserved {
-		r.fruitless = 0
-	}
-	r.reserved, r.last = reserved, time.Now()
-	close(r.more)
-	r.more = make(chan struct{})
-}
-
-// refuses reports whether nothing is to be gained by waiting.
-func (r *roomState) refuses() bool {
-	return r.fruitless >= mostFruitless && time.Since(r.last) < fruitlessRest
-}
+// mostDelay is for how long MayStore waits for a checkpoint that is due, as one that cannot be kept is.
+const mostDelay = 5 * time.Second
 
 // MayStore waits while the next checkpoint would have no room for more than is there already: the evacuator cleans, and a checkpoint gives back
-// what has waited for it. It fails with ErrStoreFull when that has made none, or with why there was no checkpoint in time; and at once if a checkpoint may wait for the caller: see Blocks.
-// What dies, or another node, makes room then.
+// what has waited for it. It fails with ErrStoreFull when that has made none, or with why there was no checkpoint in time; and at once if a checkpoint may wait for the caller: see Blocks
+// and AwaitRoom. What dies, or another node, makes room then.
 func (h *Heap) MayStore(ctx context.Context) error {
 	var late <-chan time.Time
 	asked := int64(-1) // after so many checkpoints has the evacuator been asked to look for room
 	for h.limited.Load() && h.Dirty() >= h.mostDirty.Load() {
-		r := h.room.get()
+		r := h.room.Now()
 		switch {
 		case h.isEvacuator():
 			return errEvacuator
-		case r.refuses():
+		case r.Refuses():
 			return errStoreFull
-		case asked != r.checkpoints:
-			asked = r.checkpoints
-			h.wanted.Store(true)
-			h.Logs.Wake() // see cleanForCheckpoint
+		case asked != r.Checkpoints:
+			asked = r.Checkpoints
+			h.wantRoom()
 		}
 		if h.Blocks.Load() {
 			return errStoreFull
@@ -165,20 +116,45 @@ func (h *Heap) MayStore(ctx context.Context) error {
 		if late == nil {
 			late = time.After(mostDelay)
 		}
-		select {
-		case <-r.more:
-		case <-late:
-			if r.why != nil {
-				return fmt.Errorf("cannot make room: %w", r.why)
-			}
-			return errStoreFull
-		case <-ctx.Done():
-			return fmt.Errorf("cannot make room: %w: %w", context.Cause(ctx), ErrStoreFull)
-		case <-h.Ctx.Done():
-			return ErrClosed
+		if err := h.awaitCheckpoint(ctx, &r, late); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// AwaitRoom is for who has found the store full, and has nothing that a checkpoint waits for. It has far memory cleaned and a checkpoint made, and returns
+// when that may have made room: what failed is to be tried again then. It fails as MayStore does.
+func (h *Heap) AwaitRoom(ctx context.Context) error {
+	r := h.room.Now()
+	if r.Refuses() {
+		return errStoreFull
+	}
+	h.wantRoom()
+	return h.awaitCheckpoint(ctx, &r, time.After(mostDelay))
+}
+
+// wantRoom has the evacuator look for room: see cleanForCheckpoint.
+func (h *Heap) wantRoom() {
+	h.wanted.Store(true)
+	h.Logs.Wake()
+}
+
+// awaitCheckpoint waits for the checkpoint after r.
+func (h *Heap) awaitCheckpoint(ctx context.Context, r *farlog.Waiting, late <-chan time.Time) error {
+	select {
+	case <-r.More:
+		return nil
+	case <-late:
+		if r.Why != nil {
+			return fmt.Errorf("cannot make room: %w", r.Why)
+		}
+		return errStoreFull
+	case <-ctx.Done():
+		return fmt.Errorf("cannot make room: %w: %w", context.Cause(ctx), ErrStoreFull)
+	case <-h.Ctx.Done():
+		return ErrClosed
+	}
 }
 
 // cleanForCheckpoint looks for room for those who wait in MayStore: it cleans some far memory, and has a checkpoint made, which gives back what
@@ -188,6 +164,7 @@ func (h *Heap) cleanForCheckpoint() error {
 		return nil
 	}
 	err := h.cleanSparse()
+	h.room.Looked()
 	h.Far.Want()
 	return err
 }
@@ -199,7 +176,7 @@ func (h *Heap) cleanSparse() error {
 	}
 	for tries := 0; tries < mostCleaned && h.Ctx.Err() == nil; tries++ {
 		s := h.Far.Sparsest()
-		if s == nil || float64(s.Live.Load()) > (1-worthCleaning)*float64(h.Far.SegSize) {
+		if s == nil || !s.Yields(worthCleaning) {
 			return nil
 		}
 		if !h.hasRoom(Unit) && !h.openSpare() {
@@ -223,10 +200,15 @@ func (h *Heap) cleanSparse() error {
 // mostCleaned bounds how many segments are cleaned while nothing else is done.
 const mostCleaned = 64
 
-// openSpare makes a spare segment the open one, or one of the reserve that the next checkpoint does not take.
+// openSpare makes a spare segment the open one, or one of the reserve that the next checkpoint does not take. If those before have yielded nothing, that one, which follows at once, has
+// to do with one less: else nobody could clean any more as soon as late copies have used up what is for them.
 func (h *Heap) openSpare() bool {
 	if s := h.Far.TakeSpare(false); s != nil {
 		return h.openWith(s) == nil
 	}
-	return h.lendReserve(h.dirtyReserve())
+	leave := h.dirtyReserve()
+	if h.room.Now().Fruitless > 0 {
+		leave--
+	}
+	return h.lendReserve(leave)
 }

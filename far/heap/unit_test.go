@@ -2,7 +2,6 @@ package heap
 
 import (
 	"errors"
-	"fmt"
 	"testing"
 	"testing/synctest"
 )
@@ -135,30 +134,14 @@ func TestWhoWantsLittleIsNotRefusedWithWhoWantsMuch(t *testing.T) {
 	}
 }
 
-// Who waits for room is refused after checkpoints that have made none, and not after some that failed for other reasons, which say nothing of the room
-// that there is.
-func TestCheckpointsThatFailRefuseNobody(t *testing.T) {
-	for _, c := range []struct {
-		why     error
-		refuses bool
-	}{{nil, true}, {fmt.Errorf("cannot write: %w", ErrStoreFull), true}, {errors.New("too few places answer"), false}} {
-		r := room{roomState: roomState{more: make(chan struct{})}}
-		for range mostFruitless {
-			r.committed(0, 0, c.why)
-		}
-		if s := r.get(); s.refuses() != c.refuses {
-			t.Errorf("after checkpoints that failed with %v somebody is refused: %v", c.why, !c.refuses)
-		}
-	}
-}
-
 // Who has waited for a checkpoint that failed for another reason than lack of room is told that, and not that far memory is full.
 func TestWhoWaitsInVainIsToldWhy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &Heap{Ctx: t.Context()}
-		h.Logs.kick, h.room.more = make(chan struct{}, 1), make(chan struct{})
+		h.Logs.kick = make(chan struct{}, 1)
+		h.room.Init()
 		silent := errors.New("too few places answer")
-		h.room.committed(0, 0, silent)
+		h.room.Committed(0, 0, 0, silent)
 		h.limited.Store(true)
 		if err := h.MayStore(t.Context()); !errors.Is(err, silent) || errors.Is(err, ErrStoreFull) {
 			t.Errorf("got %v, want %v", err, silent)

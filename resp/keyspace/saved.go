@@ -1,6 +1,7 @@
 package keyspace
 
 import (
+	"context"
 	"time"
 
 	"polder/resp/reply"
@@ -90,6 +91,10 @@ func (sp *Space) Slows() bool { return sp.journal != nil && sp.journal.long.Load
 
 // Pace is how long a command that writes n bytes is to wait before it runs, without locks, if Slows: at most half of Config.OpTimeout.
 func (sp *Space) Pace(n int) time.Duration { return sp.journal.pace(n, sp.cfg.OpTimeout/2) }
+
+// AwaitRoom waits, without locks, for room in the far memory of a space that is kept, as far as the next checkpoint makes some, and reports whether a
+// command for which there was none may be tried again.
+func (sp *Space) AwaitRoom(ctx context.Context) bool { return sp.heap.AwaitRoom(ctx) }
 
 // Lacks is why what the space has is not all there.
 func (sp *Space) Lacks() error {
