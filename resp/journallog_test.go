@@ -123,6 +123,16 @@ func TestAServerStartsThoughItsLogBeginsLate(t *testing.T) {
 	if err := k.tryOpen(); !errors.Is(err, far.ErrSuperseded) {
 		t.Errorf("a server whose heap is another's starts: %v", err)
 	}
+	for _, c := range []struct {
+		silent int
+		starts bool
+	}{{3, true}, {1000, false}} { // where far memory is full, checkpoints make room for the log
+		k.abandon()
+		log.silent, log.why = c.silent, far.ErrStoreFull
+		if err := k.tryOpen(); (err == nil) != c.starts || err != nil && !errors.Is(err, far.ErrStoreFull) {
+			t.Errorf("a log that finds no room %d times begins: %v", c.silent, err)
+		}
+	}
 }
 
 // TestALogIsDroppedWhenACheckpointHasIt: what was replayed survives a second crash at once, and after an end in good order there is
@@ -261,5 +271,37 @@ func TestWhoWritesFasterThanCheckpointsIsSlowedDown(t *testing.T) {
 	}
 	if k.srv.stats.waits.Load() == 0 {
 		t.Error("nobody had to wait")
+	}
+}
+
+// TestWhoWritesToAFullDiskWaitsForRoom that a checkpoint makes of what was deleted: until then what the last one has takes it.
+func TestWhoWritesToAFullDiskWaitsForRoom(t *testing.T) {
+	k := newKept(t, keyspace.Journal{Durable: true})
+	k.abandon()
+	k.dir, k.size, k.local = t.TempDir(), 24<<20, far.MinLocal
+	k.open()
+	value := strings.Repeat("v", 1500)
+	n := 0
+	for got := "+OK\r\n"; got == "+OK\r\n"; n++ {
+		if got = k.do("SET", fmt.Sprint("key", n), value); got != "+OK\r\n" && !strings.HasPrefix(got, "-OOM ") {
+			t.Fatalf("SET %d: %q", n, got)
+		}
+	}
+	for i := 0; i < n; i += 8 {
+		k.do("DEL", fmt.Sprint("key", i))
+	}
+	time.Sleep(time.Second) // those who have found the store full do not look again before
+	for i := 0; i < n/2; i += 16 {
+		if i < n/4 {
+			if got := k.do("SET", fmt.Sprint("key", i), value); got != "+OK\r\n" {
+				t.Fatalf("SET %d of %d after much was deleted: %q", i, n, got)
+			}
+			continue
+		}
+		k.do("MULTI")
+		k.do("SET", fmt.Sprint("key", i), value)
+		if got := k.do("EXEC"); got != "*1\r\n+OK\r\n" {
+			t.Fatalf("EXEC %d of %d after much was deleted: %q", i, n, got)
+		}
 	}
 }

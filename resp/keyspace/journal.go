@@ -191,7 +191,7 @@ func (sp *Space) openJournal(ctx context.Context) error {
 		err = sp.patiently(ctx, sp.heap.Checkpoint)
 	}
 	if err == nil {
-		err = sp.patiently(ctx, j.log.Begin)
+		err = sp.patiently(ctx, func(ctx context.Context) error { return sp.beginLog(ctx, j.log) })
 	}
 	if err != nil {
 		return errors.Join(err, j.log.Close())
@@ -206,6 +206,21 @@ func (sp *Space) openJournal(ctx context.Context) error {
 	j.start(sp)
 	return nil
 }
+
+// beginLog begins the log. Where far memory is full, it may have to wait for a segment that a checkpoint gives back.
+func (sp *Space) beginLog(ctx context.Context, log RecordLog) error {
+	err := log.Begin(ctx)
+	for tries := 0; errors.Is(err, far.ErrStoreFull) && tries < mostBegins; tries++ {
+		if why := sp.heap.Checkpoint(ctx); why != nil {
+			return errors.Join(err, why)
+		}
+		err = log.Begin(ctx)
+	}
+	return err
+}
+
+// mostBegins is how many checkpoints are taken at most for a log that finds no room.
+const mostBegins = 10
 
 // patiently does something that a start needs, again and again while nodes that were slow for a moment count as such that do not answer.
 func (sp *Space) patiently(ctx context.Context, do func(context.Context) error) error {
