@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -196,6 +198,80 @@ func TestAFullHeapIsOpenedAgain(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestADurableServerWorksInNearlyFullMemory: clients overwrite at random, as fast as they can, while what lives is 50, 75 and 90 percent of far memory. Each write
+// finds room, since who finds none waits for the cleaner; and after the server is killed all is there.
+func TestADurableServerWorksInNearlyFullMemory(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	witnesses := startWitnesses(t)
+	var nodes []string
+	for range 2 {
+		nodes = append(nodes, startNode(t, "192MiB").Addr("verbs"))
+	}
+	args := named(strings.Join(nodes, ","), witnesses, "--durable")
+	server := proctest.Start(t, "serve", args...)
+	c := connect(t, server)
+	value := strings.Repeat("0123456789abcdef", 256)
+	const clients = 8
+	round := make([]int, 0, 1<<17) // that each key was set in
+	set := func(n, r int) error { return c.Set(ctx, fmt.Sprint("key ", n), fmt.Sprint(n, " ", r, " ", value), 0).Err() }
+	var mu sync.Mutex
+	each := func(n int, do func(client, i int) error) {
+		t.Helper()
+		var wg sync.WaitGroup
+		for client := range clients {
+			wg.Go(func() {
+				for i := client; i < n; i += clients {
+					if err := do(client, i); err != nil {
+						t.Errorf("client %d: %v", client, err)
+						return
+					}
+				}
+			})
+		}
+		if wg.Wait(); t.Failed() {
+			t.FailNow()
+		}
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, percent := range []float64{50, 75, 90} {
+		for proctest.State(t, server).Metrics.Sum("polder_far_live_bytes") < percent/100*(192<<20) {
+			from := len(round)
+			round = round[:from+800]
+			each(800, func(_, i int) error { return set(from+i, 0) })
+		}
+		order := make([]int, 6_000)
+		for i := range order {
+			order[i] = r.IntN(len(round))
+		}
+		each(len(order), func(client, i int) error {
+			n := order[i]/clients*clients + client // which no other client sets
+			if n >= len(round) {
+				return nil
+			}
+			err := set(n, round[n]+1)
+			if err == nil {
+				mu.Lock()
+				round[n]++
+				mu.Unlock()
+			}
+			return err
+		})
+		t.Logf("%v percent: %d keys", percent, len(round))
+	}
+	server.Kill()
+	<-server.Done()
+	c = connect(t, proctest.Start(t, "serve", args...))
+	if err := pipelined(ctx, c, len(round), func(p redis.Pipeliner, n int) { p.Get(ctx, fmt.Sprint("key ", n)) }, func(n int, cmd redis.Cmder) error {
+		if got, err := cmd.(*redis.StringCmd).Result(); err != nil || got != fmt.Sprint(n, " ", round[n], " ", value) {
+			return fmt.Errorf("key %d is %.20q, %w, want %d", n, got, err, round[n])
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 
