@@ -217,7 +217,9 @@ func TestADurableServerWorksInNearlyFullMemory(t *testing.T) {
 	value := strings.Repeat("0123456789abcdef", 256)
 	const clients = 8
 	round := make([]int, 0, 1<<17) // that each key was set in
-	set := func(n, r int) error { return c.Set(ctx, fmt.Sprint("key ", n), fmt.Sprint(n, " ", r, " ", value), 0).Err() }
+	set := func(n, r int) error {
+		return c.Set(ctx, fmt.Sprint("key ", n), fmt.Sprint(n, " ", r, " ", value), 0).Err()
+	}
 	var mu sync.Mutex
 	each := func(n int, do func(client, i int) error) {
 		t.Helper()
