@@ -8,7 +8,7 @@ STATICCHECK_VERSION := v0.8.2
 
 # How long each fuzz target runs in "make test"; "make fuzz" takes longer.
 FUZZTIME    ?= 500ms
-TESTTIMEOUT ?= 15m
+TESTTIMEOUT ?= 20m
 
 # The packages that are another program without the race detector: all their tests
 # are run without it too, as are those of a package which has such a one below its internal/.
@@ -101,7 +101,7 @@ soak: ## run the long forms of tests, SOAK (10m) each, and robustness five times
 	$(GO) test -count=1 -timeout 4h ./robustness -run ClientsSurvive -torture $(SOAK)
 	$(GO) test -count=1 -timeout 4h -tags soak ./measure/softbench
 	$(GO) test -race -count=1 -timeout 4h -run TestRandomCommandsGetRedissReplies ./resp -resp.commands 200000
-	TEST_SOAK=1 $(GO) test -count=1 -timeout 4h ./robustness -run 'MoreKeys|ResidentMemoryStays'
+	TEST_SOAK=1 $(GO) test -count=1 -timeout 4h ./robustness -run 'MoreKeys|ResidentMemoryStays|IdleMemoryOfAContainer'
 	TEST_SOAK=1 $(GO) test -race -count=1 -timeout 4h ./far/named
 	TEST_SOAK=1 $(GO) test -count=1 -timeout 4h ./measure/simfaults
 	TEST_SOAK=1 $(GO) test -count=1 -timeout 4h ./measure/logmodel

@@ -245,7 +245,7 @@ func TestADurableServerWorksInNearlyFullMemory(t *testing.T) {
 			round = round[:from+800]
 			each(800, func(_, i int) error { return set(from+i, 0) })
 		}
-		order := make([]int, 6_000)
+		order := make([]int, 4_000)
 		for i := range order {
 			order[i] = r.IntN(len(round))
 		}
