@@ -117,7 +117,7 @@ func (s *Store) makeSpares(segments []*segment) {
 // acknowledged. Where they differ, as when one is damaged, the store does not know which is right, and a spare copy of the wrong one could take the place of
 // a good one later: so g has none until the wrong copy has been found (Judge), and replaced, or other copies have taken the place of these.
 // The place that lends what is idle does without: it has no spare copy to drop, and a copy that counts is moved within its deadline, as always.
-// It reports false if there is no room for more of them.
+// It reports false if there is no room for more of them; where all places that lend what is idle have a copy that counts, others may still have one.
 func (g *segment) makeSpare(ctx context.Context) bool {
 	s := g.store
 	g.mu.Lock()
@@ -146,9 +146,9 @@ func (g *segment) makeSpare(ctx context.Context) bool {
 		}
 		return true
 	}
-	c, ok := s.borrowSpare(ctx, cs)
+	c, ok, full := s.borrowSpare(ctx, cs)
 	if !ok {
-		return false
+		return !full
 	}
 	seg, ok := c.seg.(Vanisher)
 	ok = ok && s.copyTo(ctx, g, c, copyOf{}, cs, 0, end) && seg.MayVanish(ctx) == nil
@@ -158,19 +158,22 @@ func (g *segment) makeSpare(ctx context.Context) bool {
 	return true
 }
 
-// borrowSpare borrows a segment at a place that lends what is idle, and where none of cs is.
-func (s *Store) borrowSpare(ctx context.Context, cs []copyOf) (copyOf, bool) {
+// borrowSpare borrows a segment at a place that lends what is idle, and where none of cs is. It reports full if there is such a place, and none has room.
+func (s *Store) borrowSpare(ctx context.Context, cs []copyOf) (c copyOf, ok, full bool) {
 	for _, p := range s.candidates() {
 		st := p.state()
-		if !st.Idle || st.Leaving || st.Space < spareRoom*int64(s.SegmentSize()) || !p.usable() ||
-			slices.ContainsFunc(cs, func(c copyOf) bool { return c.place == p }) {
+		if !st.Idle || st.Leaving || !p.usable() || slices.ContainsFunc(cs, func(c copyOf) bool { return c.place == p }) {
+			continue
+		}
+		full = true
+		if st.Space < spareRoom*int64(s.SegmentSize()) {
 			continue
 		}
 		if seg, err := p.alloc(ctx); err == nil {
-			return copyOf{p, seg}, true
+			return copyOf{p, seg}, true, false
 		}
 	}
-	return copyOf{}, false
+	return copyOf{}, false, full
 }
 
 const (

@@ -81,6 +81,31 @@ func TestWhatMayVanishIsNotMissed(t *testing.T) {
 	})
 }
 
+// TestACopyThatCountsAtAnIdlePlaceLeavesOthersTheirSpares: a segment of which such a place has a copy that counts can have no spare one, and those behind it can.
+func TestACopyThatCountsAtAnIdlePlaceLeavesOthersTheirSpares(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		c := newIdleCluster(t, 2, 1, copies.Config{})
+		c.lenders[1].set(&c.lenders[1].full)
+		seg, err := c.store.Alloc(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.lenders[2].store.Lent() != 1 {
+			t.Fatal("no copy counts at the place that lends what is idle")
+		}
+		if err := seg.Write(t.Context(), make([]byte, 64), 0); err != nil {
+			t.Fatal(err)
+		}
+		c.lenders[1].goOn()
+		time.Sleep(time.Minute) // until it is asked for room again
+		c.fill(t)
+		c.spared(t)
+		if st := c.store.Stats(); st.Spares < 2 {
+			t.Errorf("%d spare copies: %+v", st.Spares, st)
+		}
+	})
+}
+
 // There is no spare copy of a segment of whose copies one is damaged: it would have the same bytes, and take the place of the good one.
 func TestADamagedCopyHasNoSpareCopy(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T) {
