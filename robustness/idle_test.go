@@ -145,9 +145,7 @@ func take(size string) error {
 // TestIdleMemoryOfAContainerIsGivenBackBeforeItIsFull: a node lends what its control group does not need, and another process in there needs
 // all of it. Neither is killed, and nothing is lost; when that process has ended, it is lent again.
 func TestIdleMemoryOfAContainerIsGivenBackBeforeItIsFull(t *testing.T) {
-	if os.Getenv("TEST_SOAK") == "" {
-		t.Skip("a server may make no spare copies for minutes, of which the cause is not known: make soak runs it")
-	}
+	t.Parallel()
 	const limit, needs = 400 * mib, 310 // MiB: with what is lent it is more than the limit
 	g := container(t, limit)
 	far := []string{startNode(t, "256MiB").Addr("verbs"), startNode(t, "256MiB").Addr("verbs")}
