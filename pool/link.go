@@ -87,12 +87,19 @@ func (l *link) state() (progress uint64, flying bool) {
 
 // watch returns when the link is dead, or ctx ends. It retires the link when
 // there are operations in flight and none completes for the time given: the
-// node has hung, and a new connection must show whether it is still there.
+// node has hung, and a new connection must show whether it is still there. As long as it has not it is asked how much is idle, if it lends that.
 func (l *link) watch(ctx context.Context, patience time.Duration) {
 	const looks = 4
 	tick := time.NewTicker(max(patience/looks, time.Millisecond))
 	defer tick.Stop()
 	var seen uint64
+	var room <-chan time.Time
+	if l.session.Info().Yielder != nil {
+		ticker := time.NewTicker(lookEvery)
+		defer ticker.Stop()
+		room = ticker.C
+	}
+	var looked uint64 // seen, when it was asked last
 	for still := 0; ; {
 		select {
 		case <-l.broke:
@@ -103,6 +110,13 @@ func (l *link) watch(ctx context.Context, patience time.Duration) {
 			return
 		case <-l.news:
 			l.node.learnVanished(ctx, l)
+			continue
+		case <-room:
+			// Nobody looks whether it has hung while it is asked.
+			if progress, flying := l.state(); progress != looked || !flying {
+				looked = progress
+				l.node.lookForRoom(ctx, l)
+			}
 			continue
 		case <-tick.C:
 		}

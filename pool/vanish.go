@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"errors"
+	"time"
 
 	"polder/pool/manager"
 )
@@ -126,23 +127,32 @@ func (n *node) dropPermitted() {
 
 // learnVanished asks over l which chunks have been dropped.
 func (n *node) learnVanished(ctx context.Context, l *link) {
-	y := l.session.Info().Yielder
-	if y == nil {
-		n.linkBroke(l) // it has no business to speak of it
-		return
+	if l.session.Info().Yielder == nil || n.askIdle(ctx, l, n.pool.cfg.Timeout) != nil {
+		n.linkBroke(l) // without a yielder it has no business to speak of it
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, n.pool.cfg.Timeout, ErrTimeout)
+}
+
+// lookForRoom asks over l, which lends what is idle, how much that is, since that changes and nobody says so.
+func (n *node) lookForRoom(ctx context.Context, l *link) {
+	if err := n.askIdle(ctx, l, min(n.pool.cfg.Timeout, lookEvery)); err != nil && !errors.Is(err, ErrTimeout) {
+		n.linkBroke(l)
+	}
+}
+
+// lookEvery is how often that is done.
+const lookEvery = time.Second
+
+// askIdle asks over l which chunks have been dropped. The answer says how much there is to borrow, too.
+func (n *node) askIdle(ctx context.Context, l *link, patience time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, ErrTimeout)
 	defer cancel()
-	err := y.Vanished(ctx, func(id uint32) {
+	return l.session.Info().Yielder.Vanished(ctx, func(id uint32) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		if x := n.extents[id]; n.link == l && x != nil && x.chunk.vanish.Load() == vanishes {
 			x.chunk.drop()
 		}
 	})
-	if err != nil {
-		n.linkBroke(l)
-	}
 }
 
 // settleVanishing has n forget what it was permitted, or has done, with chunks that are to be given back next:

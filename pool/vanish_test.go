@@ -83,6 +83,25 @@ func vanished(chunks []*pool.Chunk) (gone, left []*pool.Chunk) {
 	return gone, left
 }
 
+// A client learns that a node has more to lend again, though it asks for nothing: it would never ask if it believed that there was nothing.
+func TestRoomOfIdleMemoryIsKnown(t *testing.T) {
+	idle(t, func(t *testing.T, cl *pooltest.Cluster) {
+		yield(t, cl, 2)
+		k, _ := idleClient(t, cl, 2)
+		if _, err := k.AllocAt(t.Context(), "node0", idleChunk); !errors.Is(err, pool.ErrNoMemory) {
+			t.Fatalf("borrowing what the host needs: got %v, want %v", err, pool.ErrNoMemory)
+		}
+		room := func(chunks int64) func() bool {
+			return func() bool { return k.Node("node0").Space == chunks*idleChunk }
+		}
+		pooltest.Eventually(t, "nothing is left", room(0))
+		yield(t, cl, idleChunks)
+		pooltest.Eventually(t, "the host needs nothing", room(idleChunks-2))
+		yield(t, cl, 5)
+		pooltest.Eventually(t, "the host needs some again", room(3))
+	})
+}
+
 // A node drops what it is permitted to, no more of it than it has to, and nothing else; and lends no more than it may.
 func TestWhatMayVanishIsDroppedWhenTheHostNeedsIt(t *testing.T) {
 	idle(t, func(t *testing.T, cl *pooltest.Cluster) {

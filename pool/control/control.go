@@ -33,6 +33,8 @@ type Handlers struct {
 	Late func(*wire.Reply)
 	// Notice gets what the node says unasked. If it is nil that is an error.
 	Notice func(*wire.Reply)
+	// Space gets what any message of the node's says of the memory that there is, also if a caller waits for it.
+	Space func(wire.Space)
 }
 
 // A Channel is an open management queue pair.
@@ -381,6 +383,9 @@ func (c *Channel) arrived(wc verbs.WC) (noticed bool, err error) {
 		var r wire.Reply
 		if err := r.Decode(b); err != nil {
 			return false, err
+		}
+		if c.on.Space != nil {
+			c.on.Space(r.Space)
 		}
 		switch {
 		case r.Op == wire.OpNotice && c.on.Notice != nil:

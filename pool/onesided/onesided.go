@@ -157,7 +157,7 @@ type pair struct {
 }
 
 func (s *session) open(ctx context.Context) error {
-	ch, w, err := control.Open(ctx, s.link, s.name, control.Handlers{Notice: s.noticed})
+	ch, w, err := control.Open(ctx, s.link, s.name, control.Handlers{Notice: s.noticed, Space: s.setSpace})
 	if err != nil {
 		return err
 	}

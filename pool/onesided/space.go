@@ -20,6 +20,13 @@ func (s *session) Space() wire.Space {
 	return space
 }
 
+// setSpace takes in how many chunks the node has.
+func (s *session) setSpace(v wire.Space) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = v.Free
+}
+
 // Returned implements manager.Waiter.
 func (s *session) Returned() <-chan struct{} {
 	s.mu.Lock()
@@ -45,7 +52,6 @@ func (s *session) ask(ctx context.Context) (wire.Status, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if dry := r.Status == wire.StatusNoMemory; !dry || s.notices == notices {
-		s.free = r.Space.Free
 		s.setDry(dry)
 	}
 	return r.Status, nil
@@ -77,7 +83,6 @@ func (s *session) noticed(r *wire.Reply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.notices++
-	s.free = r.Space.Free
 	s.setDry(r.Status == wire.StatusNoMemory)
 	for i, p := range s.pairs {
 		if i >= wire.MaxPairs {

@@ -67,7 +67,7 @@ type session struct {
 }
 
 func (s *session) open(ctx context.Context) error {
-	ch, w, err := control.Open(ctx, s.link, s.name, control.Handlers{Late: s.late})
+	ch, w, err := control.Open(ctx, s.link, s.name, control.Handlers{Late: s.late, Space: s.setSpace})
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func (s *session) Alloc(ctx context.Context, grants []manager.Grant) (int, error
 		return 0, err
 	}
 	var r wire.Reply
-	release, err := s.exchange(ctx, &r, func(b []byte, id uint32) []byte {
+	release, err := s.ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
 		return wire.AppendRequest(b, wire.OpAlloc, id, min(len(grants), wire.MaxBatch), 0)
 	})
 	if err != nil {
@@ -151,7 +151,7 @@ func (s *session) free(ctx context.Context, chunks []uint32) error {
 		batch := chunks[:min(len(chunks), wire.MaxBatch)]
 		chunks = chunks[len(batch):]
 		var r wire.Reply
-		release, err := s.exchange(ctx, &r, func(b []byte, id uint32) []byte {
+		release, err := s.ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
 			return wire.AppendFree(b, id, batch)
 		})
 		if err != nil {
@@ -189,7 +189,7 @@ func (s *session) Owned(ctx context.Context) ([]manager.Grant, error) {
 	for {
 		var r wire.Reply
 		skip := len(grants)
-		release, err := s.exchange(ctx, &r, func(b []byte, id uint32) []byte {
+		release, err := s.ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
 			return wire.AppendRequest(b, wire.OpOwned, id, wire.MaxBatch, uint32(skip))
 		})
 		if err != nil {
@@ -220,14 +220,6 @@ func (s *session) grant(g wire.Grant) (manager.Grant, error) {
 		return manager.Grant{}, s.ch.Violated("chunk %d of %d granted", g.Chunk, s.info.Chunks)
 	}
 	return manager.Grant{Chunk: g.Chunk, Chunks: 1, Addr: g.Addr, Group: wire.GroupOf(g.Chunk, s.groups), Keys: [manager.MaxPaths]verbs.RKey{g.Key}}, nil
-}
-
-// exchange is Channel.Exchange, and takes note of the space that is left.
-func (s *session) exchange(ctx context.Context, r *wire.Reply, encode func(b []byte, id uint32) []byte) (release func(), err error) {
-	if release, err = s.ch.Exchange(ctx, r, encode); err == nil {
-		s.setSpace(r.Space)
-	}
-	return release, err
 }
 
 // Close implements manager.Session.
