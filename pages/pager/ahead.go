@@ -121,7 +121,7 @@ func (m *mapping) placeMark(at uint32, page []byte) {
 //
 // Preconditions: m.mu is held.
 func (m *mapping) follow(page int64) {
-	if w := m.streams.Access(page, 1); w.Count > 0 {
+	if w := m.streams.Access(page, 1); w.Count > 0 && !m.over {
 		select {
 		case m.jobs <- job{ahead: w, stream: true}:
 		default: // more important work waits

@@ -1,6 +1,7 @@
 package pager
 
 import (
+	"errors"
 	"testing"
 
 	"polder/pages"
@@ -37,5 +38,20 @@ func TestAMarkGoesWithThePagesBesideIt(t *testing.T) {
 	}
 	if m := c.m.marks; m.frames != [maxMarks]uint32{} {
 		t.Errorf("there are marks for frames %v, want none", m.frames)
+	}
+}
+
+// TestAStreamEndsWithItsMapping: a worker that comes to the mark of a stream while its mapping ends, after the last jobs were
+// given to workers, leaves the stream alone.
+func TestAStreamEndsWithItsMapping(t *testing.T) {
+	c := newClient(t)
+	c.m.end(errors.New("it is over"))
+	for open := true; open; {
+		_, open = <-c.m.jobs
+	}
+	c.m.mu.Lock()
+	defer c.m.mu.Unlock()
+	for page := range int64(8) {
+		c.m.follow(page)
 	}
 }

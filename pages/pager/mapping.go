@@ -59,7 +59,7 @@ type mapping struct {
 
 	ctx     context.Context // until the mapping ends
 	end     context.CancelCauseFunc
-	jobs    chan job
+	jobs    chan job      // closed once over is set, while workers are at their last jobs
 	evict   chan struct{} // has the evictor look whether frames are free
 	helpers sync.WaitGroup
 
@@ -79,6 +79,7 @@ type mapping struct {
 	streams  ahead.Streams // of pages that are brought; guarded by mu
 	writes   ahead.Streams // of pages that are protected, and written to; guarded by mu
 	marks    marks         // guarded by mu
+	over     bool          // workers begin nothing more; guarded by mu
 	pins     map[uint64]wire.Request
 	pinned   int64    // pages; as pins guarded by mu
 	written  []uint64 // a bit for each page that was written to the volume since the last checkpoint began; guarded by mu

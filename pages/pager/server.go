@@ -389,6 +389,9 @@ func (m *mapping) run(a wire.Attach) error {
 	m.end(err)
 	faults.Wait()
 	m.helpers.Wait()
+	m.mu.Lock()
+	m.over = true
+	m.mu.Unlock()
 	close(m.jobs)
 	working.Wait()
 	if m.region != nil {
