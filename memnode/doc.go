@@ -106,7 +106,8 @@
 // decides of the host's need. What is lent beyond that is dropped where clients have permitted it
 // (wire.OpMayVanish): the pages are given back at once, and the chunks stay their owners', who are told, and free
 // them. If that is not enough, clients are told that the node is leaving, as by a drain, until they have moved
-// enough. Chunks that nobody has are withheld meanwhile. A permission is looked up when it is used: the chunk must be
+// enough. Chunks that nobody has are withheld meanwhile. That there is room again no client is told: each asks once a second,
+// since every answer says how much there is (package pool). A permission is looked up when it is used: the chunk must be
 // the client's still, and chunks that are freed wait for the control goroutine to be zeroed, so that none is
 // another's by then. Permissions are a connection's, and end with it at both ends.
 //
