@@ -592,7 +592,9 @@ func TestACheckpointFitsIntoAStoreThatIsFull(t *testing.T) {
 // TestACheckpointFitsBesideTablesThatAreFull: with the least budget and many small entries the tables have all that they may have, and more while
 // entries come faster than their words go far.
 func TestACheckpointFitsBesideTablesThatAreFull(t *testing.T) {
-	t.Run("for ever", func(t *testing.T) { checkpointFits(t, time.Time{}) })
+	if !invariants.Enabled { // "make plain" has both
+		t.Run("for ever", func(t *testing.T) { checkpointFits(t, time.Time{}) })
+	}
 	t.Run("for an hour", func(t *testing.T) { checkpointFits(t, time.Now().Add(time.Hour)) })
 }
 
@@ -629,6 +631,9 @@ func checkpointFits(t *testing.T, expire time.Time) {
 
 // TestEntriesExpireInAHeapThatIsOpenedAgain, also those that only leaves in far memory know, and nobody asks for.
 func TestEntriesExpireInAHeapThatIsOpenedAgain(t *testing.T) {
+	if invariants.Enabled {
+		return // one goroutine does much; "make plain" runs it
+	}
 	synctest.Test(t, func(t *testing.T) {
 		const n = 100_000 // 1.2 MB of words
 		k := newKeeper(heap.MinSegmentSize, 3000)

@@ -188,7 +188,7 @@ func TestObjectsOutliveTheProcess(t *testing.T) {
 			m := &thingsModel{array: map[int]uint64{}}
 			rounds := 6
 			if invariants.Enabled {
-				rounds = 4
+				rounds = 2
 			}
 			for round := range rounds {
 				h := openKept(t, k, int64(4+2*(round%2))<<20, early)
