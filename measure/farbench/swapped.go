@@ -105,7 +105,7 @@ type borrowed struct {
 // tools for it.
 func newBorrowed(ctx context.Context, polder string, data int64) (_ *borrowed, err error) {
 	d, size := &borrowed{polder: polder}, diskSize(data)
-	if d.l, err = startLender(ctx, polder, "tcp", size); err != nil {
+	if d.l, err = startLender(ctx, polder, "tcp", size+size/8); err != nil { // as docs/how-to/swap.md says
 		return nil, err
 	}
 	out, err := exec.CommandContext(ctx, polder, "swap", "on", "--far", d.l.node.Addr("verbs"), "--size", strconv.FormatInt(size, 10), "--local", strconv.Itoa(borrowedLocal), "--op-timeout", patience.String()).CombinedOutput()
