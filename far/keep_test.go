@@ -694,7 +694,6 @@ func TestWhoWritesToAFullStoreWaitsForRoom(t *testing.T) {
 				}
 			}
 		}
-		time.Sleep(time.Second) // those who have found the store full do not look again before
 		for i := range n / 2 {
 			if i%16 == 0 {
 				if err := set(i); err != nil {

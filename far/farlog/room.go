@@ -14,6 +14,7 @@ type Room struct {
 	looked atomic.Bool // see Looked
 	mu     sync.Mutex
 	now    Waiting
+	counts time.Time // when Refuses has had it counted what lives
 }
 
 // Waiting is a moment of that.
@@ -34,8 +35,9 @@ const (
 	mostFruitless = 16
 	someFruitless = 2
 	fruitlessFor  = 2 * time.Second
-	// fruitlessRest is for how long all are refused then, without a look.
+	// fruitlessRest is for how long all are refused then, unless so much dies that it is worth a look, which is counted once in countEvery.
 	fruitlessRest = time.Second
+	countEvery    = 10 * time.Millisecond
 )
 
 // Init has to be called first.
@@ -71,8 +73,20 @@ func (r *Room) Committed(reserved int, most, live int64, why error) {
 	w.More = make(chan struct{})
 }
 
-// Refuses reports whether nothing is to be gained by waiting.
-func (w *Waiting) Refuses() bool {
+// Refuses reports whether, after w, nothing is to be gained by waiting. Live counts the bytes that live in far memory: if that is
+// a segment less than after the last checkpoint, there is something to clean.
+func (r *Room) Refuses(w *Waiting, segment int, live func() int64) bool {
 	vain := w.Fruitless >= mostFruitless || w.Fruitless >= someFruitless && time.Since(w.since) >= fruitlessFor
-	return vain && time.Since(w.last) < fruitlessRest
+	if !vain || time.Since(w.last) >= fruitlessRest {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now := time.Now(); w.Checkpoints == r.now.Checkpoints && now.Sub(r.counts) >= countEvery {
+		r.counts = now
+		if w.live-live() >= int64(segment) {
+			r.now.Fruitless = 0
+		}
+	}
+	return r.now.Fruitless > 0
 }

@@ -20,13 +20,14 @@ func TestCheckpointsThatFailRefuseNobody(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var r Room
 			r.Init()
+			const segment = 100
+			live, counted := int64(1000), 0
 			refuses := func(when string, want bool) {
 				t.Helper()
-				if w := r.Now(); w.Refuses() != want {
+				if w := r.Now(); r.Refuses(&w, segment, func() int64 { counted++; return live }) != want {
 					t.Errorf("%s checkpoints that failed with %v, and had far memory cleaned: %v, somebody is refused: %v", when, c.why, c.cleaned, !want)
 				}
 			}
-			live := int64(1000)
 			commit := func(cleaned bool, reserved int) {
 				time.Sleep(fruitlessFor / 4)
 				if cleaned {
@@ -40,6 +41,24 @@ func TestCheckpointsThatFailRefuseNobody(t *testing.T) {
 			}
 			commit(c.cleaned, 0)
 			refuses("after", c.refuses)
+			live -= segment - 1
+			time.Sleep(countEvery)
+			refuses("after less than a segment has died, and", c.refuses)
+			live--
+			refuses("before that is counted,", c.refuses)
+			if was := counted; c.refuses {
+				time.Sleep(countEvery)
+				refuses("after a segment has died, and", false)
+				refuses("after that was counted, and", false)
+				if counted != was+1 {
+					t.Errorf("what lives was counted %d times, want once", counted-was)
+				}
+				live += segment // so that nothing has died
+				for range 5 {
+					commit(c.cleaned, 0)
+				}
+				refuses("after others", true)
+			}
 			commit(false, 0)
 			commit(false, 0)
 			refuses("a second after", false)

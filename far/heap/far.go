@@ -97,9 +97,7 @@ func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []store.Segme
 		h.committed.Store(true)
 	}
 	h.limitDirty()
-	live := int64(0)
-	h.Far.All(func(s *FarSegment) { live += s.Live.Load() })
-	h.room.Committed(h.Far.Reserved(), h.mostDirty.Load(), live, why)
+	h.room.Committed(h.Far.Reserved(), h.mostDirty.Load(), h.farLive(), why)
 	h.Logs.Stir()
 	h.Logs.Wake() // what is reserved by now need not be looked for any longer
 	return err

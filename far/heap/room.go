@@ -104,7 +104,7 @@ func (h *Heap) MayStore(ctx context.Context) error {
 		switch {
 		case h.isEvacuator():
 			return errEvacuator
-		case r.Refuses():
+		case h.refuses(&r):
 			return errStoreFull
 		case asked != r.Checkpoints:
 			asked = r.Checkpoints
@@ -127,11 +127,21 @@ func (h *Heap) MayStore(ctx context.Context) error {
 // when that may have made room: what failed is to be tried again then. It fails as MayStore does.
 func (h *Heap) AwaitRoom(ctx context.Context) error {
 	r := h.room.Now()
-	if r.Refuses() {
+	if h.refuses(&r) {
 		return errStoreFull
 	}
 	h.wantRoom()
 	return h.awaitCheckpoint(ctx, &r, time.After(mostDelay))
+}
+
+func (h *Heap) refuses(r *farlog.Waiting) bool {
+	return h.room.Refuses(r, h.Far.SegSize, h.farLive)
+}
+
+// farLive is how many bytes live in far memory.
+func (h *Heap) farLive() (n int64) {
+	h.Far.All(func(s *FarSegment) { n += s.Live.Load() })
+	return n
 }
 
 // wantRoom has the evacuator look for room: see cleanForCheckpoint.
