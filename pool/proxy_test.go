@@ -22,9 +22,9 @@ func openThrough(t *testing.T, timeout time.Duration) (*pool.Pool, *pooltest.Pro
 	return openGroups(t, timeout, 1)
 }
 
-// openGroups is openThrough with so many groups of queue pairs.
-func openGroups(t *testing.T, timeout time.Duration, groups int) (*pool.Pool, *pooltest.Proxy, *pooltest.Cluster) {
-	c := pooltest.NewCluster(t, pooltest.TCP, memnode.Config{Lend: 16 << 20, Grace: time.Minute})
+// openLends is openThrough with a node that lends as cfg says.
+func openLends(t *testing.T, timeout time.Duration, groups int, cfg memnode.Config) (*pool.Pool, *pooltest.Proxy, *pooltest.Cluster) {
+	c := pooltest.NewCluster(t, pooltest.TCP, cfg)
 	x := pooltest.NewProxy(t, c.Nodes[0].Addr)
 	dev, err := tcp.NewDevice(softnic.Config{})
 	if err != nil {
@@ -42,6 +42,11 @@ func openGroups(t *testing.T, timeout time.Duration, groups int) (*pool.Pool, *p
 	}
 	t.Cleanup(func() { k.Close() })
 	return k, x, c
+}
+
+// openGroups is openThrough with so many groups of queue pairs.
+func openGroups(t *testing.T, timeout time.Duration, groups int) (*pool.Pool, *pooltest.Proxy, *pooltest.Cluster) {
+	return openLends(t, timeout, groups, memnode.Config{Lend: 16 << 20, Grace: time.Minute})
 }
 
 func TestANodeThatHangs(t *testing.T) {

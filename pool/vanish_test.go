@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"time"
 
 	"polder/memnode"
 	"polder/pool"
@@ -312,4 +313,27 @@ func TestAHostThatChangesItsMindDoesNotFloodClients(t *testing.T) {
 			t.Errorf("it has lost its connection %d times", n)
 		}
 	})
+}
+
+// An idle node that stops for a while keeps its clients, and what it may drop of theirs: that it does not say how much there is to lend is no reason to
+// suppose that it has gone.
+func TestAnIdleNodeThatStopsIsWaitedFor(t *testing.T) {
+	k, x, cl := openLends(t, 20*time.Second, 1, memnode.Config{Lend: idleChunks * idleChunk, ChunkSize: idleChunk, Idle: true})
+	c, err := k.Alloc(t.Context(), idleChunk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.WriteAt(content(1), 0); err != nil {
+		t.Fatal(err)
+	}
+	mayVanish(t, c)
+	x.Freeze()
+	time.Sleep(3500 * time.Millisecond) // it is asked, and does not answer
+	yield(t, cl, 3)
+	x.Thaw()
+	pooltest.Eventually(t, "it says how much there is", func() bool { return k.Node("far").Space == 2*idleChunk })
+	if c.Vanished() {
+		t.Error("what it may drop counts as dropped, though it has the memory")
+	}
+	wantContent(t, c, content(1))
 }
