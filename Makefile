@@ -8,7 +8,7 @@ STATICCHECK_VERSION := v0.8.2
 
 # How long each fuzz target runs in "make test"; "make fuzz" takes longer.
 FUZZTIME    ?= 500ms
-TESTTIMEOUT ?= 20m
+TESTTIMEOUT ?= 15m
 
 # The packages that are another program without the race detector: all their tests
 # are run without it too, as are those of a package which has such a one below its internal/.

@@ -87,7 +87,9 @@ func (l *link) state() (progress uint64, flying bool) {
 
 // watch returns when the link is dead, or ctx ends. It retires the link when
 // there are operations in flight and none completes for the time given: the
-// node has hung, and a new connection must show whether it is still there. As long as it has not it is asked how much is idle, if it lends that.
+// node has hung, and a new connection must show whether it is still there. A node
+// that lends what is idle is asked once a second how much that is, unless it seems
+// to hang.
 func (l *link) watch(ctx context.Context, patience time.Duration) {
 	const looks = 4
 	tick := time.NewTicker(max(patience/looks, time.Millisecond))

@@ -11,10 +11,10 @@ import (
 
 // Room is what those know who wait in a full store for the room that checkpoints make. Its methods may be called by any number of goroutines.
 type Room struct {
-	looked atomic.Bool // see Looked
-	mu     sync.Mutex
-	now    Waiting
-	counts time.Time // when Refuses has had it counted what lives
+	looked  atomic.Bool // see Looked
+	mu      sync.Mutex
+	now     Waiting
+	counted time.Time // when Refuses has had it counted what lives
 }
 
 // Waiting is a moment of that.
@@ -73,20 +73,22 @@ func (r *Room) Committed(reserved int, most, live int64, why error) {
 	w.More = make(chan struct{})
 }
 
-// Refuses reports whether, after w, nothing is to be gained by waiting. Live counts the bytes that live in far memory: if that is
+// Refuses reports whether nothing is to be gained by waiting. Live counts the bytes that live in far memory: if that is
 // a segment less than after the last checkpoint, there is something to clean.
-func (r *Room) Refuses(w *Waiting, segment int, live func() int64) bool {
+func (r *Room) Refuses(segment int, live func() int64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w := &r.now
 	vain := w.Fruitless >= mostFruitless || w.Fruitless >= someFruitless && time.Since(w.since) >= fruitlessFor
 	if !vain || time.Since(w.last) >= fruitlessRest {
 		return false
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if now := time.Now(); w.Checkpoints == r.now.Checkpoints && now.Sub(r.counts) >= countEvery {
-		r.counts = now
+	if now := time.Now(); now.Sub(r.counted) >= countEvery {
+		r.counted = now
 		if w.live-live() >= int64(segment) {
-			r.now.Fruitless = 0
+			w.Fruitless = 0
+			return false
 		}
 	}
-	return r.now.Fruitless > 0
+	return true
 }

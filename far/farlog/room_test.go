@@ -24,7 +24,7 @@ func TestCheckpointsThatFailRefuseNobody(t *testing.T) {
 			live, counted := int64(1000), 0
 			refuses := func(when string, want bool) {
 				t.Helper()
-				if w := r.Now(); r.Refuses(&w, segment, func() int64 { counted++; return live }) != want {
+				if r.Refuses(segment, func() int64 { counted++; return live }) != want {
 					t.Errorf("%s checkpoints that failed with %v, and had far memory cleaned: %v, somebody is refused: %v", when, c.why, c.cleaned, !want)
 				}
 			}

@@ -104,7 +104,7 @@ func (h *Heap) MayStore(ctx context.Context) error {
 		switch {
 		case h.isEvacuator():
 			return errEvacuator
-		case h.refuses(&r):
+		case h.refuses():
 			return errStoreFull
 		case asked != r.Checkpoints:
 			asked = r.Checkpoints
@@ -126,17 +126,15 @@ func (h *Heap) MayStore(ctx context.Context) error {
 // AwaitRoom is for who has found the store full, and has nothing that a checkpoint waits for. It has far memory cleaned and a checkpoint made, and returns
 // when that may have made room: what failed is to be tried again then. It fails as MayStore does.
 func (h *Heap) AwaitRoom(ctx context.Context) error {
-	r := h.room.Now()
-	if h.refuses(&r) {
+	if h.refuses() {
 		return errStoreFull
 	}
+	r := h.room.Now()
 	h.wantRoom()
 	return h.awaitCheckpoint(ctx, &r, time.After(mostDelay))
 }
 
-func (h *Heap) refuses(r *farlog.Waiting) bool {
-	return h.room.Refuses(r, h.Far.SegSize, h.farLive)
-}
+func (h *Heap) refuses() bool { return h.room.Refuses(h.Far.SegSize, h.farLive) }
 
 // farLive is how many bytes live in far memory.
 func (h *Heap) farLive() (n int64) {

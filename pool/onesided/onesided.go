@@ -167,7 +167,8 @@ func (s *session) open(ctx context.Context) error {
 		Session: w.Session, Resumed: w.Resumed,
 		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace, Zone: w.Zone, Yielder: ch.Yielder(w),
 	}
-	s.base, s.free = w.Base, w.Space.Free
+	s.base = w.Base
+	s.setSpace(w.Space) // under its lock: the node may have spoken unasked already
 	groups, pairs := max(int(w.Groups), 1), max(int(w.Pairs), 1)
 	switch {
 	case w.Group == 0 || int(w.Group) > manager.MaxPaths:
