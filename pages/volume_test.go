@@ -2,6 +2,7 @@ package pages
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"sync"
@@ -439,5 +440,29 @@ func TestLocalPagesAreReadAtOnceAndWithoutGarbage(t *testing.T) {
 		if err := big.Prefetch(ctx, 0, Size); err != nil || time.Now().After(end) {
 			t.Fatalf("a page that was prefetched is not local: %v", err)
 		}
+	}
+}
+
+// TestAllOfAVolumeCanBeUsed, if an eighth more is lent: so say docs/how-to/swap.md and docs/how-to/block.md.
+func TestAllOfAVolumeCanBeUsed(t *testing.T) {
+	t.Parallel()
+	const size = 64 << 20
+	v, _ := newVolume(t, size, (size+size/8)/(256<<10))
+	r := rand.New(rand.NewPCG(1, 2))
+	page := make([]byte, Size)
+	write := func(i int) {
+		t.Helper()
+		for k := 0; k < Size; k += 8 {
+			binary.NativeEndian.PutUint64(page[k:], r.Uint64())
+		}
+		if err := v.Write(t.Context(), page, int64(i)*Size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range size / Size {
+		write(i)
+	}
+	for range size / Size {
+		write(r.IntN(size / Size))
 	}
 }
