@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -487,6 +489,48 @@ func TestASumOfANodeThatDiesIsRightOrFails(t *testing.T) {
 		}
 	}
 	<-died
+}
+
+// TestANodeWhoseConnectionWasLostIsAskedAgain: that the connection broke while the node made its component is no reason to
+// have it compute nothing for a while.
+func TestANodeWhoseConnectionWasLostIsAskedAgain(t *testing.T) {
+	slow := filepath.Join(t.TempDir(), "slow")
+	t.Setenv("POLDER_TEST_SLOW", slow)
+	if err := os.WriteFile(slow, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := pooltest.NewCluster(t, pooltest.TCP, lends(16<<20))
+	client := c.Open(pool.Config{})
+	h := newFarHeap(t, NewStore(client.Pool))
+	const n = 3 << 18
+	a, err := far.NewArray[int64](t.Context(), h, n, far.StructureConfig{})
+	if err == nil {
+		err = a.Write(t.Context(), make([]int64, n), 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut := make(chan struct{})
+	go func() {
+		defer close(cut)
+		for !t.Failed() { // until the node has begun
+			if _, err := os.Stat(slow); err != nil {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		client.Cut(c.Nodes[0])
+	}()
+	count := func() {
+		if got, err := far.Count(t.Context(), a); err != nil || got != n {
+			t.Errorf("counted %d, %v, want %d", got, err, n)
+		}
+	}
+	count()
+	<-cut
+	if count(); computed(h) == 0 {
+		t.Error("the node has computed nothing")
+	}
 }
 
 // grabbing is a store that remembers its segments.

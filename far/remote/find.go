@@ -75,14 +75,14 @@ func (s *poolStore) ask(ctx context.Context, l *store.Lookups, r *findRequest) {
 	k := pool.Computation{Op: scan.Lookup, In: req.Append(nil), Repeat: true}
 	out, err := s.compute(ctx, r.node, l.Finds[r.of[0]].Seg.(segment).Chunk, k)
 	if err != nil {
-		n.refused(ctx)
+		n.refused(ctx, err)
 		return // what news had is gone; the node asks for those places again
 	}
 	for _, i := range r.of {
 		f := &l.Finds[i]
 		what, addr, rec, rest, ok := scan.Found(out)
 		if !ok {
-			n.refused(ctx)
+			n.refused(ctx, errSenseless)
 			return
 		}
 		out = rest

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"polder/far"
 	"polder/far/copies"
@@ -241,7 +242,11 @@ func TestElementsAreGatheredFromCopies(t *testing.T) {
 // distorted is a node's scanner that does with Gather what the environment says: POLDER_TEST_GATHER.
 type distorted struct{ component.Object }
 
+// newScanner makes one. The first is made only after a while if there is a file POLDER_TEST_SLOW, which it removes.
 func newScanner(env *component.Env, c *component.Call, params []byte) (component.Object, error) {
+	if f := os.Getenv("POLDER_TEST_SLOW"); f != "" && os.Remove(f) == nil {
+		time.Sleep(500 * time.Millisecond)
+	}
 	o, err := scan.New(env, c, params)
 	return distorted{o}, err
 }

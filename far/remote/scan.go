@@ -30,9 +30,10 @@ type scanner struct {
 	places map[uint32]scan.Place // guarded by newsMu: of segments that the node did not know, to be told to it
 }
 
-// refused takes note of a failure, unless it is the caller who gave up.
-func (n *scanner) refused(ctx context.Context) {
-	if ctx.Err() == nil {
+// refused takes note of a failure, unless it is the caller who gave up, or a connection that was lost: that says nothing of
+// what the node would do.
+func (n *scanner) refused(ctx context.Context, err error) {
+	if ctx.Err() == nil && !errors.Is(err, pool.ErrOutcomeUnknown) && !errors.Is(err, pool.ErrLost) {
 		n.next.Store(time.Now().Add(refusedFor).UnixNano())
 	}
 }
@@ -52,6 +53,8 @@ var (
 	errApart   = errors.New("the segment is not in one piece at a node")
 	errRefused = errors.New("the node has refused to look through objects a short while ago")
 	errTooLong = errors.New("the objects are too large to be looked through by the node")
+
+	errSenseless = errors.New("an answer that makes no sense")
 )
 
 // scanWork is what a goroutine needs that looks through what is mapped here.
@@ -188,7 +191,7 @@ func (c *scanCall) compute(ctx context.Context, r *scanRequest) error {
 	case k.Op == scan.Aggregate && a.Decode(out):
 		c.merge(&a)
 	default:
-		return &store.CorruptError{Segment: r.node, Err: errors.New("an answer that makes no sense")}
+		return &store.CorruptError{Segment: r.node, Err: errSenseless}
 	}
 	return nil
 }
@@ -235,7 +238,7 @@ func (s *poolStore) scanner(ctx context.Context, node string, near *pool.Chunk) 
 	}
 	o, err := s.pool.ConstructAt(ctx, near, scan.Name, nil)
 	if err != nil {
-		n.refused(ctx)
+		n.refused(ctx, err)
 		return nil, err
 	}
 	n.object = o
