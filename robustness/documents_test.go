@@ -299,7 +299,7 @@ func enterDocument() error {
 	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 		return fmt.Errorf("cannot mount /proc: %w", err)
 	}
-	for _, dir := range []string{"/run", "/var/lib"} {
+	for _, dir := range []string{"/run", "/var/lib", "/dev/shm"} {
 		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
 			return fmt.Errorf("cannot mount %s: %w", dir, err)
 		}

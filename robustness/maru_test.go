@@ -3,6 +3,8 @@ package robustness
 import (
 	"bufio"
 	"bytes"
+	"context"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"os"
@@ -286,4 +288,38 @@ func TestTheDaemonIsKilledUnderMarusClients(t *testing.T) {
 	if n := m.info(t).Deferred; n != 0 {
 		t.Errorf("%d clients were taken for dead", n)
 	}
+}
+
+// TestOneDaemonLeavesAnothersMemoryAlone: two containers may have nothing but /dev/shm in common, and so state directories of the
+// same name that are not the same. Which regions are whose, only their daemons know.
+func TestOneDaemonLeavesAnothersMemoryAlone(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("/dev/shm", "maru")
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := dir + "/state"
+	regions := fmt.Sprintf("/dev/shm/polder-share-%.16s", fmt.Sprintf("%x", sha256.Sum256([]byte(state))))
+	t.Cleanup(func() {
+		os.RemoveAll(dir)
+		os.RemoveAll(regions)
+	})
+	m := &maru{dir: dir, args: []string{"--dir", state, "--socket", dir + "/s", "--pool", "memfd:64MiB"}}
+	m.run(t, "tcp://127.0.0.1:0", "127.0.0.1:0")
+	m.actor(t, m.url("tcp"), "sync", time.Minute, "writer").does("h.store('k', b'value')", "True")
+	if err := os.Rename(state, dir+"/elsewhere"); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"share", "--dir", state, "--socket", dir + "/other", "--pool", "memfd:1MiB"}
+	other := proctest.Run(t, args[0], args[1:]...) // it has no clients of Maru's
+	if err := other.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, proctest.Binary(), append(args, "--maru", "tcp://127.0.0.1:0", "--maru-resources", "127.0.0.1:0")...).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "another daemon has its memory in "+regions) {
+		t.Errorf("a daemon with the regions of another one: got %v\n%s", err, out)
+	}
+	m.actor(t, m.url("tcp"), "sync", time.Minute, "reader").does("bytes(h.retrieve('k'))", "b'value'")
 }

@@ -74,16 +74,25 @@ func (f *maruFlags) options(opt *server.Options) error {
 	if f.dir != "" {
 		return nil
 	}
-	// The state directory is locked, so this is nobody else's either.
 	dir, err := filepath.Abs(opt.Dir)
 	if err != nil {
 		return fmt.Errorf("cannot find --dir: %w", err)
 	}
 	opt.MaruDir = fmt.Sprintf("/dev/shm/polder-share-%x", sha256.Sum256([]byte(dir)))[:len("/dev/shm/polder-share-")+16]
-	if _, err := os.Stat(opt.MaruDir); err != nil && len(f.directory) == 0 {
-		opt.MaruDir = "" // there has never been a client of Maru's
+	if len(f.directory) > 0 {
+		return nil
 	}
-	return nil
+	// There may never have been a client of Maru's; or, of two daemons in containers that have only /dev/shm in common, the other
+	// one has them.
+	there, err := os.Open(opt.MaruDir)
+	if err == nil {
+		err = resource.LockPool(there)
+	}
+	if err != nil {
+		opt.MaruDir = ""
+		return nil
+	}
+	return there.Close()
 }
 
 // start serves Maru's clients, if it is told to.

@@ -33,6 +33,9 @@ func openDaxPool(sysfs, path string, limit int64) (*daxPool, error) {
 		return nil, err
 	}
 	dev, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err == nil {
+		err = LockPool(dev)
+	}
 	if err != nil {
 		return nil, err
 	}

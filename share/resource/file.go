@@ -20,6 +20,7 @@ import (
 // run as another user; the directory admits the daemon alone.
 type filePool struct {
 	dir   string
+	lock  *os.File
 	limit int64 // 0: what the file system has
 	sync  bool  // the file system survives the loss of power
 }
@@ -39,8 +40,28 @@ func openFilePool(dir string, limit int64) (*filePool, error) {
 	if err := unix.Statfs(dir, &fs); err != nil {
 		return nil, fmt.Errorf("cannot look at the file system of %s: %w", dir, err)
 	}
+	lock, err := os.Open(dir)
+	if err == nil {
+		err = LockPool(lock)
+	}
+	if err != nil {
+		return nil, err
+	}
 	volatile := int64(fs.Type) == unix.TMPFS_MAGIC || int64(fs.Type) == unix.RAMFS_MAGIC
-	return &filePool{dir: dir, limit: limit, sync: !volatile}, nil
+	return &filePool{dir: dir, lock: lock, limit: limit, sync: !volatile}, nil
+}
+
+// LockPool makes sure that one daemon at a time has the directory or device of a pool: what it does not know there, it
+// removes. It closes f if it fails.
+func LockPool(f *os.File) error {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == unix.EWOULDBLOCK {
+		err = fmt.Errorf("another daemon has its memory in %s: %w", f.Name(), err)
+	}
+	if err != nil {
+		f.Close()
+	}
+	return err
 }
 
 func (p *filePool) capacity() (int64, error) {
@@ -58,7 +79,7 @@ func (p *filePool) capacity() (int64, error) {
 func (p *filePool) align() int64         { return int64(arena.PageSize) }
 func (p *filePool) durable() bool        { return p.sync }
 func (p *filePool) offset(*Region) int64 { return 0 }
-func (p *filePool) close() error         { return nil }
+func (p *filePool) close() error         { return p.lock.Close() }
 
 func (p *filePool) path(r *Region) string { return filepath.Join(p.dir, regionName(r.ID)) }
 

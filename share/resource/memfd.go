@@ -28,7 +28,13 @@ type memfdPool struct {
 func (p *memfdPool) capacity() (int64, error) { return p.size, nil }
 func (p *memfdPool) durable() bool            { return false }
 func (p *memfdPool) offset(*Region) int64     { return 0 }
-func (p *memfdPool) close() error             { return nil }
+
+func (p *memfdPool) close() error {
+	if p.named == nil {
+		return nil
+	}
+	return p.named.close()
+}
 
 func (p *memfdPool) align() int64 {
 	if p.huge {

@@ -144,7 +144,7 @@ func (m *Manager) openPool(s Spec) (*Pool, error) {
 		back := &memfdPool{size: s.Size, huge: s.Kind == Hugetlb, store: m.opt.Store}
 		if !back.huge && m.opt.Named != "" {
 			if back.named, err = openFilePool(m.opt.Named, 0); err == nil && back.named.sync {
-				err = fmt.Errorf("%s, where Maru's regions are to be, is on no tmpfs", m.opt.Named)
+				err = errors.Join(fmt.Errorf("%s, where Maru's regions are to be, is on no tmpfs", m.opt.Named), back.close())
 			}
 		}
 		p.back = back

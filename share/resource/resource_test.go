@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -349,6 +350,37 @@ func TestRescanFindsPoolsThatAppearAndGrow(t *testing.T) {
 	}
 	if _, err := m.Carve("", 4096, 4096, 1, "t"); !errors.Is(err, ErrFull) {
 		t.Fatalf("carved from a pool that has gone: %v", err)
+	}
+}
+
+// TestAPoolIsOneDaemons: one that removed what it does not know would remove what the other has.
+func TestAPoolIsOneDaemons(t *testing.T) {
+	shm, err := os.MkdirTemp("/dev/shm", "pool")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(shm)
+	sysfs, dev := fakeDax(t, 1<<20, 4096)
+	for _, opt := range []Options{
+		{Specs: []Spec{{Kind: File, Path: t.TempDir(), Size: 1 << 20}}},
+		{Specs: []Spec{{Kind: Memfd, Size: 1 << 20}}, Named: shm},
+		{Specs: []Spec{{Kind: Dax, Path: dev}}, Sysfs: sysfs},
+	} {
+		m, err := New(opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if second, err := New(opt); !errors.Is(err, unix.EWOULDBLOCK) {
+			t.Errorf("%v, which another daemon has: got %v, %v, want %v", opt.Specs, second, err, unix.EWOULDBLOCK)
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		again, err := New(opt)
+		if err != nil {
+			t.Fatalf("%v, which another daemon had: %v", opt.Specs, err)
+		}
+		again.Close()
 	}
 }
 

@@ -26,11 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // is what requests have seen to.
 func still(t *testing.T, change func(*Options)) *Server {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "share")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := inMemory(t)
 	opt := Options{
 		Dir: filepath.Join(dir, "state"), Socket: filepath.Join(dir, "s"), MaruDir: filepath.Join(dir, "regions"),
 		Pools: []resource.Spec{{Kind: resource.Memfd, Size: 64 << 20}}, Tick: time.Hour, Late: time.Hour,
@@ -47,13 +43,26 @@ func still(t *testing.T, change func(*Options)) *Server {
 	return s
 }
 
+// inMemory makes a directory in memory that ends with the test.
+func inMemory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "share")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
 // afterCrash returns what a daemon would recover if this one were killed now.
 func afterCrash(t *testing.T, s *Server) *Server {
 	t.Helper()
 	opt := s.opt
-	opt.Dir = t.TempDir()
-	if err := os.CopyFS(opt.Dir, os.DirFS(s.opt.Dir)); err != nil {
-		t.Fatal(err)
+	opt.Dir, opt.MaruDir = t.TempDir(), inMemory(t)
+	for to, from := range map[string]string{opt.Dir: s.opt.Dir, opt.MaruDir: s.opt.MaruDir} {
+		if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := os.Chmod(filepath.Join(opt.Dir, "secret"), 0o600); err != nil {
 		t.Fatal(err)
@@ -255,7 +264,7 @@ func TestARegionThatShrankBeforeACrashIsTrimmedAfterIt(t *testing.T) {
 	if ok, err := g.Return(r.ID, "owner"); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	blocks := func() int64 {
+	blocks := func(s *Server) int64 {
 		var st unix.Stat_t
 		if err := unix.Stat(s.res.Region(r.ID).Path(), &st); err != nil {
 			t.Fatal(err)
@@ -270,9 +279,8 @@ func TestARegionThatShrankBeforeACrashIsTrimmedAfterIt(t *testing.T) {
 		if err := s.flushLog(); err != nil {
 			t.Error(err)
 		}
-		before = blocks()
-		afterCrash(t, s)
-		after = blocks()
+		before = blocks(s)
+		after = blocks(afterCrash(t, s))
 	})
 	defer failpoint.Set(nil)
 	s.shrinkRegions()
