@@ -97,7 +97,7 @@ func TestNodesJoinAsTheDirectoryNamesThem(t *testing.T) {
 	server := startServer(t, "dns://"+dns.Addr+"/nodes.test", "4MiB", "--repair-after", "2s")
 	metric := func(name string) int64 { return proctest.State(t, server).Metrics.Int("polder_copies_" + name) }
 	load := startLoad(t, server, 2, 1500)
-	load.until("much is far, in one copy", func() bool { return metric("segments") > 8 && metric("endangered_segments") > 8 })
+	load.until("much is far, in one copy", func() bool { return metric("segments") > 5 && metric("endangered_segments") > 5 })
 	for range 2 {
 		next := start()
 		dns.Set(node.Addr("verbs"), next.Addr("verbs"))
@@ -143,7 +143,7 @@ func TestNodesAreFoundInEtcd(t *testing.T) {
 	first := start("c")
 	load := startLoad(t, startServer(t, "etcd://"+m.Addr+"/c", "4MiB", "--repair-after", "2s"), 2, 1500)
 	metric := func(name string) int64 { return proctest.State(t, load.server).Metrics.Int("polder_" + name) }
-	load.until("much is far, in one copy", func() bool { return metric("copies_segments") > 8 && metric("copies_endangered_segments") > 8 })
+	load.until("much is far, in one copy", func() bool { return metric("copies_segments") > 5 && metric("copies_endangered_segments") > 5 })
 	second := start("c", "--drain", "1m")
 	load.until("everything has two copies", func() bool { return metric("copies_endangered_segments") == 0 })
 	first.Kill()
