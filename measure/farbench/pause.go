@@ -26,7 +26,7 @@ type page [4096]byte
 // array is pages of far memory.
 type array struct {
 	heap  *far.Heap
-	pages far.Run[page]
+	pages *far.Array[page]
 }
 
 // newArray makes an array of size bytes in store, of which scopes touch up to scope bytes
@@ -37,11 +37,7 @@ func newArray(ctx context.Context, store far.Store, local, size int64, scope int
 		return nil, err
 	}
 	a := &array{heap: heap}
-	class, err := far.NewClass[page](heap, far.ClassConfig{Name: "pages"})
-	if err == nil {
-		a.pages, err = class.NewRun(ctx, int(size/int64(len(page{}))))
-	}
-	if err != nil {
+	if a.pages, err = far.NewArray[page](ctx, heap, int(size/int64(len(page{}))), far.StructureConfig{Name: "pages"}); err != nil {
 		heap.Close()
 		return nil, err
 	}
