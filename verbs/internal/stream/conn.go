@@ -131,6 +131,7 @@ func BeGuest(ctx context.Context, nc net.Conn) error {
 // open makes the connection over nc, which has been through its handshake, and
 // adds it to the device.
 func (c *Conn) open(self cm.Link, dev *Device, nc net.Conn, cfg endpoint.Config, requests *endpoint.Requests) error {
+	unpaced(nc)
 	c.dev, c.nc, c.cfg = dev, nc, cfg
 	c.frames = newFrameReader(maxBody, readBuffer)
 	c.packets = make([]softnic.Packet, 0, batchSize)
