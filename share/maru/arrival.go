@@ -1,8 +1,11 @@
 package maru
 
 import (
+	"io"
 	"net"
+	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -70,6 +73,7 @@ func (s *stalls) earliest(t, now time.Duration) time.Duration {
 // when they may have been there.
 type arrivals struct {
 	conn   net.Conn
+	raw    syscall.RawConn // conn's; nil if it is no socket, whose bytes may always have been there before
 	stalls *stalls
 	latest time.Time
 	before func() error // called before each read: what must not wait for it
@@ -78,22 +82,64 @@ type arrivals struct {
 	heard atomic.Int64  // when something was last read, since stalls.began
 }
 
+func newArrivals(conn net.Conn, watch *stalls) *arrivals {
+	a := &arrivals{conn: conn, stalls: watch, empty: time.Since(watch.began)}
+	if sc, ok := conn.(syscall.Conn); ok {
+		a.raw, _ = sc.SyscallConn() // it fails only if the connection is closed
+	}
+	return a
+}
+
 // Read implements io.Reader.
-func (a *arrivals) Read(p []byte) (int, error) {
+func (a *arrivals) Read(p []byte) (n int, err error) {
 	if err := a.before(); err != nil {
 		return 0, err
 	}
-	from := time.Since(a.stalls.began)
-	n, err := a.conn.Read(p)
-	now := time.Since(a.stalls.began)
-	came := a.empty // it was there already
-	if now-from > 20*time.Microsecond {
-		came = max(came, a.stalls.earliest(max(from, a.empty), now)) // it was waited for
+	came, looked := a.empty, time.Since(a.stalls.began)
+	if a.raw == nil {
+		n, err = a.conn.Read(p)
+	} else {
+		n, came, looked, err = a.read(p)
 	}
 	a.latest = a.stalls.began.Add(came)
 	if n < len(p) {
-		a.empty = now
+		a.empty = looked
 	}
-	a.heard.Store(int64(now))
+	a.heard.Store(int64(time.Since(a.stalls.began)))
 	return n, err
+}
+
+// read reads from the socket, and also returns since when what it has read may have been there, and when
+// the socket was looked at for it. How long a read takes does not tell whether it has waited: whoever has just been stopped is slow
+// at everything. That the socket was empty at first does.
+func (a *arrivals) read(p []byte) (n int, came, looked time.Duration, err error) {
+	came = a.empty
+	var since time.Duration
+	waited := false
+	failed := a.raw.Read(func(fd uintptr) bool {
+		for {
+			looked = time.Since(a.stalls.began)
+			if n, err = syscall.Read(int(fd), p); err != syscall.EINTR {
+				break
+			}
+		}
+		if err == syscall.EAGAIN {
+			waited, since = true, looked
+			return false
+		}
+		return true
+	})
+	if waited {
+		came = max(came, a.stalls.earliest(since, time.Since(a.stalls.began)))
+	}
+	n = max(n, 0)
+	switch {
+	case failed != nil: // such as a deadline
+		return 0, came, looked, failed
+	case err != nil:
+		return 0, came, looked, &net.OpError{Op: "read", Net: a.conn.LocalAddr().Network(), Source: a.conn.LocalAddr(), Addr: a.conn.RemoteAddr(), Err: os.NewSyscallError("read", err)}
+	case n == 0 && len(p) > 0:
+		return 0, came, looked, io.EOF
+	}
+	return n, came, looked, nil
 }

@@ -61,7 +61,7 @@ type link struct {
 }
 
 func newLink(conn net.Conn, watch *stalls, b *budget) *link {
-	a := &arrivals{conn: conn, stalls: watch, empty: time.Since(watch.began)}
+	a := newArrivals(conn, watch)
 	l := &link{conn: conn, arrival: a, in: bufio.NewReaderSize(a, 4<<10), out: bufio.NewWriterSize(conn, 4<<10), budget: b}
 	a.before = l.flush
 	return l
