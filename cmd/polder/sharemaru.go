@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"polder/internal/config"
 	"polder/internal/listen"
@@ -88,9 +90,12 @@ func (f *maruFlags) options(opt *server.Options) error {
 	if err == nil {
 		err = resource.LockPool(there)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EWOULDBLOCK):
 		opt.MaruDir = ""
 		return nil
+	case err != nil: // they may be ours, and would count as lost
+		return fmt.Errorf("cannot look whether regions of Maru's clients are there: %w", err)
 	}
 	return there.Close()
 }
