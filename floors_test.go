@@ -83,7 +83,7 @@ var farImports = map[string][]string{
 	"far/ordered": {"internal", "codec", "far"},
 	"far/disk":    {"far/store", "far/record"},
 	"far/copies":  {"internal", "far/store"},
-	"far/named":   {"internal/turns", "holder", "far/copies", "far/store", "far/record"},
+	"far/named":   {"internal/brief", "internal/turns", "holder", "far/copies", "far/store", "far/record"},
 }
 
 // respImports is all of the module that the packages below resp, of which it is made, may import: none of them knows the server.

@@ -11,10 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
 
 	"polder/far/store"
 	"polder/holder"
+	"polder/internal/brief"
 	"polder/internal/turns"
 )
 
@@ -70,17 +70,8 @@ func (e *OwnedError) Error() string {
 // ErrSuperseded says that another process owns the heap now.
 var ErrSuperseded = store.ErrSuperseded
 
-// boottime is the time since this machine was started, sleep included.
-func boottime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		panic("BUG: no CLOCK_BOOTTIME: " + err.Error())
-	}
-	return time.Duration(ts.Nano())
-}
-
-// clock is boottime, but in tests.
-var clock = boottime
+// clock is brief.Boottime, but in tests.
+var clock = brief.Boottime
 
 // now is the time since the machine was started on which the owner runs.
 func (c *Config) now() time.Duration {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 
+	"polder/internal/brief"
 	"polder/internal/fdpass"
 	"polder/internal/scheme"
 	"polder/verbs"
@@ -37,8 +38,12 @@ func listen(dev verbs.Device, addr string, cfg Config) (*endpoint.Listener, erro
 	}
 	accept := endpoint.Config{MaxConns: cfg.MaxConns, Backlog: cfg.Backlog, HandshakeTimeout: cfg.HandshakeTimeout, Log: cfg.Log}
 	return endpoint.Serve(nl, scheme.Unix, accept, &d.Ends, func(nc net.Conn, q *endpoint.Requests, admit endpoint.Admit) error {
-		peer, err := cfg.admit(nc.(*net.UnixConn))
+		sock := nc.(*net.UnixConn)
+		peer, err := cfg.admit(sock)
 		if err != nil {
+			return err
+		}
+		if nc, err = brief.New(sock); err != nil {
 			return err
 		}
 		c := newConn(true, peer)

@@ -37,6 +37,11 @@ func (a *acceptor) run() {
 }
 
 func (a *acceptor) receive(nc net.Conn) {
+	nc, err := socket(nc)
+	if err != nil {
+		nc.Close() // it was closed already
+		return
+	}
 	if a.cfg.TLS != nil {
 		nc = accept.TLS(nc, a.cfg.TLS)
 	}

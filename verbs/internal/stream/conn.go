@@ -8,9 +8,9 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
-	"syscall"
 	"time"
 
+	"polder/internal/brief"
 	"polder/verbs"
 	"polder/verbs/internal/cm"
 	"polder/verbs/internal/endpoint"
@@ -40,7 +40,7 @@ var (
 type Conn struct {
 	cm.Conn
 	dev    *Device
-	nc     net.Conn // TCP, TLS over it, or a Unix socket
+	nc     net.Conn // *brief.Conn, *tls.Conn over one, or *Files
 	cfg    endpoint.Config
 	out    outbox
 	resume func() // resumes the link; made once
@@ -131,18 +131,16 @@ func BeGuest(ctx context.Context, nc net.Conn) error {
 // open makes the connection over nc, which has been through its handshake, and
 // adds it to the device.
 func (c *Conn) open(self cm.Link, dev *Device, nc net.Conn, cfg endpoint.Config, requests *endpoint.Requests) error {
-	unpaced(nc)
 	c.dev, c.nc, c.cfg = dev, nc, cfg
 	c.frames = newFrameReader(maxBody, readBuffer)
 	c.packets = make([]softnic.Packet, 0, batchSize)
 	c.readerDone = make(chan struct{})
 	c.out = outbox{conn: nc, stall: cfg.StallTimeout, wake: make(chan struct{}, 1)}
-	if sc, ok := nc.(syscall.Conn); ok { // not TLS
-		raw, err := sc.SyscallConn()
-		if err != nil {
-			return fmt.Errorf("cannot get at the socket: %w", err)
-		}
-		c.out.raw = newRawWriter(raw)
+	switch s := nc.(type) {
+	case *brief.Conn:
+		c.out.raw = s
+	case *Files:
+		c.out.raw = s.Conn
 	}
 	c.resume = func() { c.dev.Resume(c.ID()) }
 	c.next = c.nextPacket

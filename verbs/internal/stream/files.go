@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"polder/internal/invariants"
+	"polder/internal/brief"
 	"polder/verbs"
 )
 
@@ -29,7 +29,7 @@ var (
 // SendFile sends a file and body to the peer, at the other end of a Unix socket. The
 // file stays the caller's, who sees to it that they are few. It does not block.
 func (c *Conn) SendFile(f *os.File, body []byte) error {
-	if _, ok := c.nc.(filesWriter); !ok {
+	if !c.out.takesFiles() {
 		return fmt.Errorf("cannot send a file to %s: it is not at a Unix socket: %w", c.RemoteAddr(), verbs.ErrInvalid)
 	}
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -56,16 +56,22 @@ type filesWriter interface {
 	WriteMsgUnix(b, oob []byte, addr *net.UnixAddr) (n, oobn int, err error)
 }
 
-// writeFiles writes to nc, with files if there are some.
-func writeFiles(nc net.Conn, b []byte, files []*os.File) (n int, err error) {
-	if len(files) == 0 {
-		return nc.Write(b)
+// takesFiles reports whether files can be sent to the peer.
+func (o *outbox) takesFiles() bool {
+	if o.raw == nil {
+		return false
 	}
+	_, ok := o.raw.Socket.(filesWriter)
+	return ok
+}
+
+// writeFiles writes to the socket, with files.
+func writeFiles(sock filesWriter, b []byte, files []*os.File) (n int, err error) {
 	fds := make([]int, len(files))
 	for i, f := range files {
 		fds[i] = int(f.Fd())
 	}
-	n, _, err = nc.(filesWriter).WriteMsgUnix(b, unix.UnixRights(fds...), nil)
+	n, _, err = sock.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
 	return n, err
 }
 
@@ -92,7 +98,7 @@ func (c *Conn) takeFile(body []byte) error {
 // Files is a Unix socket that takes the files that come with its bytes. Without it
 // the kernel closes them. One goroutine reads.
 type Files struct {
-	*net.UnixConn
+	*brief.Conn
 	raw  syscall.RawConn
 	do   func(fd uintptr) bool // f.read, made once
 	buf  []byte                // of the present read
@@ -108,7 +114,11 @@ func NewFiles(nc *net.UnixConn) (*Files, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot get at the socket: %w", err)
 	}
-	f := &Files{UnixConn: nc, raw: raw}
+	c, err := brief.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	f := &Files{Conn: c, raw: raw}
 	f.do = f.read
 	return f, nil
 }
@@ -128,11 +138,7 @@ func (f *Files) Read(b []byte) (int, error) {
 func (f *Files) read(fd uintptr) (done bool) {
 	for {
 		n, oob, truncated, errno := f.msg.receive(fd, f.buf)
-		if invariants.Enabled {
-			// The race detector takes a read(2) to come after the write(2) of
-			// whoever is at the other end, and knows nothing of recvmsg(2).
-			_, _ = syscall.Read(int(fd), nil)
-		}
+		brief.Received(fd)
 		switch errno {
 		case 0:
 		case unix.EINTR:

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"polder/internal/brief"
 	"polder/verbs"
 	"polder/verbs/internal/endpoint"
 	"polder/verbs/softnic"
@@ -64,6 +65,13 @@ func serve(t testing.TB, d *Device, cfg Config, network, addr string) verbs.List
 		t.Fatal(err)
 	}
 	l, err := endpoint.Serve(nl, "", cfg, &d.Ends, func(nc net.Conn, q *endpoint.Requests, admit endpoint.Admit) error {
+		if u, ok := nc.(*net.UnixConn); ok {
+			b, err := brief.New(u)
+			if err != nil {
+				return err
+			}
+			nc = b
+		}
 		c := &testConn{}
 		return c.Establish(context.Background(), c, d, nc, cfg, q, admit)
 	})
@@ -87,9 +95,12 @@ func dial(t testing.TB, d *Device, l verbs.Listener) *testConn {
 		t.Fatal(err)
 	}
 	if u, ok := nc.(*net.UnixConn); ok {
-		if nc, err = NewFiles(u); err != nil {
-			t.Fatal(err)
-		}
+		nc, err = NewFiles(u)
+	} else {
+		nc, err = brief.New(nc.(*net.TCPConn))
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	c := &testConn{}
 	if err := c.Establish(patient(t), c, d, nc, cfg, nil, endpoint.Anybody); err != nil {

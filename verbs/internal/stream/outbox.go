@@ -7,9 +7,9 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
+	"polder/internal/brief"
 	"polder/verbs/softnic"
 )
 
@@ -48,9 +48,8 @@ var (
 // Frames are added under the device's lock or without it. They are written
 // with no lock held, by one goroutine at a time, which keeps their order.
 type outbox struct {
-	conn net.Conn
-	// raw is the socket, to be written without blocking; nil with TLS.
-	raw   *rawWriter
+	conn  net.Conn
+	raw   *brief.Conn // to be written without blocking; nil with TLS
 	stall time.Duration
 	wake  chan struct{} // holds one token: the writer is to look
 
@@ -161,7 +160,7 @@ func (o *outbox) flush(resume func()) error {
 		}
 		buf := o.take()
 		o.mu.Unlock()
-		n, err := o.raw.tryWrite(buf)
+		n, err := o.raw.TryWrite(buf)
 		o.mu.Lock()
 		if err != nil {
 			o.state = outboxIdle
@@ -258,7 +257,14 @@ func (o *outbox) write(buf []byte, files []*os.File) error {
 		if err := o.conn.SetWriteDeadline(time.Now().Add(o.stall)); err != nil {
 			return fmt.Errorf("cannot write: %w", err)
 		}
-		n, err := writeFiles(o.conn, buf[:min(len(buf), writeChunk)], files)
+		part := buf[:min(len(buf), writeChunk)]
+		var n int
+		var err error
+		if len(files) > 0 {
+			n, err = writeFiles(o.raw.Socket.(filesWriter), part, files)
+		} else {
+			n, err = o.conn.Write(part)
+		}
 		if n > 0 {
 			files = nil // they come with the first byte; the deferred call has its own
 		}
@@ -271,45 +277,4 @@ func (o *outbox) write(buf []byte, files []*os.File) error {
 		}
 	}
 	return nil
-}
-
-// rawWriter writes to a socket without ever waiting for it.
-type rawWriter struct {
-	raw syscall.RawConn
-	do  func(fd uintptr) bool // w.write, made once
-	buf []byte
-	n   int
-	err error
-}
-
-func newRawWriter(raw syscall.RawConn) *rawWriter {
-	w := &rawWriter{raw: raw}
-	w.do = w.write
-	return w
-}
-
-// tryWrite writes as much of buf as the kernel takes at once.
-func (w *rawWriter) tryWrite(buf []byte) (n int, err error) {
-	w.buf, w.n, w.err = buf, 0, nil
-	if err := w.raw.Write(w.do); err != nil {
-		return 0, err
-	}
-	w.buf = nil
-	return w.n, w.err
-}
-
-func (w *rawWriter) write(fd uintptr) (done bool) {
-	for {
-		n, err := syscall.Write(int(fd), w.buf)
-		switch err {
-		case nil:
-			w.n = n
-		case syscall.EINTR:
-			continue
-		case syscall.EAGAIN:
-		default:
-			w.err = os.NewSyscallError("write", err)
-		}
-		return true
-	}
 }

@@ -28,7 +28,7 @@ func (m *message) receive(fd uintptr, b []byte) (n int, oob []byte, truncated bo
 	m.header = unix.Msghdr{Iov: &m.iov, Control: unsafe.SliceData(m.oob)}
 	m.header.SetIovlen(1)
 	m.header.SetControllen(len(m.oob))
-	r, _, errno := unix.Syscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(&m.header)), unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+	r, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(&m.header)), unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 	m.iov.Base = nil
 	if errno != 0 {
 		return 0, nil, false, errno
