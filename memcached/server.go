@@ -35,6 +35,7 @@ import (
 	"time"
 
 	"polder/internal/accept"
+	"polder/internal/brief"
 	"polder/internal/ratelog"
 	"polder/resp/clientmem"
 	"polder/soft"
@@ -157,6 +158,7 @@ func (s *Server) Serve(lis net.Listener) error {
 		if err != nil {
 			return fmt.Errorf("cannot accept: %w", err)
 		}
+		conn = brief.Of(conn)
 		s.mu.Lock()
 		if s.closed {
 			s.mu.Unlock()

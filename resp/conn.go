@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"polder/internal/brief"
 	"polder/resp/clientmem"
 	"polder/resp/feed"
 )
@@ -137,7 +138,7 @@ func (c *conn) read(w *workspace) {
 		c.buf = c.s.grow(c.buf)
 		dst = c.buf[len(c.buf):cap(c.buf)]
 	}
-	n, errno := sysRead(c.fd, dst)
+	n, errno := brief.Recv(uintptr(c.fd), dst)
 	switch {
 	case errno == unix.EAGAIN || errno == unix.EINTR:
 		return
@@ -258,7 +259,7 @@ func (c *conn) send(out []byte, own bool) {
 	}
 	if len(c.pend) == 0 {
 		var errno unix.Errno
-		sent, errno = sysWrite(c.fd, out)
+		sent, errno = brief.Send(uintptr(c.fd), out)
 		if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR {
 			c.end = true
 			return
@@ -285,7 +286,7 @@ func (c *conn) send(out []byte, own bool) {
 // drain writes what the socket did not take before.
 func (c *conn) drain() {
 	for c.sent < len(c.pend) {
-		n, errno := sysWrite(c.fd, c.pend[c.sent:])
+		n, errno := brief.Send(uintptr(c.fd), c.pend[c.sent:])
 		switch errno {
 		case 0:
 			c.sent += n

@@ -10,7 +10,7 @@ import (
 	"polder/internal/invariants"
 )
 
-// Recv receives from a socket what is there, at most len(p) bytes: 0 at the end of the
+// Recv receives from a stream socket what is there, at most len(p) bytes: 0 at the end of the
 // stream, EAGAIN if there is nothing.
 func Recv(fd uintptr, p []byte) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)), unix.MSG_DONTWAIT, 0, 0)
@@ -21,7 +21,7 @@ func Recv(fd uintptr, p []byte) (int, unix.Errno) {
 	return int(n), 0
 }
 
-// Send sends as much of p as the socket takes at once: EAGAIN if that is nothing.
+// Send sends to a stream socket as much of p as the socket takes at once: EAGAIN if that is nothing.
 func Send(fd uintptr, p []byte) (int, unix.Errno) {
 	if invariants.Enabled {
 		_, _ = syscall.Write(int(fd), nil) // see Received

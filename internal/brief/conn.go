@@ -52,6 +52,17 @@ func New(s Socket) (*Conn, error) {
 	return c, nil
 }
 
+// Of makes a Conn of a TCP or Unix socket, and returns any other connection as it is, and one
+// that is closed already.
+func Of(nc net.Conn) net.Conn {
+	if s, ok := nc.(Socket); ok {
+		if c, err := New(s); err == nil {
+			return c
+		}
+	}
+	return nc
+}
+
 // Read implements net.Conn.
 //
 // Hot path: it does not allocate.

@@ -2,7 +2,6 @@ package futex
 
 import (
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unsafe"
 
@@ -18,10 +17,11 @@ const (
 // Wait sleeps while w is v, until Wake, for at most d, or for no reason.
 func Wait(w *atomic.Uint32, v uint32, d time.Duration) {
 	t := unix.NsecToTimespec(int64(d))
-	_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), opWait, uintptr(v), uintptr(unsafe.Pointer(&t)), 0, 0)
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), opWait, uintptr(v), uintptr(unsafe.Pointer(&t)), 0, 0)
 }
 
-// Wake wakes one that waits for w.
+// Wake wakes one that waits for w. As the calls of package brief, this one is not
+// announced to the Go scheduler.
 func Wake(w *atomic.Uint32) {
-	_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), opWake, 1, 0, 0, 0)
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), opWake, 1, 0, 0, 0)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"polder/internal/accept"
+	"polder/internal/brief"
 	"polder/internal/ratelog"
 	"polder/pages"
 	"polder/pages/internal/ahead"
@@ -120,7 +121,7 @@ func (s *Server) Serve(lis net.Listener) error {
 	s.lis[lis] = struct{}{}
 	s.mu.Unlock()
 	err := accept.Each(s.cfg.Logger, s.gate.Accept(lis.Accept), func(nc net.Conn) {
-		s.gate.Go(nc, s.enter)
+		s.gate.Go(brief.Of(nc), s.enter)
 	})
 	if errors.Is(err, net.ErrClosed) {
 		return nil

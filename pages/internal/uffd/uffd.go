@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -52,7 +53,42 @@ const (
 type FD struct {
 	f  *os.File
 	fd uintptr
-	in [16 * messageSize]byte // of the goroutine that reads
+
+	// Of the goroutine that reads.
+	raw  syscall.RawConn
+	more func(fd uintptr) bool // u.take, made once
+	in   [16 * messageSize]byte
+	n    int
+	err  error
+}
+
+// newOf makes an FD of a descriptor that does not block.
+func newOf(f *os.File, fd uintptr) (*FD, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	u := &FD{f: f, fd: fd, raw: raw}
+	u.more = u.take
+	return u, nil
+}
+
+// take reads what there is, if anything.
+func (u *FD) take(fd uintptr) (done bool) {
+	for {
+		n, errno := read(fd, u.in[:])
+		switch errno {
+		case 0:
+			u.n, u.err = n, nil
+			return true
+		case unix.EINTR:
+		case unix.EAGAIN:
+			return false
+		default:
+			u.n, u.err = 0, os.NewSyscallError("read", errno)
+			return true
+		}
+	}
 }
 
 // Open makes an FD of this process. Kernel says whether system calls may touch the memory,
@@ -71,7 +107,10 @@ func Open() (u *FD, kernel bool, err error) {
 	if errno != 0 {
 		return nil, false, fmt.Errorf("cannot make a userfaultfd: %w: the kernel has none, or forbids it (seccomp)", errno)
 	}
-	u = &FD{f: os.NewFile(fd, "userfaultfd"), fd: fd}
+	u, err = newOf(os.NewFile(fd, "userfaultfd"), fd)
+	if err != nil {
+		return nil, false, err
+	}
 	api := struct{ api, features, ioctls uint64 }{apiVersion, needed, 0}
 	if errno := ioctl(fd, ioAPI, &api); errno != 0 {
 		u.Close()
@@ -95,21 +134,21 @@ func Adopt(f *os.File) (*FD, error) {
 	if err != nil {
 		return nil, err
 	}
-	u := &FD{f: f}
-	if err := raw.Control(func(fd uintptr) { u.fd = fd }); err != nil {
+	var fd uintptr
+	if err := raw.Control(func(n uintptr) { fd = n }); err != nil {
 		return nil, err
 	}
-	what, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", u.fd))
+	what, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {
 		return nil, fmt.Errorf("cannot tell what a descriptor is: %w", err)
 	}
 	if what != "anon_inode:[userfaultfd]" {
 		return nil, errors.New("what was passed is no userfaultfd")
 	}
-	if err := unix.SetNonblock(int(u.fd), true); err != nil {
+	if err := unix.SetNonblock(int(fd), true); err != nil {
 		return nil, err
 	}
-	return u, nil
+	return newOf(f, fd)
 }
 
 // File is the descriptor, which stays the FD's.
@@ -133,12 +172,14 @@ type Fault struct {
 // Read waits for faults, and returns how many there are. It fails after Stop.
 func (u *FD) Read(faults *[16]Fault) (int, error) {
 	for {
-		n, err := u.f.Read(u.in[:])
-		if err != nil {
+		if err := u.raw.Read(u.more); err != nil {
 			return 0, err
 		}
+		if u.err != nil {
+			return 0, u.err
+		}
 		count := 0
-		for b := u.in[:n]; len(b) >= messageSize; b = b[messageSize:] {
+		for b := u.in[:u.n]; len(b) >= messageSize; b = b[messageSize:] {
 			if b[0] == eventPagefault {
 				flags := binary.NativeEndian.Uint64(b[8:])
 				faults[count] = Fault{binary.NativeEndian.Uint64(b[16:]), flags&flagWrite != 0, flags&flagProtected != 0}

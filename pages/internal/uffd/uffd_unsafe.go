@@ -28,9 +28,15 @@ func ioctl[T any](fd uintptr, request uintptr, arg *T) unix.Errno {
 	}
 }
 
+// ioctlOnce takes microseconds: as the calls of package brief, it is not announced to the Go scheduler.
 func ioctlOnce[T any](fd uintptr, request uintptr, arg *T) unix.Errno {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, request, uintptr(unsafe.Pointer(arg)))
+	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, fd, request, uintptr(unsafe.Pointer(arg)))
 	return errno
+}
+
+func read(fd uintptr, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+	return int(n), errno
 }
 
 // Addr is where b lies.

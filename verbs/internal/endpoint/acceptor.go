@@ -37,11 +37,7 @@ func (a *acceptor) run() {
 }
 
 func (a *acceptor) receive(nc net.Conn) {
-	nc, err := socket(nc)
-	if err != nil {
-		nc.Close() // it was closed already
-		return
-	}
+	nc = socket(nc)
 	if a.cfg.TLS != nil {
 		nc = accept.TLS(nc, a.cfg.TLS)
 	}

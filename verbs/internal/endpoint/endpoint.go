@@ -22,9 +22,7 @@ func (c *Config) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if nc, err = socket(nc); err != nil {
-		return nil, err
-	}
+	nc = socket(nc)
 	if c.TLS != nil {
 		nc = tls.Client(nc, c.tlsClient(addr))
 	}

@@ -86,11 +86,7 @@ func TestConnectionsAreNotPaced(t *testing.T) {
 				t.Fatal(err)
 			}
 			congestion(t, client, "bbr")
-			dialled, err := socket(client)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer dialled.Close()
+			defer socket(client).Close()
 			if name := congestion(t, client, ""); strings.HasPrefix(name, "bbr") {
 				t.Errorf("the end that dialled has %s", name)
 			}
