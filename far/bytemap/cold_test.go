@@ -12,6 +12,7 @@ import (
 
 	"polder/far/heap"
 	"polder/far/index"
+	"polder/far/store"
 	"polder/far/store/storetest"
 	"polder/internal/failpoint"
 )
@@ -814,4 +815,47 @@ func TestWhatIsForgottenWhileLeavesAreSplitIsCounted(t *testing.T) {
 	if forgotten.Load() == 0 {
 		t.Error("nothing was forgotten")
 	}
+}
+
+// slowStore is a store that takes no segment back for a while.
+type slowStore struct {
+	heap.Store
+	until chan struct{}
+}
+
+type slowSegment struct {
+	store.Segment
+	of slowStore
+}
+
+func (s slowStore) Alloc(ctx context.Context) (store.Segment, error) {
+	seg, err := s.Store.Alloc(ctx)
+	return slowSegment{seg, s}, err
+}
+
+func (s slowStore) Read(ctx context.Context, ops []store.ReadOp) {
+	for i := range ops {
+		ops[i].Seg = ops[i].Seg.(slowSegment).Segment
+	}
+	s.Store.Read(ctx, ops)
+}
+
+func (s slowSegment) Free(ctx context.Context) error {
+	<-s.of.until
+	return s.Segment.Free(ctx)
+}
+
+// Segments of leaves of which nothing lives any more, but which the store has not taken back yet, are no reason to
+// clean others, of which much lives.
+func TestWhatIsAboutToBeGivenBackIsNotCleanedFor(t *testing.T) {
+	t.Parallel()
+	slow := slowStore{heap.NewMemStore(64<<10, 4000), make(chan struct{})}
+	_, m := openEarly(t, slow, 400<<10)
+	defer close(slow.until)
+	ctx := within(t, 2*time.Minute)
+	r := rand.New(rand.NewPCG(1, 2))
+	for range ofModel(400000) {
+		mustSet(t, m, fmt.Append(nil, "key", r.IntN(60000)), []byte("value"))
+	}
+	settleAll(t, ctx, m)
 }

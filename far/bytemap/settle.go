@@ -252,13 +252,12 @@ func (s *settler) clean(full bool) {
 		var worst *heap.FarSegment
 		n := 0
 		s.h.core.Far.All(func(f *heap.FarSegment) {
-			if !f.HasPages() || !f.Sealed() || f.Gone() {
+			lives := f.Live.Load()
+			if !f.HasPages() || !f.Sealed() || f.Gone() || lives == 0 { // what is empty is about to be given back
 				return
 			}
-			n++
-			live += f.Live.Load()
-			filled += f.Filled()
-			if f.Live.Load() > 0 && (worst == nil || f.Live.Load() < worst.Live.Load()) {
+			n, live, filled = n+1, live+lives, filled+f.Filled()
+			if worst == nil || lives < worst.Live.Load() {
 				worst = f
 			}
 		})

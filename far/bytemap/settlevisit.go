@@ -220,12 +220,12 @@ func (s *settler) renew(m *Map, sh *shard, u *unit, k int) error {
 	switch {
 	case len(out) == 0 || !changed:
 		return nil
-	case index.Size(len(out)) > len(s.bodies)/2:
+	case len(out) > index.MaxSlots || index.Size(out) > len(s.bodies)/2:
 		return errLeafFull
 	case slices.ContainsFunc(out, func(x index.Slot) bool { return x.Word&index.TTL != 0 }):
 		m.h.sweeper.dated.Store(true)
 	}
-	body := index.Size(len(out))
+	body := index.Size(out)
 	nl.size = record.Size(body)
 	if err := s.pages.Ready(nl.size, s.forced); err != nil {
 		return err

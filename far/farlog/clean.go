@@ -38,11 +38,11 @@ func (f *Log) Worst() (best *Segment) {
 	var most float64
 	tight := f.tight()
 	f.All(func(s *Segment) {
-		if !s.sealed.Load() || s.HasPages() || s.Gone() {
+		lives, size := s.Live.Load(), s.filled.Load()
+		if !s.sealed.Load() || s.HasPages() || s.Gone() || lives == 0 { // what is empty is about to be given back
 			return
 		}
 		n++
-		lives, size := s.Live.Load(), s.filled.Load()
 		read := size
 		if tight && size < int64(f.SegSize)/2 {
 			size = int64(f.SegSize)

@@ -15,7 +15,18 @@
 // A leaf is the body of a record of kind page:
 //
 //	 0  16 B  authentication code, AES-GMAC, of what follows
-//	16  12 B each: u64 word, u32 tag; in ascending order of the tags
+//	16  u32  tag of the first slot
+//	20  u24  of the first word, all but the address: bits 63..40
+//	23  u8   bits of a value of the third column below
+//	24  u16  number of slots
+//	26  u8   bits of a value of the first column
+//	27  u8   bits of a value of the second column
+//	28       three columns, each of whole bytes, with a value for each slot: the tag, less the first one;
+//	         the address; the rest of the word, xor that of the first
+//
+// The slots are in ascending order of the tags. Their values take the bits that they need: six bytes or seven a slot,
+// of maps whose entries are of much the same size, where a word and a tag have twelve. What is far
+// of the index, and what is moved for it, is as much smaller.
 //
 // Its words are addresses that the heap relies on, so a checksum, which whoever lends the memory can
 // make right, is not enough. The code's nonce is the position of the segment in the log and the leaf's offset

@@ -28,7 +28,7 @@ func TestALeafHasWhatTheTableSays(t *testing.T) {
 				hot = append(hot, Slot{w, tag})
 			}
 		}
-		b := make([]byte, Size(len(slots)))
+		b := make([]byte, Size(slots))
 		key.Seal(b, slots, 1, 16)
 		leaf, err := key.Open(b, 1, 16)
 		if err != nil {

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-
 	"polder/far/store"
 	"polder/holder"
 	"polder/internal/brief"

@@ -11,7 +11,9 @@ const (
 	// MaxRoot is the most bytes of a root.
 	MaxRoot = 64 << 10
 
-	rootMagic = 0x746f6f526c6f50<<8 | 1 // "PolRoot" and the version of the format
+	// "PolRoot" and the version of the format: of what is read from a root on, which is more than records. In version 1, the
+	// words and tags of leaves were whole.
+	rootMagic = 0x746f6f526c6f50<<8 | 2
 )
 
 // Root is where a checkpoint is, and the secrets that are not told to who lends far memory.

@@ -22,6 +22,9 @@ type setScale struct {
 	warm  float64 // SETs before that for each key, so that the cleaner has come to a steady state
 }
 
+// setWorkers is how many goroutines set keys: as many as a server has clients.
+const setWorkers = 32
+
 // RunSet measures SETs of random keys in a map that is a hundred times as large as its local memory: how many there are in
 // a second, and what each of them moves, when 65 and when 80 per cent of what the node lends live.
 func RunSet(ctx context.Context, o Options) error {
@@ -58,7 +61,7 @@ func runSet(ctx context.Context, o Options, sc setScale, fabric string) (err err
 		} else if err != nil {
 			return fmt.Errorf("filling %d %%: %w", full, err)
 		}
-		if _, err := b.sets(ctx, 0, int(sc.warm*float64(b.keys))/mapWorkers); err != nil {
+		if _, err := b.sets(ctx, 0, int(sc.warm*float64(b.keys))/setWorkers); err != nil {
 			return err
 		}
 		before := h.Stats()
@@ -104,7 +107,7 @@ func (b *setBench) fill(ctx context.Context, live int64) error {
 	for b.heap.Stats().FarLive < live {
 		first := b.keys
 		const each = 4096
-		if _, err := crowd(mapWorkers, 0, func(id int, _ func() bool) (int, error) {
+		if _, err := crowd(setWorkers, 0, func(id int, _ func() bool) (int, error) {
 			for k := first + id*each; k < first+(id+1)*each; k++ {
 				if err := b.m.Set(ctx, load.Key(uint32(k)), far.Entry{Value: load.Value(uint32(k), valueSize)}); err != nil {
 					return 0, err
@@ -114,14 +117,14 @@ func (b *setBench) fill(ctx context.Context, live int64) error {
 		}); err != nil {
 			return err
 		}
-		b.keys += mapWorkers * each
+		b.keys += setWorkers * each
 	}
 	return nil
 }
 
 // sets sets keys at random for a while, at least so many in each goroutine, and returns how many in a second.
 func (b *setBench) sets(ctx context.Context, span time.Duration, least int) (float64, error) {
-	return crowd(mapWorkers, span, func(id int, over func() bool) (int, error) {
+	return crowd(setWorkers, span, func(id int, over func() bool) (int, error) {
 		r := rand.New(rand.NewPCG(rand.Uint64(), uint64(id)))
 		var key [keySize]byte
 		value := load.Value(uint32(id), valueSize)

@@ -35,11 +35,11 @@ func writeEntry(t *testing.T, c *pool.Chunk, flags index.Word) {
 		return len(r)
 	}
 	n := write(1024, record.Header{Kind: record.Entry, Owner: owner, Number: hash, KeyLen: 3}, []byte("keyvalue"))
-	body := make([]byte, index.Size(2))
 	slots := []index.Slot{
 		{Word: index.NewWord(3*units+512/record.Unit, n, flags), Tag: hash & (1<<32 - 1)}, // of another with the tag
 		{Word: index.NewWord(3*units+1024/record.Unit, n, flags), Tag: hash & (1<<32 - 1)},
 	}
+	body := make([]byte, index.Size(slots))
 	index.NewKey(index.NewSecret()).Seal(body, slots, 1, 4096)
 	write(4096, record.Header{Kind: record.Page, Owner: owner}, body)
 }
@@ -119,8 +119,9 @@ func TestANodeFindsOnlyWhatIsAsked(t *testing.T) {
 func FuzzFind(f *testing.F) {
 	r := scan.FindRequest{Owner: owner, Units: units, Places: []scan.Place{{3, 1, seed}}, Finds: []scan.Find{{1, seed, 4, 64, hash}}}
 	f.Add(r.Append(nil), []byte{1})
-	body := make([]byte, index.Size(1))
-	index.NewKey(index.NewSecret()).Seal(body, []index.Slot{{Word: 9<<heap.AddrBits | 3*units, Tag: hash & (1<<32 - 1)}}, 1, 64)
+	slots := []index.Slot{{Word: 9<<heap.AddrBits | 3*units, Tag: hash & (1<<32 - 1)}}
+	body := make([]byte, index.Size(slots))
+	index.NewKey(index.NewSecret()).Seal(body, slots, 1, 64)
 	page := record.Put(make([]byte, record.Size(len(body))), record.Header{Kind: record.Page, Owner: owner}, body)
 	page.Seal(seed, 64)
 	f.Add(r.Append(nil), []byte(page))
