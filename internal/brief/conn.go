@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxBytes is the most that one call moves: some 50 us of copying.
+// maxBytes is the most that one call moves: some 50 us of copying. To announce calls that move more than 16 KiB halved what an
+// evacuator sustains over TCP (380 to 190 MB/s), and made no pause shorter.
 const maxBytes = 256 << 10
 
 // A Conn is a stream socket of package net's which is read and written by the calls of
