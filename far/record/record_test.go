@@ -2,8 +2,11 @@ package record_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"hash/crc32"
+	"strings"
 	"testing"
 
 	"polder/far/record"
@@ -234,5 +237,23 @@ func TestWhatIsNotKnownIsRefused(t *testing.T) {
 		if got, err := record.DecodeSegment(b); err == nil {
 			t.Errorf("an unknown %s: got %+v", what, got)
 		}
+	}
+}
+
+// A heap of another format is named as such, whatever else of its root would be wrong.
+func TestARootOfAnotherFormatSaysWhatIsToBeDone(t *testing.T) {
+	b := (&record.Root{Heap: 1}).Encode()
+	if _, err := record.DecodeRoot(b); err != nil {
+		t.Fatal(err)
+	}
+	b[0]--
+	binary.LittleEndian.PutUint32(b[len(b)-4:], crc32.Checksum(b[:len(b)-4], crc32.MakeTable(crc32.Castagnoli)))
+	if _, err := record.DecodeRoot(b); err == nil || !strings.Contains(err.Error(), "has format 1, and this program knows format 2: copy it") {
+		t.Errorf("got %v", err)
+	}
+	b[1]++
+	binary.LittleEndian.PutUint32(b[len(b)-4:], crc32.Checksum(b[:len(b)-4], crc32.MakeTable(crc32.Castagnoli)))
+	if _, err := record.DecodeRoot(b); err == nil || !strings.Contains(err.Error(), "it is none") {
+		t.Errorf("of what is no root: got %v", err)
 	}
 }

@@ -65,8 +65,12 @@ func DecodeRoot(b []byte) (*Root, error) {
 		return nil, fmt.Errorf("CRC32C of the root is %08x, want %08x", got, sum)
 	}
 	d := &Decoder{B: body}
-	if m := d.U64(); m != rootMagic {
-		return nil, fmt.Errorf("the root begins with %#x, want %#x: it is none, or of another version of polder", m, uint64(rootMagic))
+	switch m := d.U64(); {
+	case m>>8 != rootMagic>>8:
+		return nil, fmt.Errorf("the root begins with %#x, want %#x: it is none", m, uint64(rootMagic))
+	case m != rootMagic:
+		return nil, fmt.Errorf("the heap has format %d, and this program knows format %d: copy it with the program that wrote it (polder heap save), and load the copy",
+			m&0xff, rootMagic&0xff)
 	}
 	r := &Root{Heap: d.U64(), Epoch: d.U64(), Seed: d.U64()}
 	copy(r.Key[:], d.Bytes(len(r.Key)))
