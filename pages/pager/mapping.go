@@ -113,7 +113,7 @@ func (m *mapping) serve() error {
 	}
 }
 
-// fault serves an access that waits. It is hot: where nothing is far, or all is mapped, it does all, and never
+// fault serves an access that waits. It is hot: where nothing is far it does all, and never
 // allocates.
 func (m *mapping) fault(page int64, write, protected bool) {
 	m.mu.Lock()
@@ -139,13 +139,9 @@ func (m *mapping) fault(page int64, write, protected bool) {
 	}
 }
 
-// readNow reads the page of a fault if that takes no round trip, and reports whether it did. A worker tries again if not.
+// readNow reads the page of a fault if that is local, and reports whether it did.
 func (m *mapping) readNow(j job) bool {
-	ctx := far.NoWait
-	if m.s.cfg.Mapped {
-		ctx = m.ctx
-	}
-	if m.isLost(j.page) || m.volume.Read(ctx, m.page[:], j.page*pages.Size) != nil {
+	if m.isLost(j.page) || m.volume.Read(far.NoWait, m.page[:], j.page*pages.Size) != nil {
 		return false
 	}
 	m.place([]uint32{j.frame}, m.page[:], j.write)

@@ -144,14 +144,8 @@ func mapMemory(t *testing.T, pager string, size, local int64) *region.Region {
 // TestARegionIsMemory does what a slice of bytes does, with reads and writes of any length at
 // any offset, over a region of which a sixteenth is local.
 func TestARegionIsMemory(t *testing.T) {
-	for name, mapped := range map[string]bool{"far memory is asked for": false, "far memory is mapped": true} {
-		t.Run(name, func(t *testing.T) { testRegion(t, mapped) })
-	}
-}
-
-func testRegion(t *testing.T, mapped bool) {
 	const size = 8 << 20
-	s, addr := newPager(t, 100, Config{Size: size, Frames: size, Mapped: mapped})
+	s, addr := newPager(t, 100, Config{Size: size, Frames: size})
 	r := mapMemory(t, addr, size, 512<<10)
 	want, random := make([]byte, size), rand.New(rand.NewPCG(1, 2))
 	for step := range 600 {
@@ -271,11 +265,8 @@ var touched = 2048
 // TestFaultsMakeNoGarbage, neither does evicting, where the pages that another process touches
 // are local to the pager. For those that are not the heap makes two small objects.
 func TestFaultsMakeNoGarbage(t *testing.T) {
-	for _, tt := range []struct {
-		local, objects int64
-		mapped         bool
-	}{{64 << 20, 0, false}, {far.MinLocal, 2, false}, {far.MinLocal, 2, true}} {
-		s, addr := newPagerWith(t, 100, tt.local, Config{Size: 64 << 20, Frames: 64 << 20, Mapped: tt.mapped})
+	for _, tt := range []struct{ local, objects int64 }{{64 << 20, 0}, {far.MinLocal, 2}} {
+		s, addr := newPagerWith(t, 100, tt.local, Config{Size: 64 << 20, Frames: 64 << 20})
 		run := func() (faults, objects int64) {
 			var before, after runtime.MemStats
 			began := s.stats.faults.Load()

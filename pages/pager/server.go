@@ -35,7 +35,6 @@ type Config struct {
 	Frames      int64         // bytes of them that may be in memory at a time
 	MaxMappings int           // 16 if it is 0
 	Timeout     time.Duration // how long an access waits for far memory before it fails; 10 s if it is 0
-	Mapped      bool          // far memory is mapped into this process: to read it takes no round trip
 	Logger      *slog.Logger  // slog.Default if it is nil
 }
 

@@ -103,7 +103,7 @@ func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 		return p.unlessEnding(ctx, err)
 	}
 	server, err := pager.New(pager.Config{
-		Volumes: volumes, Size: cfg.Size, Frames: cfg.Frames, MaxMappings: cfg.MaxClients, Timeout: cfg.OpTimeout, Mapped: cfg.mapped(), Logger: p.Logger,
+		Volumes: volumes, Size: cfg.Size, Frames: cfg.Frames, MaxMappings: cfg.MaxClients, Timeout: cfg.OpTimeout, Logger: p.Logger,
 	})
 	if err != nil {
 		return err

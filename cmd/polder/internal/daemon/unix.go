@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"os"
-	"slices"
 	"strings"
 
 	"polder/internal/scheme"
@@ -11,11 +10,6 @@ import (
 // DefaultSocket is where serve looks for a node on this machine when it is not
 // told of any.
 const DefaultSocket = scheme.Unix + "/run/polder/node.sock"
-
-// mapped reports whether all far memory is that of nodes on this machine, which is mapped into this process.
-func (c *BorrowConfig) mapped() bool {
-	return len(c.Far) > 0 && c.Disk == "" && !slices.ContainsFunc(c.Far, func(addr string) bool { return !isUnix(addr) })
-}
 
 func isUnix(addr string) bool { return scheme.Of(addr) == scheme.Unix }
 
