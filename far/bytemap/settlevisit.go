@@ -217,15 +217,15 @@ func (s *settler) renew(m *Map, sh *shard, u *unit, k int) error {
 	out, changed := s.merged.Slots, s.merged.Changed || u.n > 1 || s.forced
 	nl := &u.news[k]
 	nl.cold, nl.same = s.merged.Cold, !changed
+	body := index.Size(out)
 	switch {
 	case len(out) == 0 || !changed:
 		return nil
-	case len(out) > index.MaxSlots || index.Size(out) > len(s.bodies)/2:
+	case len(out) > index.MaxSlots || body > len(s.bodies)/2:
 		return errLeafFull
 	case slices.ContainsFunc(out, func(x index.Slot) bool { return x.Word&index.TTL != 0 }):
 		m.h.sweeper.dated.Store(true)
 	}
-	body := index.Size(out)
 	nl.size = record.Size(body)
 	if err := s.pages.Ready(nl.size, s.forced); err != nil {
 		return err

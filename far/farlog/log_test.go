@@ -177,6 +177,22 @@ func TestShortSegmentsAreCleanedWhereMemoryIsTight(t *testing.T) {
 	}
 }
 
+// TestWhatIsEmptyIsNotCleanedFor: a segment of which nothing lives is given back as it is. Those in which nearly all lives are left alone meanwhile.
+func TestWhatIsEmptyIsNotCleanedFor(t *testing.T) {
+	f, s, _ := newLog(t, store.NewMemStore(store.MinSegmentSize, 32))
+	for i := range 16 {
+		s.Append(1600)
+		s.Bury(160)
+		if s.Seal(); i%2 == 0 {
+			s.Bury(1600)
+		}
+		s = addSegment(t, f)
+	}
+	if s := f.Worst(); s != nil {
+		t.Errorf("segment %d is to be cleaned, of which %d of %d bytes live: half of the others are empty", s.ID, s.Live.Load(), s.Filled())
+	}
+}
+
 // lateKeeper keeps a root, and may need a segment. Of its segments the next ones take nothing, since a copy is late.
 type lateKeeper struct {
 	store.Keeper

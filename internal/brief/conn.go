@@ -17,7 +17,7 @@ import (
 const maxBytes = 256 << 10
 
 // A Conn is a stream socket of package net's which is read and written by the calls of
-// this package. Else it is as it was.
+// this package. Else it is as it was, and as safe for several goroutines.
 type Conn struct {
 	Socket
 	raw     syscall.RawConn
@@ -28,7 +28,6 @@ type Conn struct {
 type Socket interface {
 	net.Conn
 	syscall.Conn
-	CloseRead() error
 	CloseWrite() error
 }
 

@@ -7,7 +7,7 @@
 // thread. It looks every 20 us whether the call has ended, and goes back to sleep
 // when the process is idle again: several switches of threads for each message,
 // some of them before the message is read. On two processors they took a sixth of
-// all processor time of a server, two nodes and their client, and a third of the time
+// all processor time of a server, two nodes and their client, and a quarter of the time
 // of a durable SET.
 //
 // Whoever makes a call here keeps its P meanwhile. So a call must not wait: sockets

@@ -28,9 +28,10 @@ func ioctl[T any](fd uintptr, request uintptr, arg *T) unix.Errno {
 	}
 }
 
-// ioctlOnce takes microseconds: as the calls of package brief, it is not announced to the Go scheduler.
+// ioctlOnce may wait: for memory, and for a lock of the address space, which another process has. So the Go scheduler is told of it,
+// where it is not told of read.
 func ioctlOnce[T any](fd uintptr, request uintptr, arg *T) unix.Errno {
-	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, fd, request, uintptr(unsafe.Pointer(arg)))
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, request, uintptr(unsafe.Pointer(arg)))
 	return errno
 }
 
