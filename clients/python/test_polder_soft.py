@@ -163,6 +163,7 @@ class PolderSoft(unittest.TestCase):
         c = polder_soft.Cache("unix:" + self.server.socket, timeout=0.05, retry=60)
         self.addCleanup(c.close)
         self.server.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.server.process.pid, os.WUNTRACED)  # until then some of its threads go on, and answer
         try:
             with self.assertLogs("polder_soft", logging.WARNING):
                 self.assertEqual([c.get_or_rebuild(self.key, self.rebuild) for _ in range(100)][-1], b"value 100")
