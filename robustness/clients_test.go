@@ -22,12 +22,12 @@ func TestRedisBenchmarkRunsUnchanged(t *testing.T) {
 	t.Parallel()
 	node := startNode(t, "256MiB")
 	server := startServer(t, node.Addr("verbs"), "4MiB")
-	_, port, err := net.SplitHostPort(server.Addr("redis"))
+	host, port, err := net.SplitHostPort(server.Addr("redis"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, pipeline := range []string{"1", "16"} {
-		out, err := exec.Command("redis-benchmark", "-p", port, "-t", "set,get,incr,mset,hset", "-P", pipeline,
+		out, err := exec.Command("redis-benchmark", "-h", host, "-p", port, "-t", "set,get,incr,mset,hset", "-P", pipeline,
 			"-n", "2000", "-r", "10000", "-d", "1024", "--csv").CombinedOutput()
 		if err != nil {
 			t.Fatalf("redis-benchmark -P %s: %v\n%s", pipeline, err, out)

@@ -14,7 +14,7 @@ import (
 func TestAServerReachesNodesInSeveralWays(t *testing.T) {
 	ctx := t.Context()
 	near := "unix:" + filepath.Join(t.TempDir(), "node.sock")
-	nearby := startNode(t, "256MiB", "--listen", near) // half of it over TCP; it has most room, and so a copy of everything
+	nearby := startNode(t, "256MiB", "--listen", near, "--listen", "127.0.0.1:0") // half of it over TCP; it has most room, and so a copy of everything
 	other, third := startNode(t, "64MiB"), startNode(t, "64MiB")
 	far := near + "," + other.Addr("verbs") + "," + third.Addr("verbs")
 	server := startServer(t, far, "4MiB")

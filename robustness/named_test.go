@@ -404,7 +404,7 @@ func TestADiskBesideNodesSurvivesALossOfPower(t *testing.T) {
 	ctx := t.Context()
 	witnesses := startWitnesses(t)
 	dir := t.TempDir()
-	listen := []string{freeAddr(t), freeAddr(t)}
+	listen := []string{keptAddr(), keptAddr()}
 	start := func() (server *child.Process, nodes []*child.Process) {
 		for _, addr := range listen {
 			nodes = append(nodes, proctest.Run(t, "node", "--listen", addr, "--lend", "64MiB"))

@@ -89,8 +89,8 @@ func startRedisWith(t *testing.T, dir string) *redis.Client {
 func dumpFile(t *testing.T, c *redis.Client) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	_, port, _ := net.SplitHostPort(c.Options().Addr)
-	if out, err := exec.CommandContext(t.Context(), "redis-cli", "-p", port, "--rdb", filepath.Join(dir, "dump.rdb")).CombinedOutput(); err != nil {
+	host, port, _ := net.SplitHostPort(c.Options().Addr)
+	if out, err := exec.CommandContext(t.Context(), "redis-cli", "-h", host, "-p", port, "--rdb", filepath.Join(dir, "dump.rdb")).CombinedOutput(); err != nil {
 		t.Fatalf("redis-cli --rdb: %v\n%s", err, out)
 	}
 	return dir

@@ -17,17 +17,6 @@ import (
 	"polder/internal/testpython"
 )
 
-// freeAddr is an address at which nobody listens.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lis.Close()
-	return lis.Addr().String()
-}
-
 // sentinelClient is a client of redis-py's that finds the server by those that stand by. It is told when that was killed, and says
 // what it then reads, and after how long.
 const sentinelClient = `
@@ -66,7 +55,7 @@ func TestSentinelClientsFindTheNewServer(t *testing.T) {
 	owner := first.Addr("redis")
 	var standbys []string
 	for range 2 {
-		addr := freeAddr(t)
+		addr := keptAddr()
 		standbys = append(standbys, addr)
 		p, err := child.Start(child.Command{Path: proctest.Binary(), Args: append([]string{"serve", "--listen", addr, "--admin", "127.0.0.1:0", "--standby"}, named(far, witnesses, "--durable")...)})
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,6 +26,7 @@ import (
 
 	"polder/internal/child"
 	"polder/internal/console"
+	"polder/internal/testaddr"
 )
 
 // binary is the path of the program, set by Main.
@@ -69,11 +71,15 @@ func Binary() string { return binary }
 // startTimeout bounds the start of a daemon.
 const startTimeout = time.Minute
 
-// Start runs a daemon that has clients over TCP, as Run does. It listens at a
-// free port of the loopback interface unless args say otherwise.
+// Start runs a daemon that has clients over TCP, as Run does. Unless args say
+// where it listens it does so at a free port of testaddr.Host, so that another one
+// can be started there when it has ended.
 func Start(tb testing.TB, command string, args ...string) *child.Process {
 	tb.Helper()
-	return Run(tb, command, append([]string{"--listen", "127.0.0.1:0"}, args...)...)
+	if !slices.Contains(args, "--listen") {
+		args = append([]string{"--listen", testaddr.Host() + ":0"}, args...)
+	}
+	return Run(tb, command, args...)
 }
 
 // Run runs a daemon and waits until it is ready. Its administrative address is at

@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"polder/internal/testaddr"
 )
 
 // Authority signs certificates. Its files go when the test ends.
@@ -39,7 +41,7 @@ func NewAuthority(tb testing.TB, name string) *Authority {
 	return a
 }
 
-// Issue makes a certificate for 127.0.0.1, valid for an hour, for clients and
+// Issue makes a certificate for 127.0.0.1 and testaddr.Host, valid for an hour, for clients and
 // servers, and returns the PEM files of it and of its key.
 func (a *Authority) Issue(tb testing.TB, name string) (cert, key string) {
 	tb.Helper()
@@ -53,7 +55,7 @@ func (a *Authority) IssueUntil(tb testing.TB, name string, end time.Time) (cert,
 	c, k := a.sign(tb, &x509.Certificate{
 		Subject:     pkix.Name{CommonName: name},
 		NotAfter:    end,
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.ParseIP(testaddr.Host())},
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	})

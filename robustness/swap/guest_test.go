@@ -101,7 +101,7 @@ func addTool(t testing.TB, files map[string]string, name string) {
 // node starts a node on this host, and returns where the guest finds it.
 func node(t *testing.T, lend string) (*child.Process, string) {
 	t.Helper()
-	p := proctest.Start(t, "node", "--lend", lend)
+	p := proctest.Start(t, "node", "--listen", "127.0.0.1:0", "--lend", lend) // the guest reaches no other address
 	_, port, err := net.SplitHostPort(p.Addr("verbs"))
 	if err != nil {
 		t.Fatal(err)
