@@ -1,6 +1,7 @@
 package bytemap
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -858,4 +859,44 @@ func TestWhatIsAboutToBeGivenBackIsNotCleanedFor(t *testing.T) {
 		mustSet(t, m, fmt.Append(nil, "key", r.IntN(60000)), []byte("value"))
 	}
 	settleAll(t, ctx, m)
+}
+
+// TestASegmentIsCleanedPartByPart: of every other part it cannot be known just now what lives. What comes before is not cleaned again, or this would
+// never end; and what is to spare for the rest of a segment is used by nobody else, or a full store could not be cleaned any more.
+func TestASegmentIsCleanedPartByPart(t *testing.T) {
+	t.Parallel()
+	for name, segments := range map[string]int{"full": 34, "roomy": 400} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			lay, calls := tiny, 0
+			lay.Logs = 400 << 10
+			lay.notNow = func() bool { calls++; return calls%2 == 0 } // it is the evacuator that calls it
+			h, err := newHeap(heap.NewMemStore(64<<10, segments), testConfig{Local: lay.Local()}, lay)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := h.Close(); err != nil {
+					t.Error(err)
+				}
+				if calls < 100 {
+					t.Errorf("the cleaner has asked %d times what lives", calls)
+				}
+			}()
+			m := h.NewByteMap("test")
+			ctx := within(t, 2*time.Minute)
+			r := rand.New(rand.NewPCG(1, 2))
+			want := map[string][]byte{}
+			for i := range 30000 {
+				k, v := fmt.Sprint("key", r.IntN(6000)), bytes.Repeat(fmt.Append(nil, i%10), 200)
+				if err := m.Set(ctx, []byte(k), Entry{Value: v}); err != nil {
+					t.Fatalf("after %d SETs: %v", i, err)
+				}
+				want[k] = v
+			}
+			for k, v := range want {
+				mustGet(t, m, []byte(k), v)
+			}
+		})
+	}
 }

@@ -20,6 +20,7 @@ type testHeap struct {
 	Maps
 	memory heap.Heap
 	once   sync.Once
+	notNow func() bool // the next part of a segment cannot be cleaned just now
 }
 
 // testConfig is what there is of far.Config for maps.
@@ -33,6 +34,20 @@ type layout struct {
 	heap.Sizes
 	shards int // of a map; 0 is by the budget
 	early  bool
+	notNow func() bool // of testHeap
+}
+
+// Learns and Learn implement heap.Host.
+func (h *testHeap) Learns() bool { return h.notNow != nil || h.Maps.Learns() }
+
+func (h *testHeap) Learn(ctx context.Context, rs []heap.Suspect) error {
+	if h.notNow != nil && len(rs) > 0 && h.notNow() {
+		return heap.ErrNotNow
+	}
+	if !h.Maps.Learns() {
+		return nil
+	}
+	return h.Maps.Learn(ctx, rs)
 }
 
 // Marker implements heap.Host. No scope keeps anything in place.
@@ -58,7 +73,7 @@ func newHeap(store heap.Store, cfg testConfig, lay layout) (*testHeap, error) {
 	if cfg.MaxValue == 0 {
 		cfg.MaxValue = int(cfg.Local / 4)
 	}
-	h := &testHeap{}
+	h := &testHeap{notNow: lay.notNow}
 	if err := h.memory.Init(store, heap.Config{Local: cfg.Local, MaxLocal: cfg.MaxLocal}, lay.Sizes, h); err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ func (f *Log) Sparsest() (best *Segment) {
 }
 
 // Worst returns the segment whose cleaning yields most for its cost, which is
-// to read what was written and to write what lives; old segments come first,
+// to read what has not been cleaned of it and to write what lives; old segments come first,
 // since what lives in a young one may soon be dead. It is nil if far memory is
 // clean enough. Where memory is tight, what was never written counts as dead, too, in segments that ended
 // early, with a checkpoint or since a copy was late. It is the writer's.
@@ -43,7 +43,7 @@ func (f *Log) Worst() (best *Segment) {
 			return
 		}
 		n++
-		read := size
+		read := size - int64(s.Cleaned)
 		if tight && size < int64(f.SegSize)/2 {
 			size = int64(f.SegSize)
 		}

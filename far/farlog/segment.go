@@ -35,6 +35,8 @@ type Segment struct {
 	Failed bool // a write has; what was to be written behind it fails, too
 	Writes int  // under way
 	End    int  // bytes written, or about to be
+	// Cleaned is where the writer is to go on with cleaning it, 0 if it has not begun: what lay before that has been moved.
+	Cleaned int
 
 	_ [64]byte // what is above seldom changes
 

@@ -22,16 +22,16 @@ const (
 // FarReady sees to it that the open segment has room for n bytes.
 func (h *Heap) FarReady(n int) bool {
 	f := &h.Far
-	owing := f.Owing()
+	owing, midway := f.Owing(), h.isMidway()
 	may := h.shrinking || !owing || h.backing != nil
-	if may && h.hasRoom(n) {
+	if may && !midway && h.hasRoom(n) {
 		return true
 	}
 	if f.resting() == nil {
 		if !may {
 			may = h.repaid()
 		}
-		if may && (h.hasRoom(n) || h.openAnother()) {
+		if may && (!midway && h.hasRoom(n) || h.openAnother()) {
 			return true
 		}
 	}
@@ -61,40 +61,40 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 	f := &h.Far
 	h.Drain() // what is being written may be what has to be cleaned, or may die
 	h.reap()
-	if f.freed.Swap(false) && may && h.openAnother() {
+	tries := h.postponed
+	h.postponed = 0
+	err := h.goOn()
+	if errors.Is(err, ErrNotNow) {
+		h.postponed = tries + 1
+		return false
+	}
+	if freed := f.freed.Swap(false); may && (h.hasRoom(n) || freed && h.openAnother()) {
 		return true
 	}
-	worth, tries := worthCleaning, 4
+	worth, most := worthCleaning, 4
 	if h.shrinking {
 		if seg := f.TakeSpare(true); seg != nil {
 			return h.openWith(seg) == nil
 		}
-		worth, tries = shrinkCleaning, 64
+		worth, most = shrinkCleaning, 64
 	}
 	// Every segment that is cleaned into a spare one yields some room and becomes a spare one. While some are lent, that room is for cleaning, too.
-	full := f.open == nil
-	for range tries {
+	full := f.open == nil || owing && errors.Is(err, ErrStoreFull)
+	for range most {
 		s := f.Sparsest()
 		if s == nil || !s.Yields(worth) {
 			return false
 		}
-		if err := h.learnAll(s); err != nil {
-			if errors.Is(err, ErrNotNow) {
-				h.postponed++
-			} else {
-				h.Logs.note(err)
-			}
-			return false
-		}
-		h.postponed = 0
 		if !owing || full {
-			spare := f.TakeSpare(false)
-			if spare == nil || h.openWith(spare) != nil {
-				h.unlearn()
+			if spare := f.TakeSpare(false); spare == nil || h.openWith(spare) != nil {
 				return false
 			}
 		}
 		err := h.clean(s, false)
+		if errors.Is(err, ErrNotNow) {
+			h.postponed = tries + 1
+			return false
+		}
 		if full = owing && errors.Is(err, ErrStoreFull); err != nil && !full {
 			h.Logs.note(err)
 			return false
@@ -105,6 +105,19 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 		}
 	}
 	return false
+}
+
+// isMidway reports whether a segment has been cleaned in part, as far as owners could tell what lives, into the only one that was
+// to spare: nothing else may use that before the other part is in it.
+func (h *Heap) isMidway() bool { return h.midway != nil && h.Far.open == h.midwayTo }
+
+// goOn cleans what is left of the segment of isMidway, if there is one. It fails with ErrNotNow if some of it still is.
+func (h *Heap) goOn() error {
+	if !h.isMidway() || h.midway.Gone() || h.midway.Live.Load() == 0 {
+		h.midway = nil
+		return nil
+	}
+	return h.clean(h.midway, false)
 }
 
 // hasRoom reports whether n bytes can be appended to the open segment.
@@ -118,7 +131,7 @@ func (h *Heap) hasRoom(n int) bool {
 
 // tidy cleans far memory until it is clean enough or there is other work.
 func (h *Heap) tidy() error {
-	for h.Ctx.Err() == nil && h.Far.resting() == nil {
+	for h.Ctx.Err() == nil && h.Far.resting() == nil && !errors.Is(h.goOn(), ErrNotNow) {
 		s := h.Far.Worst()
 		if s == nil {
 			break
@@ -141,16 +154,27 @@ func (h *Heap) tidy() error {
 }
 
 // clean moves what lives in s to the open segment, or to further ones if it
-// may borrow.
+// may borrow. If owners cannot tell just now what lives, or there is no room, it ends
+// in the middle, and goes on from there the next time.
 func (h *Heap) clean(s *FarSegment, borrow bool) error {
 	part := s.Pin()
 	fails, unmoved := h.Far.fails, h.Far.unmoved
-	err := h.cleanPinned(s, borrow, fails)
+	end, err := h.cleanPinned(s, borrow, fails)
 	h.Drain()
 	if err == nil && h.Far.fails != fails {
 		err = h.Far.failed
 	}
-	h.unlearn()
+	_ = h.host.Learn(h.Ctx, nil) // owners may forget again what they have learned; this cannot fail
+	moved := h.Far.fails == fails && h.Far.unmoved == unmoved
+	if s.Cleaned = 0; moved && (errors.Is(err, ErrNotNow) || errors.Is(err, ErrStoreFull)) {
+		s.Cleaned = end
+	}
+	if !borrow {
+		h.midway, h.midwayTo = nil, h.Far.open
+		if errors.Is(err, ErrNotNow) {
+			h.midway = s
+		}
+	}
 	if err == nil && h.Far.unmoved == unmoved && !s.Gone() && s.Live.Load() != 0 && (s.Restored || h.host.Leaks()) {
 		s.Forsake()
 		h.WakeJanitor()
@@ -162,27 +186,31 @@ func (h *Heap) clean(s *FarSegment, borrow bool) error {
 	return err
 }
 
-func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) error {
+// cleanPinned returns where it has come to.
+func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) (off int, err error) {
+	off = max(record.SegmentSize, s.Cleaned)
 	if s.Live.Load() == 0 {
-		return nil // the janitor may already have given it back
+		return off, nil // the janitor may already have given it back
 	}
-	h.Count.cleanedSegments.Add(1)
-	for off, again := record.SegmentSize, 0; off < s.End; {
+	if s.Cleaned == 0 {
+		h.Count.cleanedSegments.Add(1)
+	}
+	for again := 0; off < s.End; {
 		b, err := h.readPart(s, off)
 		if err != nil {
-			return err
+			return off, err
 		}
 		done, err := h.cleanPart(s, off, b, borrow, fails)
 		if err != nil {
-			return err
+			return off, err
 		}
 		if off += done; done == 0 { // it was damaged on its way
 			if again++; again > 8 {
-				return &CorruptError{Segment: s.Seg.Name(), Off: off, Err: errors.New("they are damaged on their way, again and again")}
+				return off, &CorruptError{Segment: s.Seg.Name(), Off: off, Err: errors.New("they are damaged on their way, again and again")}
 			}
 		}
 	}
-	return nil
+	return off, nil
 }
 
 // cleanPart deals with the records in b, which was read at off of s, and
@@ -190,10 +218,8 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) error {
 // before.
 func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails int) (int, error) {
 	f := &h.Far
-	if borrow { // otherwise it was done for all of s
-		if _, err := h.learnPart(s, off, b); err != nil {
-			return 0, err
-		}
+	if err := h.learnPart(s, off, b); err != nil {
+		return 0, err
 	}
 	for at := 0; at < len(b); {
 		e, err := h.cleanable(s, off+at, b[at:])
@@ -253,46 +279,13 @@ func (h *Heap) cleanable(s *FarSegment, off int, b []byte) (record.Record, error
 	return e, o.Check(e, nil)
 }
 
-// learnAll has the host learn about all records in s. What cleans a full store must not end in the middle of a
-// segment: the spare one would be used up.
-func (h *Heap) learnAll(s *FarSegment) error {
+// learnPart has the host learn about the records in b, which was read at off of s.
+func (h *Heap) learnPart(s *FarSegment, off int, b []byte) error {
 	if !h.host.Learns() {
 		return nil
 	}
-	defer s.Unpin(s.Pin())
-	for off := record.SegmentSize; off < s.End; {
-		b, err := h.readPart(s, off)
-		if err != nil {
-			return err
-		}
-		n, err := h.learnPart(s, off, b)
-		if err != nil {
-			h.unlearn()
-			return err
-		}
-		if n == 0 {
-			return nil // clean will say what is wrong with it
-		}
-		off += n
-	}
-	return nil
-}
-
-// unlearn lets owners forget again what they have learned.
-func (h *Heap) unlearn() {
-	if h.host.Learns() {
-		_ = h.host.Learn(h.Ctx, nil) // of nothing: it cannot fail
-	}
-}
-
-// learnPart has the host learn about the records in b, which was read at off of s. It returns the bytes of
-// those that are in it entirely.
-func (h *Heap) learnPart(s *FarSegment, off int, b []byte) (n int, err error) {
-	if !h.host.Learns() {
-		return len(b), nil
-	}
 	h.suspects = h.suspects[:0]
-	for n < len(b) {
+	for n := 0; n < len(b); {
 		e, err := s.DecodeHead(b[n:], off+n)
 		if err != nil || e.Size() > len(b)-n {
 			break
@@ -300,10 +293,10 @@ func (h *Heap) learnPart(s *FarSegment, off int, b []byte) (n int, err error) {
 		h.suspects = append(h.suspects, Suspect{Owner: e.Owner(), Number: e.Number(), Addr: s.Address(off + n)})
 		n += e.Size()
 	}
-	if n == 0 {
-		return 0, nil
+	if len(h.suspects) == 0 {
+		return nil // cleanPart will say what is wrong with it
 	}
-	return n, h.host.Learn(h.Ctx, h.suspects)
+	return h.host.Learn(h.Ctx, h.suspects)
 }
 
 // readPart reads what is at off of s, as much as there is room for.

@@ -565,7 +565,9 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 			case fateFull:
 				if !h.makeFit(ev.far) {
 					ev.full = h.Far.err == nil || errors.Is(h.Far.err, ErrStoreFull)
-					h.closeFar() // it is as good as full
+					if !h.isMidway() {
+						h.closeFar() // it is as good as full
+					}
 					ev.what = evictClean
 				}
 				continue // try this one again

@@ -182,7 +182,7 @@ func (h *Heap) cleanSparse() error {
 	if h.Far.resting() != nil && !errors.Is(h.Far.err, ErrStoreFull) {
 		return nil
 	}
-	for tries := 0; tries < mostCleaned && h.Ctx.Err() == nil; tries++ {
+	for tries := 0; tries < mostCleaned && h.Ctx.Err() == nil && !errors.Is(h.goOn(), ErrNotNow); tries++ {
 		s := h.Far.Sparsest()
 		if s == nil || !s.Yields(worthCleaning) {
 			return nil
@@ -190,14 +190,10 @@ func (h *Heap) cleanSparse() error {
 		if !h.hasRoom(Unit) && !h.openSpare() {
 			return nil
 		}
-		if err := h.learnAll(s); err != nil {
-			if errors.Is(err, ErrNotNow) {
-				return nil
-			}
-			return err
-		}
 		if err := h.clean(s, false); errors.Is(err, ErrStoreFull) {
 			h.closeFar() // what is left of s goes into another one
+		} else if errors.Is(err, ErrNotNow) {
+			return nil
 		} else if err != nil {
 			return err
 		}
