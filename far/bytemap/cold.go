@@ -117,7 +117,7 @@ func (sh *shard) learn(h *Maps, tag uint32, i int, leaf index.Leaf, warmth index
 	count := c.At(at).Count() - less
 	if count < 0 || count > leaf.Len() {
 		h.miscounts.Add(1)
-		count = sh.unknownOf(leaf)
+		count = sh.t.Unknown(leaf)
 	}
 	c.Set(at, c.At(at).WithCount(count))
 	return present

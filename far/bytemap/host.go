@@ -72,6 +72,9 @@ func (h *Maps) Learns() bool { return h.settler.learn.Load() != nil }
 // Leaks is for heap.Host: with a leaf, what it referred to is lost sight of. What is yet to be buried is not.
 func (h *Maps) Leaks() bool { return h.leavesLost.Load() && !h.settler.burying() }
 
+// learnPatience is how long the cleaner waits for places in tables, so that what it has read is not read again.
+const learnPatience = 10 * time.Millisecond
+
 // learnRounds is how often the cleaner asks again for leaves that have been replaced while it read others.
 const learnRounds = 8
 
@@ -136,23 +139,22 @@ func (h *Maps) unknown(rs []heap.Suspect) (all []unsureOf, err error) {
 // meanwhile would say stays unknown.
 func (h *Maps) learnFrom(ctx context.Context, rs []heap.Suspect, all []unsureOf) error {
 	buf := *h.settler.learn.Load()
+	patience, end := context.WithTimeout(ctx, learnPatience)
+	defer end()
 	for len(all) > 0 {
-		var reads []pagelog.Read
-		n, bytes := 0, 0
+		var reads pagelog.Reads
+		reads.Begin(buf)
+		n := 0
 		stale := uint64(0) // address of a leaf that has been replaced
 		for ; n < len(all); n++ {
 			a := all[n]
-			if k := len(reads); k > 0 && reads[k-1].Addr == a.addr || a.addr == stale {
+			if k := len(reads.Pages); k > 0 && reads.Pages[k-1].Addr == a.addr || a.addr == stale {
 				continue
 			}
 			full := false
 			a.sh.mu.Lock()
 			if a.sh.refers(a.part, a.addr) {
-				size := sizeclass.Size(a.sh.cold.At(a.part).Class())
-				if full = bytes+size > len(buf); !full {
-					reads = append(reads, pagelog.NewRead(h.core, a.addr, buf[bytes:bytes+size:bytes+size]))
-					bytes += size
-				}
+				full = !reads.Add(h.core, a.addr, sizeclass.Size(a.sh.cold.At(a.part).Class()))
 			} else {
 				stale = a.addr
 			}
@@ -161,24 +163,29 @@ func (h *Maps) learnFrom(ctx context.Context, rs []heap.Suspect, all []unsureOf)
 				break
 			}
 		}
-		leaves, errs := h.readLeaves(ctx, reads)
+		leaves, errs := h.readLeaves(ctx, reads.Pages)
 		k := 0
 		for _, a := range all[:n] {
-			for k < len(reads) && reads[k].Addr < a.addr {
+			for k < len(reads.Pages) && reads.Pages[k].Addr < a.addr {
 				k++
 			}
-			if k == len(reads) || reads[k].Addr != a.addr {
+			if k == len(reads.Pages) || reads.Pages[k].Addr != a.addr {
 				continue // it is stale
 			}
 			if errs[k] != nil {
 				return fmt.Errorf("cannot clean far memory: %w", errs[k])
 			}
 			r := &rs[a.i]
-			a.sh.mu.Lock()
-			err := a.sh.suspect(h, r, entry.Hash(r.Number).Tag(), a.part, a.addr, leaves[k])
-			a.sh.mu.Unlock()
-			if err != nil {
-				return err
+			for wait := true; ; {
+				a.sh.mu.Lock()
+				err := a.sh.suspect(h, r, entry.Hash(r.Number).Tag(), a.part, a.addr, leaves[k])
+				a.sh.mu.Unlock()
+				if err == nil {
+					break
+				}
+				if wait = wait && h.settler.wait(patience) == nil; !wait {
+					return err
+				}
 			}
 		}
 		all = all[n:]

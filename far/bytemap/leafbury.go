@@ -62,30 +62,28 @@ func (s *settler) burying() bool {
 func (s *settler) buryLeaves(d *corpse) bool {
 	all := true
 	for i := 0; i < d.dir.Len() && s.h.core.Ctx.Err() == nil; {
-		var reads []pagelog.Read
+		var reads pagelog.Reads
+		reads.Begin(s.visits[0].bodies)
 		var at []int
-		for bytes := 0; i < d.dir.Len() && len(at) < visitLeaves; {
+		for full := false; i < d.dir.Len() && !full; {
 			first, n := d.dir.Group(i)
 			ref := d.dir.At(first)
-			size := sizeclass.Size(ref.Class())
-			if ref.Addr() != 0 && bytes+size > len(s.bodies) {
-				break
-			}
-			i = first + n
 			switch {
 			case ref.Addr() == 0:
 			case s.h.core.Far.Seg(ref.Addr()).Gone():
 				s.buried(d, first)
-			default:
-				reads = append(reads, pagelog.NewRead(s.h.core, ref.Addr(), s.bodies[bytes:bytes+size:bytes+size]))
+			case reads.Add(s.h.core, ref.Addr(), sizeclass.Size(ref.Class())):
 				at = append(at, first)
-				bytes += size
+			default:
+				full = true
+				continue
 			}
+			i = first + n
 		}
 		if len(at) == 0 {
 			continue
 		}
-		leaves, errs := s.h.readLeaves(s.h.core.Ctx, reads)
+		leaves, errs := s.h.readLeaves(s.h.core.Ctx, reads.Pages)
 		for k, first := range at {
 			var bad *heap.CorruptError
 			if errors.As(errs[k], &bad) {

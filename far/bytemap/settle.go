@@ -31,9 +31,7 @@ type settler struct {
 	// The rest is the goroutine's.
 	mem    *arena.Mapping
 	pages  *pagelog.Log
-	bodies []byte // of the leaves of a visit
-	units  []unit
-	reads  []pagelog.Read
+	visits [2]visit
 	merged index.Merged
 	hot    []index.Slot // words of tables
 	groups [][2]int     // those of a tag, as they were when its leaf was made: in hot, from the one to the other
@@ -41,11 +39,11 @@ type settler struct {
 }
 
 const (
-	// The settler has three buffers, each a 128th of the budget, within these bounds.
+	// The settler has three buffers, one of which two visits share, each a 128th of the budget, within these bounds.
 	leastSettler = 16 << 10
 	mostSettler  = 64 << 10
-	// A visit is of so many leaves at a time.
-	visitLeaves = 128
+	// A visit is of so many leaves at the most.
+	visitLeaves = 512
 )
 
 func (s *settler) init(h *Maps) {
@@ -124,7 +122,9 @@ func (s *settler) ready() error {
 	s.mem = mem
 	b := mem.Bytes()
 	s.pages = pagelog.New(s.h.core, b[:n:n]) // for leaves that are to be written
-	s.bodies = b[n : 2*n : 2*n]              // for leaves that were read
+	for i := range s.visits {
+		s.visits[i].bodies, s.visits[i].done = b[n+i*n/2:n+(1+i)*n/2], make(chan error, 1)
+	}
 	s.learn.Store(new(b[2*n:]))
 	return nil
 }
@@ -178,12 +178,17 @@ func (s *settler) sweep(m *Map, sh *shard) error {
 			due[c.Of(sh.t.Tag(p))] = true
 		}
 	}
-	gen := c.gen
+	j := job{m: m, sh: sh, gen: c.gen}
 	sh.mu.Unlock()
 	if len(due) == 0 {
 		return err
 	}
-	return s.visitAll(m, sh, gen, due)
+	for i, yes := range due {
+		if yes {
+			j.ranges = append(j.ranges, i)
+		}
+	}
+	return s.visitAll([]job{j})
 }
 
 // double gives the directory of sh more ranges if their leaves have grown too long.
@@ -235,7 +240,7 @@ func (s *settler) keepSpare() {
 const (
 	// cleanPagesAbove is the part of the far memory of leaves that may be dead, provided there
 	// are at least cleanPagesFrom segments of it; and cleanPagesFull when the store is full.
-	cleanPagesAbove = 1.0 / 3
+	cleanPagesAbove = 1.0 / 2
 	cleanPagesFull  = 0.1
 	cleanPagesFrom  = 3
 )
@@ -272,6 +277,7 @@ func (s *settler) empty(f *heap.FarSegment) bool {
 	s.forced = true
 	defer func() { s.forced = false }()
 	s.h.cleanedPages.Add(1)
+	var jobs []job
 	for _, m := range *s.h.maps.Load() {
 		shards := m.shards() // they may be others when the map is freed
 		for i := range shards {
@@ -281,20 +287,17 @@ func (s *settler) empty(f *heap.FarSegment) bool {
 				sh.mu.Unlock()
 				continue
 			}
-			due, any := make([]bool, sh.cold.Len()), false
-			for k := range due {
-				a := sh.cold.At(k).Addr()
-				due[k] = a != 0 && a/s.h.core.Far.Units == f.ID
-				any = any || due[k]
+			j := job{m: m, sh: sh, gen: sh.cold.gen}
+			for k := range sh.cold.Len() {
+				if a := sh.cold.At(k).Addr(); a != 0 && a/s.h.core.Far.Units == f.ID {
+					j.ranges = append(j.ranges, k)
+				}
 			}
-			gen := sh.cold.gen
 			sh.mu.Unlock()
-			if any && s.visitAll(m, sh, gen, due) != nil {
-				return false
-			}
+			jobs = append(jobs, j)
 		}
 	}
-	return f.Live.Load() == 0
+	return s.visitAll(jobs) == nil && f.Live.Load() == 0
 }
 
 // close gives the settler's memory back, after it has ended.

@@ -15,6 +15,7 @@ import (
 
 // unit is one leaf that is visited, and the one or two ranges that it is of.
 type unit struct {
+	*job
 	first, n int
 	ref      index.Ref
 	body     index.Leaf
@@ -35,99 +36,109 @@ type newLeaf struct {
 	cold   int        // words of tags that are not known
 }
 
-// visitAll visits the leaves of the ranges that are due.
-func (s *settler) visitAll(m *Map, sh *shard, gen int, due []bool) error {
-	var all []int
-	for i, yes := range due {
-		if yes {
-			all = append(all, i)
-		}
-	}
+// job is ranges of a shard, which ascend, of which the leaves are to be visited.
+type job struct {
+	m      *Map
+	sh     *shard
+	gen    int // of the shard's leaves
+	ranges []int
+}
+
+// visit is some leaves that are visited together.
+type visit struct {
+	units  []unit
+	reads  pagelog.Reads
+	bodies []byte     // what is read
+	done   chan error // says that it has been
+}
+
+// visitAll visits the leaves of jobs, and reads some while it deals with those before.
+func (s *settler) visitAll(jobs []job) error {
 	var errs []error
-	for len(all) > 0 && s.h.core.Ctx.Err() == nil {
-		n, err := s.visit(m, sh, gen, all)
-		if err != nil {
-			errs = append(errs, err)
-			if n == 0 {
-				break
+	var v *visit
+	for i, failed := 0, false; ; i++ {
+		next := &s.visits[i%2]
+		if !failed && s.h.core.Ctx.Err() == nil && s.choose(next, &jobs) {
+			go func() { next.done <- s.read(next) }()
+		} else {
+			next = nil
+		}
+		if v != nil {
+			errs = append(errs, <-v.done)
+			if !failed {
+				err := s.write(v.units)
+				errs, failed = append(errs, err), err != nil
 			}
 		}
-		all = all[n:]
+		if v = next; v == nil {
+			return errors.Join(errs...)
+		}
 	}
-	return errors.Join(errs...)
 }
 
-// visit visits the leaves of some of the ranges, which ascend, from the first on, and returns of how many.
-func (s *settler) visit(m *Map, sh *shard, gen int, ranges []int) (n int, err error) {
-	n = s.choose(sh, gen, ranges)
-	if n == 0 {
-		return 0, heap.ErrClosed // the leaves are others now
-	}
-	err = s.read()
-	for at := 0; at < len(s.units); {
-		k, werr := s.stage(m, sh, gen, at)
-		if pagelog.IsStagingFull(werr) {
+// write writes the leaves of units anew where they have changed.
+func (s *settler) write(units []unit) error {
+	for len(units) > 0 {
+		k, err := s.stage(units)
+		if pagelog.IsStagingFull(err) {
 			// What is staged is of nobody: one of two leaves for which there was no room behind it.
-			if werr = s.pages.Flush(); werr == nil {
-				k, werr = s.stage(m, sh, gen, at)
+			if err = s.pages.Flush(); err == nil {
+				k, err = s.stage(units)
 			}
 		}
-		if werr == nil {
+		if err == nil {
 			failpoint.Hit("far.settling-leaves")
-			werr = s.pages.Flush()
+			err = s.pages.Flush()
 		}
-		s.apply(sh, gen, at, at+k, werr == nil)
-		if werr != nil {
-			return 0, werr
+		s.apply(units[:k], err == nil)
+		if err != nil {
+			return err
 		}
-		if k == 0 {
-			return 0, heap.ErrClosed
-		}
-		at += k
+		units = units[k:]
 	}
-	return n, err
+	return nil
 }
 
-// choose makes units of the first ranges, as many as there is room for.
-func (s *settler) choose(sh *shard, gen int, ranges []int) (n int) {
+// choose makes v the leaves of the first ranges of jobs, as many as there is room for, which it takes from those, and reports whether there are any.
+func (s *settler) choose(v *visit, jobs *[]job) bool {
+	v.units = v.units[:0]
+	v.reads.Begin(v.bodies)
+	for len(*jobs) > 0 && s.chooseOf(v, &(*jobs)[0]) {
+		*jobs = (*jobs)[1:]
+	}
+	return len(v.units) > 0
+}
+
+// chooseOf is choose for one job. It reports whether there is room for more.
+func (s *settler) chooseOf(v *visit, j *job) bool {
+	sh := j.sh
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	s.units, s.reads = s.units[:0], s.reads[:0]
-	c := sh.cold
-	if c.gen != gen || sh.closed {
-		return 0
-	}
-	bytes := 0
-	for n < len(ranges) && len(s.units) < visitLeaves {
-		u := unit{}
-		u.first, u.n = c.Group(ranges[n])
-		u.ref = c.At(u.first)
+	for sh.cold.gen == j.gen && !sh.closed && len(j.ranges) > 0 { // otherwise the leaves are others now
+		u := unit{job: j}
+		u.first, u.n = sh.cold.Group(j.ranges[0])
+		u.ref = sh.cold.At(u.first)
 		if u.ref.Addr() != 0 && s.h.core.Far.Seg(u.ref.Addr()).Gone() {
 			sh.loseLeaf(s.h, u.first)
-			u.ref = c.At(u.first)
+			u.ref = sh.cold.At(u.first)
 		}
-		size := sizeclass.Size(u.ref.Class())
-		if bytes+size > len(s.bodies) {
-			break
+		if len(v.units) == visitLeaves || u.ref.Addr() != 0 && !v.reads.Add(s.h.core, u.ref.Addr(), sizeclass.Size(u.ref.Class())) {
+			return false
 		}
-		if u.ref.Addr() != 0 {
-			s.reads = append(s.reads, pagelog.NewRead(s.h.core, u.ref.Addr(), s.bodies[bytes:bytes+size:bytes+size]))
-			bytes += size
-		}
-		s.units = append(s.units, u)
-		for n < len(ranges) && ranges[n] < u.first+u.n {
-			n++
+		v.units = append(v.units, u)
+		for len(j.ranges) > 0 && j.ranges[0] < u.first+u.n {
+			j.ranges = j.ranges[1:]
 		}
 	}
-	return n
+	return true
 }
 
-// read reads the leaves of the units.
-func (s *settler) read() (err error) {
-	leaves, errs := s.h.readLeaves(s.h.core.Ctx, s.reads)
+// read reads the leaves of v.
+func (s *settler) read(v *visit) (err error) {
+	leaves, errs := s.h.readLeaves(s.h.core.Ctx, v.reads.Pages)
 	k := 0
-	for i := range s.units {
-		u := &s.units[i]
+	for i := range v.units {
+		u := &v.units[i]
 		if u.ref.Addr() == 0 {
 			continue
 		}
@@ -158,27 +169,33 @@ func (h *Maps) readLeaves(ctx context.Context, reads []pagelog.Read) ([]index.Le
 	return leaves, errs
 }
 
-// stage makes new leaves of units from at on, until the staging buffer is full, and returns of how many.
-func (s *settler) stage(m *Map, sh *shard, gen, at int) (n int, err error) {
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	c := sh.cold
-	s.hot, s.groups = s.hot[:0], s.groups[:0]
-	if c.gen != gen || sh.closed {
-		return 0, nil
+// each calls fn for units, with the lock of the shard of each, until it returns false.
+func each(units []unit, fn func(u *unit) bool) {
+	for i, more := 0, true; more && i < len(units); {
+		sh := units[i].sh
+		sh.mu.Lock()
+		for ; more && i < len(units) && units[i].sh == sh; i++ {
+			more = fn(&units[i])
+		}
+		sh.mu.Unlock()
 	}
-	for ; at+n < len(s.units); n++ {
-		u := &s.units[at+n]
+}
+
+// stage makes new leaves of units, until the staging buffer is full, and returns of how many.
+func (s *settler) stage(units []unit) (n int, err error) {
+	s.hot, s.groups = s.hot[:0], s.groups[:0]
+	each(units, func(u *unit) bool {
+		c := u.sh.cold
 		u.groups = [2]int{len(s.groups), len(s.groups)}
 		u.news = [2]newLeaf{}
-		u.count = c.At(u.first).Count()
-		if u.bad || c.At(u.first).Addr() != u.ref.Addr() {
-			u.bad = true
-			continue
+		if u.bad = u.bad || c.gen != u.gen || u.sh.closed || c.At(u.first).Addr() != u.ref.Addr(); u.bad {
+			n++
+			return true
 		}
+		u.count = c.At(u.first).Count()
 		before := *u
 		for k := range u.n {
-			if err = s.renew(m, sh, u, k); err != nil {
+			if err = s.renew(u, k); err != nil {
 				break
 			}
 		}
@@ -192,19 +209,22 @@ func (s *settler) stage(m *Map, sh *shard, gen, at int) (n int, err error) {
 			u.news, u.groups = before.news, before.groups
 			s.groups = s.groups[:u.groups[0]]
 			if pagelog.IsStagingFull(err) && n > 0 {
-				return n, nil
+				err = nil
+			} else {
+				u.bad = true
 			}
-			u.bad = true
-			return n, err
+			return false
 		}
 		u.groups[1] = len(s.groups)
-	}
-	return n, nil
+		n++
+		return true
+	})
+	return n, err
 }
 
-// renew makes the new leaf of the k-th range of u. sh.mu must be held.
-func (s *settler) renew(m *Map, sh *shard, u *unit, k int) error {
-	c := sh.cold
+// renew makes the new leaf of the k-th range of u. The lock of its shard must be held.
+func (s *settler) renew(u *unit, k int) error {
+	m, sh, c := u.m, u.sh, u.sh.cold
 	i := u.first + k
 	lo, hi := c.Range(i)
 	from := len(s.hot)
@@ -221,7 +241,7 @@ func (s *settler) renew(m *Map, sh *shard, u *unit, k int) error {
 	switch {
 	case len(out) == 0 || !changed:
 		return nil
-	case len(out) > index.MaxSlots || body > len(s.bodies)/2:
+	case len(out) > index.MaxSlots || body > len(s.visits[0].bodies)/2:
 		return errLeafFull
 	case slices.ContainsFunc(out, func(x index.Slot) bool { return x.Word&index.TTL != 0 }):
 		m.h.sweeper.dated.Store(true)
@@ -240,15 +260,12 @@ func (s *settler) renew(m *Map, sh *shard, u *unit, k int) error {
 
 var errLeafFull = errors.New("cannot settle: a leaf would be too long")
 
-// apply makes the directory refer to the new leaves of units [from, to), if they were written, and
+// apply makes the directories refer to the new leaves of units, if they were written, and
 // the words that are in them settled ones, unless they have changed meanwhile.
-func (s *settler) apply(sh *shard, gen, from, to int, written bool) {
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	c := sh.cold
-	for i := from; i < to; i++ {
-		u := &s.units[i]
-		ok := written && !u.bad && c.gen == gen && c.At(u.first).Addr() == u.ref.Addr() && c.At(u.first).Lost() == u.ref.Lost()
+func (s *settler) apply(units []unit, written bool) {
+	each(units, func(u *unit) bool {
+		sh, c := u.sh, u.sh.cold
+		ok := written && !u.bad && c.gen == u.gen && c.At(u.first).Addr() == u.ref.Addr() && c.At(u.first).Lost() == u.ref.Lost()
 		for _, nl := range u.news {
 			ok = ok && !(nl.staged && nl.seg.Gone())
 		}
@@ -258,7 +275,7 @@ func (s *settler) apply(sh *shard, gen, from, to int, written bool) {
 					nl.seg.Live.Add(-int64(sizeclass.Round(nl.size)))
 				}
 			}
-			continue
+			return true
 		}
 		if u.n > 1 || !u.news[0].same {
 			// What has been forgotten meanwhile, less what was learned. Of a leaf that is split nobody knows
@@ -270,7 +287,7 @@ func (s *settler) apply(sh *shard, gen, from, to int, written bool) {
 					ref = ref.AsLost()
 				}
 				if u.n > 1 {
-					nl.cold = sh.unknownOf(nl.body)
+					nl.cold = sh.t.Unknown(nl.body)
 				}
 				if nl.staged {
 					ref = (ref | index.NewRef(nl.addr, sizeclass.Of(nl.size))).WithCount(nl.cold)
@@ -284,45 +301,15 @@ func (s *settler) apply(sh *shard, gen, from, to int, written bool) {
 		for _, g := range s.groups[u.groups[0]:u.groups[1]] {
 			s.settleGroup(sh, s.hot[g[0]:g[1]])
 		}
-	}
-}
-
-// unknownOf is how many entries only leaf knows. sh.mu must be held.
-func (sh *shard) unknownOf(leaf index.Leaf) (n int) {
-	for i := range leaf.Len() {
-		if s := leaf.At(i); !s.Word.IsLost() && !sh.known(s.Tag) {
-			n++
-		}
-	}
-	return n
+		return true
+	})
 }
 
 // settleGroup makes the words of a tag, which its leaf has now, settled. If they are others by now,
 // they stay as they are. sh.mu must be held.
 func (s *settler) settleGroup(sh *shard, was []index.Slot) {
 	tag := was[0].Tag
-	var now [8]index.Word
-	n := 0
-	for p := range sh.t.Matches(tag) {
-		w := *sh.t.Word(p)
-		if !w.Tells() {
-			continue
-		}
-		if n == len(now) || !w.Settles() && !w.IsGone() || s.h.cleans(w) {
-			sh.t.Soil(tag)
-			return
-		}
-		now[n] = w.AsSettled()
-		n++
-	}
-	slices.Sort(now[:n])
-	same, live := n == len(was), 0
-	for i := range was {
-		same = same && now[i] == was[i].Word.AsSettled()
-		if !was[i].Word.IsGone() {
-			live++
-		}
-	}
+	live, same := sh.t.Agrees(was, s.h.cleans)
 	if !same {
 		sh.t.Soil(tag)
 		return

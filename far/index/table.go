@@ -338,3 +338,42 @@ func (t *Table) Close() error {
 	}
 	return mem.Close()
 }
+
+// Unknown is how many entries of leaf, that are not lost, have tags of which t knows nothing.
+func (t *Table) Unknown(leaf Leaf) (n int) {
+	for i := range leaf.Len() {
+		if s := leaf.At(i); !s.Word.IsLost() && !t.Knows(s.Tag) {
+			n++
+		}
+	}
+	return n
+}
+
+// Agrees reports whether what t tells of the tag of was, which are words of one tag in the order that settled ones have, is still what was
+// told there, and nothing that busy says is in use; and how many of those are entries.
+func (t *Table) Agrees(was []Slot, busy func(Word) bool) (live int, same bool) {
+	var now [8]Word
+	n := 0
+	for p := range t.Matches(was[0].Tag) {
+		w := *t.Word(p)
+		if !w.Tells() {
+			continue
+		}
+		if n == len(now) || !w.Settles() && !w.IsGone() || busy(w) {
+			return 0, false
+		}
+		now[n] = w.AsSettled()
+		n++
+	}
+	slices.Sort(now[:n])
+	if same = n == len(was); !same {
+		return 0, false
+	}
+	for i := range was {
+		same = same && now[i] == was[i].Word.AsSettled()
+		if !was[i].Word.IsGone() {
+			live++
+		}
+	}
+	return live, same
+}

@@ -164,6 +164,28 @@ func NewRead(h *heap.Heap, addr uint64, buf []byte) Read {
 	return Read{Addr: addr, Buf: buf, Seg: s, pin: s.Pin()}
 }
 
+// Reads is pages that are read together, into one buffer.
+type Reads struct {
+	Pages []Read
+
+	buf  []byte
+	used int
+}
+
+// Begin makes r no pages, which are read into buf.
+func (r *Reads) Begin(buf []byte) { *r = Reads{Pages: r.Pages[:0], buf: buf} }
+
+// Add adds the page of h at addr, whose record takes at most size bytes, as NewRead does. It reports false if there is no room for it.
+func (r *Reads) Add(h *heap.Heap, addr uint64, size int) bool {
+	end := r.used + size
+	if end > len(r.buf) {
+		return false
+	}
+	r.Pages = append(r.Pages, NewRead(h, addr, r.buf[r.used:end:end]))
+	r.used = end
+	return true
+}
+
 // decodePage is the page that was read at off of s.
 func decodePage(s *heap.FarSegment, b []byte, off int) (record.Record, error) {
 	r, err := s.Decode(b, off)

@@ -22,8 +22,8 @@ type setScale struct {
 	warm  float64 // SETs before that for each key, so that the cleaner has come to a steady state
 }
 
-// setWorkers is how many goroutines set keys: as many as a server has clients.
-const setWorkers = 32
+// setWorkers is how many goroutines set keys: as many clients as redis-benchmark has unless it is told otherwise.
+const setWorkers = 50
 
 // RunSet measures SETs of random keys in a map that is a hundred times as large as its local memory: how many there are in
 // a second, and what each of them moves, when 65 and when 80 per cent of what the node lends live.
@@ -106,7 +106,7 @@ type setBench struct {
 func (b *setBench) fill(ctx context.Context, live int64) error {
 	for b.heap.Stats().FarLive < live {
 		first := b.keys
-		const each = 4096
+		const each = 2048
 		if _, err := crowd(setWorkers, 0, func(id int, _ func() bool) (int, error) {
 			for k := first + id*each; k < first+(id+1)*each; k++ {
 				if err := b.m.Set(ctx, load.Key(uint32(k)), far.Entry{Value: load.Value(uint32(k), valueSize)}); err != nil {
