@@ -884,7 +884,7 @@ func TestASegmentIsCleanedPartByPart(t *testing.T) {
 				}
 			}()
 			m := h.NewByteMap("test")
-			ctx := within(t, 2*time.Minute)
+			ctx := within(t, time.Minute)
 			r := rand.New(rand.NewPCG(1, 2))
 			want := map[string][]byte{}
 			for i := range 30000 {
@@ -896,6 +896,15 @@ func TestASegmentIsCleanedPartByPart(t *testing.T) {
 			}
 			for k, v := range want {
 				mustGet(t, m, []byte(k), v)
+			}
+			if name == "roomy" {
+				return
+			}
+			for i := 0; err == nil; i++ { // that there is nothing to clean any more is said, although it was put off before
+				err = m.Set(ctx, fmt.Append(nil, "more", i), Entry{Value: make([]byte, 200)})
+			}
+			if !errors.Is(err, heap.ErrStoreFull) {
+				t.Errorf("when all lives: got %v, want ErrStoreFull", err)
 			}
 		})
 	}

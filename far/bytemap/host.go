@@ -72,7 +72,8 @@ func (h *Maps) Learns() bool { return h.settler.learn.Load() != nil }
 // Leaks is for heap.Host: with a leaf, what it referred to is lost sight of. What is yet to be buried is not.
 func (h *Maps) Leaks() bool { return h.leavesLost.Load() && !h.settler.burying() }
 
-// learnPatience is how long the cleaner waits for places in tables, so that what it has read is not read again.
+// learnPatience is how long the cleaner waits at the most for places in tables, so that what it has read is not read again. Settling, which
+// makes them, needs nothing of it.
 const learnPatience = 10 * time.Millisecond
 
 // learnRounds is how often the cleaner asks again for leaves that have been replaced while it read others.
@@ -141,8 +142,8 @@ func (h *Maps) learnFrom(ctx context.Context, rs []heap.Suspect, all []unsureOf)
 	buf := *h.settler.learn.Load()
 	patience, end := context.WithTimeout(ctx, learnPatience)
 	defer end()
+	var reads pagelog.Reads
 	for len(all) > 0 {
-		var reads pagelog.Reads
 		reads.Begin(buf)
 		n := 0
 		stale := uint64(0) // address of a leaf that has been replaced
@@ -176,14 +177,14 @@ func (h *Maps) learnFrom(ctx context.Context, rs []heap.Suspect, all []unsureOf)
 				return fmt.Errorf("cannot clean far memory: %w", errs[k])
 			}
 			r := &rs[a.i]
-			for wait := true; ; {
+			for {
 				a.sh.mu.Lock()
 				err := a.sh.suspect(h, r, entry.Hash(r.Number).Tag(), a.part, a.addr, leaves[k])
 				a.sh.mu.Unlock()
 				if err == nil {
 					break
 				}
-				if wait = wait && h.settler.wait(patience) == nil; !wait {
+				if h.settler.wait(patience) != nil {
 					return err
 				}
 			}

@@ -61,8 +61,8 @@ func (s *settler) burying() bool {
 // buryLeaves buries what the leaves of d refer to, and reports whether it could.
 func (s *settler) buryLeaves(d *corpse) bool {
 	all := true
+	var reads pagelog.Reads
 	for i := 0; i < d.dir.Len() && s.h.core.Ctx.Err() == nil; {
-		var reads pagelog.Reads
 		reads.Begin(s.visits[0].bodies)
 		var at []int
 		for full := false; i < d.dir.Len() && !full; {

@@ -42,6 +42,8 @@ const (
 	// The settler has three buffers, one of which two visits share, each a 128th of the budget, within these bounds.
 	leastSettler = 16 << 10
 	mostSettler  = 64 << 10
+	// mostLeaf is the longest leaf: it fits into half a buffer with any budget, since a heap may be opened with another one.
+	mostLeaf = leastSettler / 4
 	// A visit is of so many leaves at the most.
 	visitLeaves = 512
 )

@@ -241,7 +241,7 @@ func (s *settler) renew(u *unit, k int) error {
 	switch {
 	case len(out) == 0 || !changed:
 		return nil
-	case len(out) > index.MaxSlots || body > len(s.visits[0].bodies)/2:
+	case len(out) > index.MaxSlots || body > mostLeaf:
 		return errLeafFull
 	case slices.ContainsFunc(out, func(x index.Slot) bool { return x.Word&index.TTL != 0 }):
 		m.h.sweeper.dated.Store(true)

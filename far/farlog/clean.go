@@ -43,7 +43,7 @@ func (f *Log) Worst() (best *Segment) {
 			return
 		}
 		n++
-		read := size - int64(s.Cleaned)
+		read := max(size-int64(s.Cleaned), 0)
 		if tight && size < int64(f.SegSize)/2 {
 			size = int64(f.SegSize)
 		}

@@ -22,16 +22,16 @@ const (
 // FarReady sees to it that the open segment has room for n bytes.
 func (h *Heap) FarReady(n int) bool {
 	f := &h.Far
-	owing, midway := f.Owing(), h.isMidway()
+	owing := f.Owing()
 	may := h.shrinking || !owing || h.backing != nil
-	if may && !midway && h.hasRoom(n) {
+	if may && h.midway == nil && h.hasRoom(n) {
 		return true
 	}
 	if f.resting() == nil {
 		if !may {
 			may = h.repaid()
 		}
-		if may && (!midway && h.hasRoom(n) || h.openAnother()) {
+		if may && (h.midway == nil && h.hasRoom(n) || h.openAnother()) {
 			return true
 		}
 	}
@@ -61,41 +61,41 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 	f := &h.Far
 	h.Drain() // what is being written may be what has to be cleaned, or may die
 	h.reap()
-	tries := h.postponed
+	postponed := h.postponed
 	h.postponed = 0
-	err := h.goOn()
-	if errors.Is(err, ErrNotNow) {
-		h.postponed = tries + 1
-		return false
-	}
-	if freed := f.freed.Swap(false); may && (h.hasRoom(n) || freed && h.openAnother()) {
+	if f.freed.Swap(false) && may && h.openAnother() {
 		return true
 	}
-	worth, most := worthCleaning, 4
+	worth, tries := worthCleaning, 4
 	if h.shrinking {
 		if seg := f.TakeSpare(true); seg != nil {
 			return h.openWith(seg) == nil
 		}
-		worth, most = shrinkCleaning, 64
+		worth, tries = shrinkCleaning, 64
 	}
 	// Every segment that is cleaned into a spare one yields some room and becomes a spare one. While some are lent, that room is for cleaning, too.
-	full := f.open == nil || owing && errors.Is(err, ErrStoreFull)
-	for range most {
-		s := f.Sparsest()
-		if s == nil || !s.Yields(worth) {
+	for range tries {
+		s := h.unfinished()
+		another := s == nil
+		if another {
+			s = f.Sparsest()
+		}
+		if s == nil || another && !s.Yields(worth) {
 			return false
 		}
-		if !owing || full {
+		if another && !owing || f.open == nil {
 			if spare := f.TakeSpare(false); spare == nil || h.openWith(spare) != nil {
 				return false
 			}
 		}
 		err := h.clean(s, false)
 		if errors.Is(err, ErrNotNow) {
-			h.postponed = tries + 1
+			h.postponed = postponed + 1
 			return false
 		}
-		if full = owing && errors.Is(err, ErrStoreFull); err != nil && !full {
+		if owing && errors.Is(err, ErrStoreFull) {
+			h.closeFar() // what is left of s goes into another one
+		} else if err != nil {
 			h.Logs.note(err)
 			return false
 		}
@@ -107,17 +107,12 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 	return false
 }
 
-// isMidway reports whether a segment has been cleaned in part, as far as owners could tell what lives, into the only one that was
-// to spare: nothing else may use that before the other part is in it.
-func (h *Heap) isMidway() bool { return h.midway != nil && h.Far.open == h.midwayTo }
-
-// goOn cleans what is left of the segment of isMidway, if there is one. It fails with ErrNotNow if some of it still is.
-func (h *Heap) goOn() error {
-	if !h.isMidway() || h.midway.Gone() || h.midway.Live.Load() == 0 {
+// unfinished is the segment that is midway, and has to be cleaned further before any other; nil if there is none.
+func (h *Heap) unfinished() *FarSegment {
+	if s := h.midway; s != nil && (s.Gone() || s.Live.Load() == 0) {
 		h.midway = nil
-		return nil
 	}
-	return h.clean(h.midway, false)
+	return h.midway
 }
 
 // hasRoom reports whether n bytes can be appended to the open segment.
@@ -131,12 +126,16 @@ func (h *Heap) hasRoom(n int) bool {
 
 // tidy cleans far memory until it is clean enough or there is other work.
 func (h *Heap) tidy() error {
-	for h.Ctx.Err() == nil && h.Far.resting() == nil && !errors.Is(h.goOn(), ErrNotNow) {
-		s := h.Far.Worst()
+	for h.Ctx.Err() == nil && h.Far.resting() == nil {
+		s := h.unfinished()
+		borrow := s == nil
+		if borrow {
+			s = h.Far.Worst()
+		}
 		if s == nil {
 			break
 		}
-		if err := h.clean(s, true); err != nil {
+		if err := h.clean(s, borrow); err != nil {
 			if errors.Is(err, ErrNotNow) {
 				h.untidy++
 				return nil
@@ -169,11 +168,8 @@ func (h *Heap) clean(s *FarSegment, borrow bool) error {
 	if s.Cleaned = 0; moved && (errors.Is(err, ErrNotNow) || errors.Is(err, ErrStoreFull)) {
 		s.Cleaned = end
 	}
-	if !borrow {
-		h.midway, h.midwayTo = nil, h.Far.open
-		if errors.Is(err, ErrNotNow) {
-			h.midway = s
-		}
+	if h.midway = nil; !borrow && errors.Is(err, ErrNotNow) {
+		h.midway = s
 	}
 	if err == nil && h.Far.unmoved == unmoved && !s.Gone() && s.Live.Load() != 0 && (s.Restored || h.host.Leaks()) {
 		s.Forsake()

@@ -565,7 +565,7 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 			case fateFull:
 				if !h.makeFit(ev.far) {
 					ev.full = h.Far.err == nil || errors.Is(h.Far.err, ErrStoreFull)
-					if !h.isMidway() {
+					if h.midway == nil {
 						h.closeFar() // it is as good as full
 					}
 					ev.what = evictClean

@@ -42,8 +42,7 @@ type Heap struct {
 	hoped     int                    // see hopedMost; the evacuator's
 	postponed int                    // see postponedMost; the evacuator's
 	untidy    int                    // tries in a row of tidy, since which owners may know what lives; the evacuator's
-	midway    *FarSegment            // see isMidway; the evacuator's
-	midwayTo  *FarSegment            // into which it is cleaned; the evacuator's
+	midway    *FarSegment            // cleaned in part into the open segment, the only one to spare, which nobody else may fill; the evacuator's
 	shrinking bool                   // room is made for what shrinks; the evacuator's
 	Forced    atomic.Bool            // work on one more segment, whether it is needed or not
 	Shut      atomic.Bool            // stop has been called

@@ -182,13 +182,12 @@ func (h *Heap) cleanSparse() error {
 	if h.Far.resting() != nil && !errors.Is(h.Far.err, ErrStoreFull) {
 		return nil
 	}
-	for tries := 0; tries < mostCleaned && h.Ctx.Err() == nil && !errors.Is(h.goOn(), ErrNotNow); tries++ {
-		s := h.Far.Sparsest()
-		if s == nil || !s.Yields(worthCleaning) {
-			return nil
-		}
-		if !h.hasRoom(Unit) && !h.openSpare() {
-			return nil
+	for tries := 0; tries < mostCleaned && h.Ctx.Err() == nil; tries++ {
+		s := h.unfinished()
+		if s == nil {
+			if s = h.Far.Sparsest(); s == nil || !s.Yields(worthCleaning) || !h.hasRoom(Unit) && !h.openSpare() {
+				return nil
+			}
 		}
 		if err := h.clean(s, false); errors.Is(err, ErrStoreFull) {
 			h.closeFar() // what is left of s goes into another one

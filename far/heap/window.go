@@ -384,6 +384,7 @@ func (f *farLog) failedWrite(number uint64, err error) {
 // closeFar seals the open segment.
 func (h *Heap) closeFar() {
 	f := &h.Far
+	h.midway = nil
 	if f.open == nil {
 		return
 	}
