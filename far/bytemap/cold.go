@@ -21,7 +21,7 @@ import (
 // have no pieces, and are in no transaction, are settled; the others stay in the table.
 type leafIndex struct {
 	index.Dir
-	gen      int  // of Dir: changes when that becomes another one
+	gen      int  // changes when Dir becomes another one, and when the entries of a leaf were counted again
 	settling bool // the settler is to make room in the table
 	crowded  bool // it could not; so the table may grow beyond its share
 	barren   bool // there was too little to forget, when it was last tried, and nothing was settled since
@@ -118,6 +118,7 @@ func (sh *shard) learn(h *Maps, tag uint32, i int, leaf index.Leaf, warmth index
 	if count < 0 || count > leaf.Len() {
 		h.miscounts.Add(1)
 		count = sh.t.Unknown(leaf)
+		c.gen++ // the settler would add what it was less than
 	}
 	c.Set(at, c.At(at).WithCount(count))
 	return present
