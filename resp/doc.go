@@ -90,7 +90,7 @@
 // keys, and runs its handler. Most handlers are in packages of their own, which know nothing of this one:
 //
 //	commands   commands about keys and values
-//	keyspace   keys and values themselves: locks, transactions, large hashes, the journal; it uses the formats of package hashes
+//	keyspace   keys and values themselves: locks, transactions, the journal, large hashes (package hashes)
 //	reply      where replies are written, and errors
 //	table      what commands there are
 //	feed       what clients are sent without asking: messages of channels, lines of MONITOR

@@ -122,7 +122,7 @@ type metric struct {
 	when       func(*Server) bool // whether Prometheus sees it; nil for always
 }
 
-// overFar is for metrics that a cache in soft memory has no use for.
+// overFar is for metrics that do not concern a cache, which is in soft memory.
 func overFar(srv *Server) bool { return !srv.data.IsCache() }
 
 var metrics = []metric{
@@ -185,7 +185,7 @@ func (srv *Server) Collector() prometheus.Collector {
 
 type collector struct {
 	srv        *Server
-	descs      []*prometheus.Desc // as metrics
+	descs      []*prometheus.Desc // in the order of metrics
 	histograms []prometheus.Histogram
 }
 
