@@ -34,7 +34,7 @@ type clientInfo struct {
 // heard notes that the client has sent something.
 func (c *clientInfo) heard(now time.Time) { c.active.Store(int64(now.Sub(c.since))) }
 
-// idle is for how long the client has sent nothing.
+// idle returns for how long the client has sent nothing.
 func (c *clientInfo) idle(now time.Time) time.Duration {
 	return max(0, now.Sub(c.since)-time.Duration(c.active.Load()))
 }

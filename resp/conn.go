@@ -110,7 +110,7 @@ func (c *conn) fed(*feed.Feed) {
 // sendFeed sends what the client's feed has: lines of MONITOR, messages of channels. A client that has too many
 // replies to read (c.full) is disconnected.
 //
-// Preconditions: no reply waits for the end of a round.
+// Preconditions: no reply to c waits for the end of a round.
 func (c *conn) sendFeed() {
 	f := c.s.news
 	if f == nil || c.end {

@@ -104,8 +104,9 @@ func (f *fetcher) due() bool {
 	return len(f.queue) > 0 && (f.stopped || f.late || f.flying < fetchFew || len(f.queue) >= min(f.flying, fetchSessions))
 }
 
-// take waits until a fetch is due, and returns the sessions to fetch for; none when the fetcher has stopped. Batch
-// has the sessions that the caller has fetched for before, which have gone on; its memory is used again.
+// take waits until a fetch is due, and returns the sessions to fetch for; none when the fetcher has stopped and
+// nobody waits. Batch has the sessions that the caller has fetched for before, which have gone on; its memory is used
+// again.
 func (f *fetcher) take(batch []waiter) []waiter {
 	f.mu.Lock()
 	defer f.mu.Unlock()

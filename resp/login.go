@@ -35,8 +35,8 @@ func (srv *Server) accept(nc net.Conn) {
 	}
 }
 
-// takePlace counts a client, unless there are maxClients already, and reports whether it has. Forget gives the place
-// back; for a client that does not come to be served, awaitLogin or drive does.
+// takePlace counts a client, unless there are maxClients already, and reports whether it has. Server.forget gives the
+// place back; for a client that ends before it has a driver, awaitLogin or drive does.
 func (srv *Server) takePlace() bool {
 	if srv.clients.Add(1) <= srv.maxClients.Load() {
 		return true

@@ -156,7 +156,7 @@ func (l *loop) rouse() {
 	}
 }
 
-// give puts c into the loop's care.
+// give gives c to the loop, which serves it from now on. If the loop has ended, c is closed.
 func (l *loop) give(c *conn) {
 	l.mu.Lock()
 	gone := l.gone

@@ -142,7 +142,7 @@ func cmdWatch(s *session, a [][]byte) error {
 }
 
 func cmdUnwatch(s *session, a [][]byte) error {
-	if !s.multi { // in a transaction, EXEC unwatches at its end: it may have to run again
+	if !s.multi { // in a transaction EXEC does it in the end, since EXEC may have to run again
 		s.unwatch()
 	}
 	s.OK()

@@ -177,7 +177,7 @@ func (s *session) performAway(cmd *table.Command, args [][]byte) bool {
 	switch {
 	case err == nil && slot < 0 && cmd.Flags&table.Each != 0:
 		return s.performEach(cmd, args)
-	case err == nil && (slot < 0 || cmd.Name == "sunsubscribe"): // it ends where it was made
+	case err == nil && (slot < 0 || cmd.Name == "sunsubscribe"): // a subscription ends where it was made
 		return s.perform(cmd, args)
 	}
 	if err != nil {

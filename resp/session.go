@@ -20,7 +20,7 @@ import (
 // driver that owns it gives it input in `in`, calls run, and takes replies from
 // `Out`. Other goroutines touch nothing but the atomic fields.
 type session struct {
-	srv    *Server // whose client it is
+	srv    *Server // the server whose client it is
 	parser proto.Parser
 	in     []byte // input not yet consumed; the driver's memory
 
@@ -53,7 +53,7 @@ type session struct {
 
 	mem    *clientmem.Account // what the client makes the server hold
 	hangUp atomic.Pointer[func()]
-	killed atomic.Bool      // by CLIENT KILL, or as a monitor that does not read
+	killed atomic.Bool      // by CLIENT KILL, or for what its feed holds: see listen
 	unread atomic.Bool      // the client is disconnected because it does not read
 	fed    func(*feed.Feed) // tells the driver that news has something; any goroutine may call it
 	info   clientInfo

@@ -252,7 +252,7 @@ var commandTable = sync.OnceValue(func() *commandSet {
 	return t
 })
 
-// data is the handler of a command about data, which needs no session.
+// data is the handler of a command about keys and values, which needs no session.
 func data(run func(c *commands.Client, a [][]byte) error) handler {
 	return func(s *session, a [][]byte) error { return run(&s.Client, a) }
 }
@@ -262,11 +262,12 @@ func about(run func(t *table.Table, w *reply.Writer, a [][]byte) error) handler 
 	return func(s *session, a [][]byte) error { return run(s.srv.table.Table, &s.Writer, a) }
 }
 
-// slow is the handler of a command about the slow log, and timed of one about latency.
+// slow is the handler of a command about the slow log.
 func slow(run func(l *latency.SlowLog, w *reply.Writer, a [][]byte) error) handler {
 	return func(s *session, a [][]byte) error { return run(s.srv.slow, &s.Writer, a) }
 }
 
+// timed is the handler of a command about latency.
 func timed(run func(l *latency.Monitor, w *reply.Writer, a [][]byte) error) handler {
 	return func(s *session, a [][]byte) error { return run(s.srv.latency, &s.Writer, a) }
 }
