@@ -156,6 +156,6 @@ func cmdClientReply(s *session, a [][]byte) error {
 const (
 	muteNone uint8 = iota
 	muteThis       // the reply of the command that runs
-	muteNext       // that of the next one, too
+	muteNext       // the reply of the next command, too
 	muteAll
 )

@@ -50,7 +50,7 @@ type Stats struct {
 	IdleDrops       int64 // clients disconnected for silence
 	Fetches         int64 // batches of keys fetched
 	FetchedKeys     int64 // keys in these batches
-	Waits           int64 // commands that waited: for far memory with locks held, for the journal or for another server
+	Waits           int64 // commands that waited: for far memory with locks held, for the journal, or another server
 	Handovers       int64 // times an event loop went on in another goroutine
 	Lost            int64 // LOST replies
 	Timeouts        int64 // TRYAGAIN replies

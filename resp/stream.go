@@ -187,8 +187,8 @@ func (st *stream) process() bool {
 	}
 }
 
-// hold accounts for the memory that the client holds: input, with what the
-// session does, and replies. It reports false if the connection is to end.
+// hold accounts for the memory that the client holds: its replies, and input bytes for its input and its session. It
+// reports false if the connection is to end.
 func (st *stream) hold(input int) bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
