@@ -28,20 +28,20 @@ type clientInfo struct {
 	last     atomic.Pointer[table.Command]
 	ver      atomic.Int32
 	monitors atomic.Bool
-	active   atomic.Int64 // when it last sent something, in nanoseconds since since, which clock changes do not touch
+	active   atomic.Int64 // when it last sent something, in ns after since by the monotonic clock
 }
 
 // heard notes that the client has sent something.
 func (c *clientInfo) heard(now time.Time) { c.active.Store(int64(now.Sub(c.since))) }
 
-// idle is for how long the client has sent nothing.
+// idle returns for how long the client has sent nothing.
 func (c *clientInfo) idle(now time.Time) time.Duration {
 	return max(0, now.Sub(c.since)-time.Duration(c.active.Load()))
 }
 
 // shown is the client's address as an operator is shown it.
 func (c *clientInfo) shown() string {
-	if c.addr == "" || c.addr == "@" { // a Unix socket's clients have none
+	if c.addr == "" || c.addr == "@" { // clients of a Unix socket have none
 		return "unix:" + c.laddr
 	}
 	return c.addr
@@ -156,8 +156,8 @@ func cmdClientList(s *session, a [][]byte) error {
 	return nil
 }
 
-// pickClients returns those of a list, which is sorted by number, whose numbers
-// are given, as often as they are.
+// pickClients returns the sessions of list that have the given numbers, in the order of numbers and as often as they
+// are given. The list is sorted by number.
 func pickClients(list []*session, numbers [][]byte) (picked []*session, err error) {
 	for _, w := range numbers {
 		id, ok := proto.ParseInt(w)

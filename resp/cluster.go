@@ -8,7 +8,7 @@ import (
 	"polder/resp/topology"
 )
 
-// mode is what Redis calls the way in which the server runs.
+// mode is the mode in which the server runs, by the name that INFO and HELLO have for it.
 func (srv *Server) mode() string {
 	if srv.parts != nil {
 		return "cluster"
@@ -16,7 +16,7 @@ func (srv *Server) mode() string {
 	return "standalone"
 }
 
-// clustered is a handler for servers of partitions alone.
+// clustered makes run a handler that a server without partitions refuses.
 func clustered(run handler) handler {
 	return func(s *session, a [][]byte) error {
 		if s.srv.parts == nil {
@@ -26,7 +26,8 @@ func clustered(run handler) handler {
 	}
 }
 
-// mapped is the handler of a command that tells clients of the map of partitions, and so has them know what to do with MOVED.
+// mapped is the handler of a command that shows clients the map of partitions. A client that has asked for the map
+// knows what to do with MOVED, and is sent it from then on.
 func mapped(run func(w *reply.Writer, m *partition.Map, self string)) handler {
 	return clustered(func(s *session, a [][]byte) error {
 		s.redirect = true
@@ -83,21 +84,22 @@ func cmdClusterCountKeys(s *session, a [][]byte) error {
 	return err
 }
 
-// cmdReadOnly has the client be told where a slot is that is not here, as clients of a cluster expect it, and other servers.
+// cmdReadOnly has the client be told MOVED for a slot that is not here, as clients of a cluster and other servers
+// expect.
 func cmdReadOnly(s *session, a [][]byte) error {
 	s.redirect, s.strict = true, true
 	s.OK()
 	return nil
 }
 
-// cmdReadWrite has the client's commands be forwarded.
+// cmdReadWrite has the client's commands forwarded again.
 func cmdReadWrite(s *session, a [][]byte) error {
 	s.redirect, s.strict = false, false
 	s.OK()
 	return nil
 }
 
-// cmdAsking is for a slot that is on its way: a server waits until it is there.
+// cmdAsking does nothing: for a slot that is on its way here, a command waits anyway until the slot is here.
 func cmdAsking(s *session, a [][]byte) error {
 	s.OK()
 	return nil

@@ -26,36 +26,38 @@ type Config struct {
 	MaxClients int
 	// MaxInlineLen is the longest inline command in bytes. Default 64 KiB.
 	MaxInlineLen int
-	// OutputLimit bounds the replies in bytes that a client has yet to
-	// read. The commands of one who has more wait until it has read them,
-	// and it is disconnected if it reads less than 64 KiB in five seconds.
-	// As ClientMemory fills, the limit falls. Default 32 MiB. A single
-	// reply may exceed it by MaxBulk; a command with a longer one fails.
+	// OutputLimit bounds the bytes of replies that a client has yet to read. The commands of a client that exceeds it
+	// wait until the client has read its replies; it is disconnected if it reads less than 64 KiB in five seconds. As
+	// ClientMemory fills, the limit falls. Default 32 MiB. A single reply may exceed the limit by MaxBulk, but not
+	// three quarters of ClientMemory; a command with a longer reply fails.
 	OutputLimit int
-	// ClientMemory bounds what all clients together make the server hold:
-	// input, replies, queued transactions, watched keys. The client that
-	// holds most is disconnected when it is exceeded. It should have room
-	// for a few of the largest commands. Servers may share one. Default:
-	// 128 MiB, and more if MaxBulk is large, for this server alone.
+	// ClientMemory bounds what all clients together make the server hold: input, replies, queued transactions,
+	// watched keys. When it is exceeded, the client that holds most is disconnected. It should have room for a few of
+	// the largest commands. Servers may share a budget. Default: a budget for this server alone of 128 MiB, more if
+	// MaxBulk is large.
 	ClientMemory *clientmem.Budget
 	// OpTimeout bounds how long a command waits for far memory. Default 2s.
 	OpTimeout time.Duration
 	// IdleTimeout disconnects clients that have sent nothing for that long.
 	// Zero: never.
 	IdleTimeout time.Duration
-	// Loops is the number of event loops. Default: half the CPUs, from 1
-	// to 4. Negative: none, two goroutines a connection instead.
+	// Loops is the number of event loops. Default: half the CPUs, from 1 to 4. Negative: there are no event loops,
+	// and each connection has two goroutines.
 	Loops int
-	// Journal is that of a heap that is kept (far.Open). Without, the heap comes back as its last checkpoint has it.
+	// Journal configures the journal of a heap that is kept (far.Open). Without a journal, the heap comes back as its
+	// last checkpoint has it.
 	Journal keyspace.Journal
-	// Heap is the name of a heap that one of several servers has at a time, "" if there is no other one. They all answer
-	// SENTINEL, by which clients find the one that has it: see SetMaster.
+	// Heap is the name of a heap that several servers may have, one at a time; "" if no other server can have it. All
+	// of them answer SENTINEL, by which clients find the server that has the heap: see SetMaster.
 	Heap string
-	// Evidence, if set, is that nobody else can have changed what the heap has.
+	// Evidence, if set, shows that nobody else can have changed what the heap has. Replies that show data wait for
+	// it.
 	Evidence keyspace.Evidence
-	// Cluster, if set, has the server serve partitions of a heap that it shares with others: see AddPartition.
+	// Cluster, if set, makes the server serve some of the partitions of a heap; other servers have the others: see
+	// AddPartition.
 	Cluster *Cluster
-	// Ready, if set, is called by Open when all that the heap has is there, and returns when clients may be answered out of it.
+	// Ready, if set, is called by Open when all of the heap's data is there. Clients are not answered out of the heap
+	// until it has returned.
 	Ready func(ctx context.Context) error
 	// Logger receives what an operator should know. Default slog.Default().
 	Logger *slog.Logger

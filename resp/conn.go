@@ -10,9 +10,8 @@ import (
 	"polder/resp/feed"
 )
 
-// conn is a client of an event loop. It belongs to the loop's goroutine, and
-// while it is away to another one: a fetcher, or what was the loop's goroutine
-// until the client's command had to wait.
+// conn is a client of an event loop. It belongs to the loop's goroutine. While it is away it belongs to another
+// goroutine: a fetcher's, or the one that was the loop until this client's command had to wait.
 type conn struct {
 	l  *loop
 	fd int
@@ -20,7 +19,7 @@ type conn struct {
 
 	buf  []byte // input left over; nil if none
 	pend []byte // replies that the socket did not take; nil if none
-	sent int    // of these, bytes sent since
+	sent int    // bytes of pend that have been sent since
 
 	paused bool // the session is to be run again when the server's pause is over
 
@@ -28,14 +27,14 @@ type conn struct {
 	taken int       // if full, bytes that the socket took since moved
 	moved time.Time // if full, when the client last made progress (clientmem.Progress)
 
-	work     *workspace // of the goroutine that it belongs to, while that runs its input
-	detached bool       // the goroutine is a loop's no more
+	work     *workspace // that of the goroutine which runs c's input, while it does
+	detached bool       // the goroutine that runs c's input is no longer the loop
 	end      bool       // to be closed
 	linger   time.Time  // to be closed once pend is sent, at this time at the latest
 	fetch    bool       // to be given to the fetcher
 
-	// The rest belongs to the loop always.
-	away  bool   // see above
+	// The rest always belongs to the loop.
+	away  bool   // it belongs to another goroutine
 	armed uint32 // events that epoll watches for
 }
 
@@ -44,9 +43,8 @@ func (c *conn) session() *session { return c.s }
 // resume gives c back to its loop.
 func (c *conn) resume() { c.l.give(c) }
 
-// beforeWait is called by the session before it blocks: the loop goes on in
-// another goroutine. Args are the arguments of the command if that does not run
-// yet.
+// beforeWait hands the loop to another goroutine. The session calls it before it blocks. Args are the arguments of
+// the command if its handler does not run yet, and nil if it does.
 func (c *conn) beforeWait(args [][]byte) {
 	if c.detached {
 		return
@@ -63,9 +61,9 @@ func (c *conn) beforeWait(args [][]byte) {
 	}
 }
 
-// moveOut makes room in c's workspace: it returns one with its buffers, and leaves
-// c what is c's of them, in memory of its own. Thousands of clients may wait for a
-// node that does not answer.
+// moveOut returns a new workspace that takes over the buffers of c's workspace. What they hold of c's input and
+// replies it copies to memory of c's own, so that a client that waits holds little: thousands may wait for a node
+// that does not answer.
 func (c *conn) moveOut() *workspace {
 	s, w := c.s, c.work
 	next := &workspace{
@@ -90,9 +88,8 @@ func (c *conn) moveOut() *workspace {
 	return next
 }
 
-// hold accounts for the memory that c holds. If that is too much the loop closes
-// c, or another one, before its next round: now a reply of c's may still wait to
-// be written.
+// hold accounts for the memory that c holds. If all clients hold too much, the loop closes c or another client, but
+// only later (relieve, evict): now a reply of c's may still be deferred.
 func (c *conn) hold() { c.s.mem.Hold(cap(c.buf) + cap(c.pend) + c.s.footprint()) }
 
 // hangUp has the loop close c, which has been evicted or killed. Any goroutine may
@@ -102,7 +99,7 @@ func (c *conn) hangUp() {
 	c.l.rouse()
 }
 
-// fed has the loop send what its session's feed has. Any goroutine may call it.
+// fed has the loop send what the feed of c's session has. Any goroutine may call it.
 func (c *conn) fed(*feed.Feed) {
 	c.l.mu.Lock()
 	c.l.fed = append(c.l.fed, c)
@@ -110,10 +107,10 @@ func (c *conn) fed(*feed.Feed) {
 	c.l.rouse()
 }
 
-// sendFeed sends what the client is to see as a monitor. One that does not read
-// the lines is disconnected.
+// sendFeed sends what the client's feed has: lines of MONITOR, messages of channels. A client that has too many
+// replies to read (c.full) is disconnected.
 //
-// Preconditions: no reply waits for the end of a round.
+// Preconditions: no reply to c waits for the end of a round.
 func (c *conn) sendFeed() {
 	f := c.s.news
 	if f == nil || c.end {
@@ -131,7 +128,7 @@ func (c *conn) sendFeed() {
 	}
 }
 
-// read reads what the socket has and runs it. It must be the loop's goroutine.
+// read reads what the socket has and runs it. Only the goroutine that is the loop may call it.
 func (c *conn) read(w *workspace) {
 	dst := w.in
 	if c.buf != nil {
@@ -206,13 +203,13 @@ func (c *conn) process(w *workspace) {
 		c.fetch, c.paused = st == needFetch, st == needResume
 		break
 	}
-	s.letGo() // the loop sends it when it has sent the replies of the round
+	s.letGo() // the loop sends what the feed has after the replies of the round
 	w.out, w.scratch, w.scratch2 = s.Out, s.Scratch, s.Scratch2
 	s.Out, s.Scratch, s.Scratch2 = nil, nil, nil
 	c.work = nil
 }
 
-// free forgets all that c holds. It is closed.
+// free frees all that c holds. The socket is closed.
 func (c *conn) free() {
 	c.s.parser.Forget()
 	c.freeInput()
@@ -220,7 +217,7 @@ func (c *conn) free() {
 	c.pend = nil
 }
 
-// freeInput forgets c's input.
+// freeInput frees c's input.
 //
 // Preconditions: nothing points into it; the parser has released it.
 func (c *conn) freeInput() {
@@ -244,14 +241,14 @@ func (c *conn) keepInput() {
 	}
 }
 
-// ownInput copies input to a buffer of c's own, which it has not yet.
+// ownInput copies input to a buffer of c's own. C has no such buffer yet.
 func (c *conn) ownInput(in []byte) {
 	c.buf = clientmem.Copy(in)
 	c.s.in = c.buf
 }
 
-// send writes replies, and keeps what the socket does not take. If own is set, out is c's
-// to free, and so it is kept as it is.
+// send writes replies, and keeps in pend what the socket does not take. If own is set, out belongs to c: send frees
+// it, or makes it pend without a copy.
 func (c *conn) send(out []byte, own bool) {
 	sent := 0
 	if own {
@@ -308,7 +305,7 @@ func (c *conn) drain() {
 	}
 }
 
-// finish closes c, after what is pending has been sent.
+// finish has c closed once its pending replies have been sent, or when linger has passed.
 func (c *conn) finish() {
 	if len(c.pend) == 0 {
 		c.end = true

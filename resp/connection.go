@@ -9,7 +9,7 @@ import (
 )
 
 func cmdPing(s *session, a [][]byte) error {
-	subscriber := s.Ver == 2 && s.subs.Any() // who tells replies from messages by their shape
+	subscriber := s.Ver == 2 && s.subs.Any() // it tells replies from messages by their shape
 	if subscriber && len(a) <= 2 {
 		s.Array(2)
 		s.Str("pong")

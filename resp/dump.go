@@ -14,12 +14,13 @@ import (
 	"polder/resp/reply"
 )
 
-// SYNC is a dump: the reply is an RDB file, as redis-cli --rdb takes it. It is made while the client reads it, some at
-// a time, with the locks that MGET would take. So every key is as it was at some moment of the dump, and those that are
-// there throughout are in it; but it is no picture of one moment. A hash too large for one step is copied at the moment
-// it has its turn, and the copy is dumped. A server of partitions dumps those that are here, one after the other.
+// SYNC is a dump: the reply is an RDB file, as redis-cli --rdb takes it. It is made while the client reads it, a few
+// keys at a time, with the locks that MGET would take. So every key is as it was at some moment of the dump, and a
+// key that is there throughout is in it; but the file does not show one moment. A hash too large for one step is
+// copied when its turn comes, and the copy is dumped. A server of partitions dumps those that are here, one after the
+// other.
 
-// What a client has said by REPLCONF.
+// replica is what a client has said by REPLCONF.
 type replica struct {
 	streams  bool // it takes a file whose length is not known beforehand
 	replicas bool // it is a Redis that wants to be a replica
@@ -75,36 +76,38 @@ func cmdSync(s *session, a [][]byte) error {
 }
 
 const (
-	// dumpStep is the memory for one step of a dump. Only a larger value takes more.
+	// dumpStep is the memory in bytes for one step of a dump. A step takes more only for a single value that is
+	// larger.
 	dumpStep = 256 << 10
 	// dumpKeys is how many keys are read, and locked, at a time.
 	dumpKeys = 64
-	// dumpCopied is the size from which a hash is copied, so that nobody has to wait for the client to read it.
+	// dumpCopied is the size in bytes above which a hash is copied, so that nobody waits for a lock while the client
+	// reads it.
 	dumpCopied = 1 << 20
 )
 
 // dump is a dump under way.
 type dump struct {
 	s   *session
-	crc uint64 // of what is written
+	crc uint64 // of the file so far
 
-	rest    []*part // whose data is to be dumped, of which the first is being dumped
-	entries int     // about how many keys all have
+	rest    []*part // parts that are yet to be dumped; the first is being dumped
+	entries int     // about how many keys all parts have together
 	begun   bool
 	cursor  uint64
-	scanned bool             // the scan has come to its end
-	keys    keyspace.KeyList // that are next
-	batch   int              // how many of them are read at a time: fewer if values are large
+	scanned bool             // the scan of rest[0] has come to its end
+	keys    keyspace.KeyList // keys to be written next
+	batch   int              // how many of keys are read at a time: fewer if values are large
 	large   [][]byte         // keys of hashes that are to be copied
 
-	wrote bool // something in this step
+	wrote bool // this step has written a value
 
-	copied *hashes.Large // nil if there is none
-	bucket uint32        // of it, the next one
-	left   int           // and fields that are to come
+	copied *hashes.Large // the copy of a hash that is being written; nil if there is none
+	bucket uint32        // of copied, the next to be written
+	left   int           // fields of copied that are yet to be written
 }
 
-// dumpOn goes on with the dump: it appends a part of it to out. The input is still that of the command.
+// dumpOn appends the next part of the dump to Out. Until the dump is done, the session's input begins with SYNC.
 func (s *session) dumpOn() status {
 	if s.OnWait != nil {
 		s.OnWait(nil)
@@ -168,7 +171,7 @@ func (d *dump) step() (more bool, err error) {
 	return true, err
 }
 
-// close forgets a dump that may not be done.
+// close frees the copy of a hash that the dump has, if there is one. The dump need not be done.
 func (d *dump) close() {
 	if d.copied != nil {
 		d.rest[0].FreeCopy(d.copied)
@@ -176,7 +179,8 @@ func (d *dump) close() {
 	}
 }
 
-// fits reports whether there is room for n bytes in this step, of which the first value is given what it needs.
+// fits reports whether there is room for n more bytes in this step. The first value of a step is always given the
+// room it needs.
 func (d *dump) fits(n int) bool {
 	if cap(d.s.Out)-len(d.s.Out) < n {
 		if d.wrote {
@@ -198,7 +202,7 @@ func (d *dump) scan() (err error) {
 	return err
 }
 
-// writeKeys writes the next keys. Those that do not fit are for later.
+// writeKeys writes the next keys. Those whose values do not fit stay in d.keys for a later step.
 func (d *dump) writeKeys() (err error) {
 	s := d.s
 	n := min(d.batch, d.keys.Len())
@@ -214,7 +218,7 @@ func (d *dump) writeKeys() (err error) {
 	s.Again()
 	s.LockWanted(false, nil)
 	defer s.Unlock()
-	var hashes []int // in blocks
+	var hashes []int // indices of keys whose hashes are in blocks
 	var expire []time.Time
 	fit := 0
 	s.GetMany(keys, func(i int, e far.Entry, failed error) {
@@ -273,7 +277,8 @@ func (d *dump) fields(l hashes.List) {
 	}
 }
 
-// writeHash writes a hash in blocks, or says when to.
+// writeHash writes a hash that is kept in blocks. If the hash is to be copied first, its key is added to d.large; if
+// it does not fit into this step, its key is added to later.
 func (d *dump) writeHash(key []byte, expire time.Time, later *keyspace.KeyList) error {
 	s := d.s
 	h := s.LargeOf(key)
@@ -298,7 +303,7 @@ func (d *dump) writeHash(key []byte, expire time.Time, later *keyspace.KeyList) 
 	return err
 }
 
-// copyHash copies the hash under key, if it is large still, and begins to write the copy.
+// copyHash copies the hash under key, if it is still large, and begins to write the copy.
 func (d *dump) copyHash(key []byte) error {
 	s := d.s
 	c, e, err := s.CopyAside(key)

@@ -10,12 +10,11 @@ import (
 )
 
 const (
-	// fetchers is how many fetches for sessions of event loops are under
-	// way at a time.
+	// fetchers is how many fetches for sessions of event loops are under way at a time.
 	fetchers = 4
-	// fetchFew sessions may be on their way before others gather: a further fetch
-	// then begins when as many wait, since fetching for many at once takes fewer
-	// packets; or when they have waited for fetchGather, since a node may not answer.
+	// fetchFew is for how many sessions fetches may be under way before other sessions gather, since fetching for
+	// many at once takes fewer packets. The next fetch then begins when as many sessions wait as are being fetched
+	// for (fetchSessions suffice); or when they have waited for fetchGather, since a node may not answer.
 	fetchFew    = 8
 	fetchGather = 5 * time.Millisecond
 	// fetchSessions is how many sessions share a fetch.
@@ -26,7 +25,7 @@ const (
 // one batch.
 type fetcher struct {
 	srv *Server
-	of  *part          // what it fetches
+	of  *part          // the part that it fetches from
 	wg  sync.WaitGroup // its goroutines
 
 	mu      sync.Mutex
@@ -34,18 +33,18 @@ type fetcher struct {
 	queue   []waiter // guarded by mu
 	flying  int      // guarded by mu: sessions whose fetches are under way
 	gather  *time.Timer
-	waiting bool // guarded by mu: until gather ends
-	late    bool // guarded by mu: it has ended, and some still wait
+	waiting bool // guarded by mu: gather runs
+	late    bool // guarded by mu: gather has ended, and sessions still wait
 	stopped bool // guarded by mu
 }
 
-// waiter is a session that waits for a fetch, and where it goes then.
+// waiter is a driver's client whose session waits for a fetch. After the fetch, resume gives it back to its driver.
 type waiter interface {
 	session() *session
 	resume()
 }
 
-// gathered ends the waiting for others.
+// gathered is called when gather ends: the sessions that wait are fetched for without waiting for others.
 func (f *fetcher) gathered() {
 	f.mu.Lock()
 	f.waiting, f.late = false, len(f.queue) > 0
@@ -75,7 +74,7 @@ func (f *fetcher) stop() {
 	f.wg.Wait()
 }
 
-// submit has what w's session wants fetched; w is resumed then.
+// submit has what w's session wants fetched, and w resumed after that.
 func (f *fetcher) submit(w waiter) {
 	f.mu.Lock()
 	stopped := f.stopped
@@ -90,7 +89,7 @@ func (f *fetcher) submit(w waiter) {
 	}
 }
 
-// rouse has a fetch begin if one may, and otherwise sees to it that one does in time. f.mu must be held.
+// rouse has a fetch begin if one is due, and else makes sure that one begins within fetchGather. f.mu must be held.
 func (f *fetcher) rouse() {
 	if f.due() {
 		f.ready.Signal()
@@ -105,8 +104,9 @@ func (f *fetcher) due() bool {
 	return len(f.queue) > 0 && (f.stopped || f.late || f.flying < fetchFew || len(f.queue) >= min(f.flying, fetchSessions))
 }
 
-// take returns the sessions to fetch for next, when those of batch, which the caller has
-// fetched for, go on: none at the end.
+// take waits until a fetch is due, and returns the sessions to fetch for; none when the fetcher has stopped and
+// nobody waits. Batch has the sessions that the caller has fetched for before, which have gone on; its memory is used
+// again.
 func (f *fetcher) take(batch []waiter) []waiter {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -147,9 +147,8 @@ func (f *fetcher) run() {
 	}
 }
 
-// fetch brings what is wanted into local memory. It gives up early, after a
-// quarter of the time that a command has: those whose keys are elsewhere then
-// wait on their own, and not for a node that does not answer.
+// fetch brings what is wanted into local memory. It gives up after a quarter of the time that a command has. Then
+// each session waits on its own, so that a node that does not answer holds up only the sessions whose keys it has.
 func (srv *Server) fetch(of *part, w *wants) error {
 	srv.stats.fetches.Add(1)
 	srv.stats.fetchedKeys.Add(int64(w.len() + len(w.blocks)))

@@ -74,7 +74,7 @@ var infoSections = []infoSection{
 	}},
 }
 
-// count is 1 for what is so.
+// count is 1 if so is true, and else 0.
 func count(so bool) int {
 	if so {
 		return 1

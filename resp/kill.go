@@ -22,8 +22,7 @@ func (s *session) drop() {
 	}
 }
 
-// onKill has hangUp called when the client is to be disconnected: it must not
-// block.
+// onKill has hangUp called when the client is to be disconnected. HangUp must not block.
 func (s *session) onKill(hangUp func()) {
 	s.mem.HangUp = hangUp
 	s.hangUp.Store(&hangUp)
@@ -111,7 +110,8 @@ func (s *session) killFilters(args [][]byte) (matches func(*session) bool, err e
 	}, nil
 }
 
-// ofType returns whether a session is of a type of Redis's: a subscriber, or not.
+// ofType returns a function that reports whether a session is of the type that Redis calls name: a subscriber, or
+// not.
 func ofType(name []byte) (func(*session) bool, error) {
 	switch {
 	case proto.Is(name, "normal"):
@@ -124,8 +124,7 @@ func ofType(name []byte) (func(*session) bool, error) {
 	return nil, reply.Error("ERR Unknown client type '" + proto.Clip(name, 128) + "'")
 }
 
-// disconnect ends the connection of o: at once, or when this command is answered if it
-// is the client's own.
+// disconnect ends the connection of o: at once, or, if o is s itself, when this command has been answered.
 func (s *session) disconnect(o *session) {
 	if o == s {
 		s.ending = true
@@ -157,6 +156,6 @@ func cmdClientReply(s *session, a [][]byte) error {
 const (
 	muteNone uint8 = iota
 	muteThis       // the reply of the command that runs
-	muteNext       // that of the next one, too
+	muteNext       // the reply of the next command, too
 	muteAll
 )

@@ -21,8 +21,8 @@ const (
 
 var errLogin = errors.New("it has not given the password")
 
-// accept sees to a new connection without waiting for its peer. Those that must
-// give a password wait for it at the door, where they take no client's place.
+// accept handles a new connection without waiting for its peer. A peer that must give a password does so at the door,
+// where it takes no client's place.
 func (srv *Server) accept(nc net.Conn) {
 	srv.stats.connections.Add(1)
 	switch {
@@ -35,8 +35,8 @@ func (srv *Server) accept(nc net.Conn) {
 	}
 }
 
-// takePlace counts a client, unless there are as many as may be. The place is
-// given back by drive, or when the session is forgotten.
+// takePlace counts a client, unless there are maxClients already, and reports whether it has. Server.forget gives the
+// place back; for a client that ends before it has a driver, awaitLogin or drive does.
 func (srv *Server) takePlace() bool {
 	if srv.clients.Add(1) <= srv.maxClients.Load() {
 		return true
@@ -52,8 +52,7 @@ func (srv *Server) turnAway(nc net.Conn) error {
 	return errors.Join(fmt.Errorf("there are %d clients, as many as may be", srv.maxClients.Load()), err)
 }
 
-// awaitLogin runs what a client that is not let in yet may say, until it has given
-// the password.
+// awaitLogin runs the commands of a client that is not let in yet, until it has given the password.
 func (srv *Server) awaitLogin(nc net.Conn, v *accept.Visitor) (err error) {
 	s := srv.newSession()
 	defer func() {

@@ -18,9 +18,8 @@ const (
 	readSize   = 256 << 10
 )
 
-// loop is an event loop: one goroutine that reads, runs and answers the
-// commands of many clients. When a command has to wait, start is called and
-// another goroutine becomes the loop; the first one ends with the command.
+// loop is an event loop: one goroutine that reads, runs and answers the commands of many clients. When a command has
+// to wait, start makes another goroutine the loop; the first goroutine ends when it has served that command's client.
 type loop struct {
 	srv  *Server
 	ep   int // epoll
@@ -28,21 +27,21 @@ type loop struct {
 
 	sleeping atomic.Bool // it blocks in epoll_wait, or is about to
 	stopping atomic.Bool
-	evicting atomic.Bool // a client of the loop's is to be disconnected
-	resuming atomic.Bool // clients that are paused are to be looked at again
+	evicting atomic.Bool // a client of the loop is to be disconnected
+	resuming atomic.Bool // paused clients are to be looked at again
 
 	mu    sync.Mutex
-	inbox []*conn // new ones and those that come back; guarded by mu
-	fed   []*conn // monitors whose feeds have lines; guarded by mu
-	gone  bool    // nobody is the loop any more; guarded by mu
+	inbox []*conn // conns that are new or come back; guarded by mu
+	fed   []*conn // conns whose feeds have something to send; guarded by mu
+	gone  bool    // no goroutine is the loop any more; guarded by mu
 
 	// The rest belongs to the goroutine that is the loop.
 	work  []*conn   // taken from inbox
 	conns []*conn   // by file descriptor
-	count int       // conns that are there
-	away  int       // of these, away
-	timed time.Time // of the last tick
-	brief bool      // the kernel can wait briefly, and other goroutines have a P
+	count int       // entries of conns that are not nil
+	away  int       // entries of conns that are away: see conn
+	timed time.Time // when tick last looked at the clients
+	brief bool      // the kernel has epoll_pwait2, and other goroutines have a P: see sleep
 }
 
 // workspace is the memory of a goroutine that is or was a loop.
@@ -56,27 +55,26 @@ type workspace struct {
 	detached bool
 }
 
-// deferred is a reply, out[from:to] of a workspace, that waits for the end of
-// the loop's round: then all are written in a row. So the clients, which wake
-// up with the first, find the others there too when they get to run, and come
-// back with more commands at once.
+// deferred is a reply, out[from:to] of a workspace, that is written at the end of the loop's round, in a row with the
+// round's other replies. A client program that the first reply wakes up then finds the other replies there, too, when
+// it gets to run, and sends more commands at once.
 type deferred struct {
 	c        *conn
 	from, to int
 }
 
 const (
-	maxDefer    = 8 << 10   // longest reply that waits
-	maxDeferred = 128 << 10 // most bytes that wait
+	maxDefer    = 8 << 10   // longest reply that is deferred
+	maxDeferred = 128 << 10 // most bytes that are deferred
 	maxKept     = 2 << 20   // longest buffer of replies that a loop keeps
 )
 
-// defers reports whether a reply of n bytes is to wait.
+// defers reports whether a reply of n bytes to c is to be deferred.
 func (w *workspace) defers(c *conn, n int) bool {
 	return n > 0 && n <= maxDefer && len(w.out) < maxDeferred && len(c.pend) == 0 && !w.detached
 }
 
-// flush writes the replies that wait.
+// flush writes the deferred replies.
 func (l *loop) flush(w *workspace) {
 	if len(w.replies) == 0 {
 		return
@@ -131,7 +129,7 @@ func newLoop(srv *Server) (*loop, error) {
 	return l, nil
 }
 
-// free closes what the loop holds. It must not run any more.
+// free closes what the loop holds. No goroutine may be the loop any more.
 func (l *loop) free() {
 	unix.Close(l.ep)
 	unix.Close(l.wake)
@@ -158,7 +156,7 @@ func (l *loop) rouse() {
 	}
 }
 
-// give puts c into the loop's care.
+// give gives c to the loop, which serves it from now on. If the loop has ended, c is closed.
 func (l *loop) give(c *conn) {
 	l.mu.Lock()
 	gone := l.gone
@@ -175,8 +173,8 @@ func (l *loop) give(c *conn) {
 	l.rouse()
 }
 
-// adopt takes over a connection if it is a plain socket. In is what the client has
-// sent already.
+// adopt takes over a connection if it is a plain socket, and reports whether it has. In is what the client has sent
+// already.
 func (l *loop) adopt(nc net.Conn, s *session, in []byte) bool {
 	switch nc.(type) {
 	case *net.TCPConn, *net.UnixConn:
@@ -189,7 +187,7 @@ func (l *loop) adopt(nc net.Conn, s *session, in []byte) bool {
 	}
 	fd := -1
 	raw.Control(func(old uintptr) {
-		// A copy, which Go's own poller knows nothing of.
+		// A copy of the descriptor, which Go's own poller does not know.
 		fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
 	})
 	if err != nil || fd < 0 {
@@ -240,8 +238,8 @@ func (l *loop) run(w *workspace) {
 	}
 }
 
-// briefly is how long a loop waits for events with its P in hand, before it lets
-// the scheduler know. Under load the next events come sooner.
+// briefly is how long a loop waits for events while it keeps its P, before it waits in a call that the scheduler
+// knows of. Under load the next events come sooner.
 const briefly = 100 * time.Microsecond
 
 // sleep waits for events.
@@ -268,11 +266,10 @@ func (l *loop) sleep(events []unix.EpollEvent) int {
 	return n
 }
 
-// handle serves a socket that is ready. It reports false if this goroutine is
-// the loop no more.
+// handle serves a socket that is ready. It reports false if this goroutine is no longer the loop.
 func (l *loop) handle(c *conn, events uint32, w *workspace) bool {
 	if c.away {
-		// It will be looked at when it is back.
+		// takeBack will look at it when it comes back.
 		l.arm(c, 0)
 		return true
 	}
@@ -292,12 +289,13 @@ func (l *loop) handle(c *conn, events uint32, w *workspace) bool {
 	return l.after(c, w)
 }
 
-// after settles what becomes of c once it has been served.
+// after decides what is done with c once it has been served: it is closed, given to the fetcher, or watched by epoll.
+// It reports false if this goroutine is no longer the loop.
 func (l *loop) after(c *conn, w *workspace) bool {
 	c.hold()
 	if w.detached {
-		// Another goroutine is the loop: c goes back to it, or first to
-		// the fetcher if a later command blocked.
+		// Another goroutine is the loop now. It gets c back, at once or, if a later command blocked, from the
+		// fetcher.
 		c.detached = false
 		if c.fetch && !c.end {
 			c.fetch = false
@@ -319,7 +317,7 @@ func (l *loop) after(c *conn, w *workspace) bool {
 	case c.paused && len(c.pend) > 0:
 		l.arm(c, unix.EPOLLOUT)
 	case c.paused:
-		l.arm(c, unix.EPOLLPRI) // only for errors, which are always told
+		l.arm(c, unix.EPOLLPRI) // only for errors, which epoll always reports
 	case len(c.pend) > 0:
 		l.arm(c, unix.EPOLLIN|unix.EPOLLOUT)
 	default:
@@ -328,7 +326,7 @@ func (l *loop) after(c *conn, w *workspace) bool {
 	return true
 }
 
-// arm has epoll watch c for events; none takes it out.
+// arm has epoll watch c for events. If events is 0 it takes c out of epoll.
 func (l *loop) arm(c *conn, events uint32) {
 	if c.armed == events {
 		return
@@ -350,8 +348,8 @@ func (l *loop) arm(c *conn, events uint32) {
 	c.armed = events
 }
 
-// relieve evicts between two clients: what those hold that are to go is freed before the
-// next one is read.
+// relieve is called between two clients. It closes those that are to be disconnected, so that what they hold is freed
+// before the next client is read.
 func (l *loop) relieve(w *workspace) {
 	if l.evicting.Load() {
 		l.flush(w)
@@ -375,8 +373,7 @@ func (l *loop) evict() {
 	}
 }
 
-// feed sends monitors their lines. Those that are away get them when they come
-// back.
+// feed sends clients what their feeds have. Clients that are away get it when they come back.
 //
 // Preconditions: no reply waits for the end of a round.
 func (l *loop) feed(w *workspace) {
@@ -392,8 +389,8 @@ func (l *loop) feed(w *workspace) {
 	}
 }
 
-// resume looks at the clients again that wait for the end of a pause. It reports
-// false if this goroutine is the loop no more.
+// resume runs the input of the clients that wait for the end of a pause; some may have to go on waiting. It reports
+// false if this goroutine is no longer the loop.
 func (l *loop) resume(w *workspace) bool {
 	if !l.resuming.Swap(false) {
 		return true
@@ -404,7 +401,7 @@ func (l *loop) resume(w *workspace) bool {
 		}
 		c.goOn(w)
 		if !l.after(c, w) {
-			l.resuming.Store(true) // for the loop that now is
+			l.resuming.Store(true) // for the goroutine that is the loop now
 			l.rouse()
 			return false
 		}
@@ -412,7 +409,8 @@ func (l *loop) resume(w *workspace) bool {
 	return true
 }
 
-// takeBack serves the connections that are new or come back.
+// takeBack serves the connections that are new or come back, after evict, feed and resume. It reports false if this
+// goroutine is no longer the loop.
 func (l *loop) takeBack(w *workspace) bool {
 	l.evict()
 	l.feed(w)
@@ -458,9 +456,8 @@ func (l *loop) takeBack(w *workspace) bool {
 	return true
 }
 
-// tick closes, once a second, clients that have been idle, lingered or read
-// nothing too long; and all of them when the server stops. It reports false when the loop
-// has come to its end.
+// tick closes, once a second, the clients that have been idle, have lingered or have read nothing for too long. When
+// the server stops it closes all clients. It reports false when the loop is to end.
 func (l *loop) tick() bool {
 	stopping := l.stopping.Load()
 	now := time.Now()

@@ -11,7 +11,7 @@ import (
 	"polder/resp/table"
 )
 
-// listen returns the session's feed, which is held until its driver has sent the replies so far (letGo).
+// listen returns the session's feed, and holds it until the driver has sent the replies so far (letGo).
 func (s *session) listen() *feed.Feed {
 	if s.news != nil {
 		s.news.Hold()
@@ -29,7 +29,7 @@ func (s *session) listen() *feed.Feed {
 	return s.news
 }
 
-// letGo has the driver see what the session's feed has. What came before is on its way.
+// letGo lets the driver take what the session's feed has: the replies that come before it are on their way.
 func (s *session) letGo() {
 	if s.news != nil {
 		s.news.LetGo()
@@ -43,7 +43,7 @@ func (s *session) monitor() {
 	s.srv.setMonitors(func(list []*feed.Feed) []*feed.Feed { return append(list, f) })
 }
 
-// endFeed ends what the session is told without asking.
+// endFeed ends the session's subscriptions and its monitoring, and closes its feed.
 func (s *session) endFeed() {
 	f := s.news
 	if f == nil {
@@ -74,8 +74,7 @@ func (srv *Server) setMonitors(change func([]*feed.Feed) []*feed.Feed) {
 	}
 }
 
-// tell sends monitors the line of a command. As in Redis, they are not shown what
-// is for operators, and no secrets.
+// tell sends monitors the line of a command. As in Redis, they are shown no commands for operators, and no secrets.
 func (s *session) tell(cmd *table.Command, args [][]byte) {
 	list := s.srv.monitors.Load()
 	if list == nil || cmd.Flags&table.Admin != 0 {
@@ -89,8 +88,8 @@ func (s *session) tell(cmd *table.Command, args [][]byte) {
 	}
 }
 
-// redacted is args without what is secret in them. What follows AUTH is taken for
-// a secret even where it is not well-formed.
+// redacted is args without the secrets in them. What follows AUTH is taken for a secret even if the command is
+// malformed.
 func redacted(cmd *table.Command, args [][]byte) [][]byte {
 	hide := func(from, to int) {
 		args = slices.Clone(args)
@@ -109,7 +108,7 @@ func redacted(cmd *table.Command, args [][]byte) [][]byte {
 		}
 	case "config|set":
 		for i := 2; i+1 < len(args); i += 2 {
-			if settingNamed(args[i]) == nil { // it may be Redis's for a password
+			if settingNamed(args[i]) == nil { // it may be the name of a password in Redis
 				hide(i+1, i+2)
 			}
 		}

@@ -56,8 +56,8 @@ func cmdDiscard(s *session, a [][]byte) error {
 	return nil
 }
 
-// wantQueue adds the keys of the queued commands, and those that are watched, to those to be locked. It reports whether they are to be
-// locked for writing.
+// wantQueue adds the keys of the queued commands, and the watched keys, to those to be locked. It reports whether
+// they are to be locked for writing.
 func (s *session) wantQueue() (write bool) {
 	if !s.multi {
 		return false
@@ -87,19 +87,19 @@ func cmdExec(s *session, a [][]byte) error {
 	}
 	err := s.runQueue()
 	if err == nil && s.srv.monitors.Load() != nil {
-		for _, q := range s.queue { // in Redis, too, before EXEC
+		for _, q := range s.queue { // as in Redis, before EXEC
 			s.tell(q.cmd, q.args)
 		}
 	}
-	if err == nil { // or it may be tried again: see perform
+	if err == nil { // otherwise EXEC may be tried again: see perform
 		s.endMulti()
 	}
 	return err
 }
 
-// runQueue runs the commands of a transaction. What is wrong with one of them is
-// its reply, as in Redis. What is wrong with far memory, and replies that are too
-// long, fail all of them: then nothing has changed.
+// runQueue runs the commands of a transaction. An error of one command is its reply, as in Redis. An error of far
+// memory, or replies that are too long together, fail the whole transaction: then nothing has changed. In a cache
+// every error is the reply of its command.
 func (s *session) runQueue() error {
 	if s.Writes() {
 		if err := s.Space.Refuses(true); err != nil {
@@ -111,7 +111,7 @@ func (s *session) runQueue() error {
 	}
 	s.Array(len(s.queue))
 	for _, q := range s.queue {
-		start := len(s.Out) - s.Mark // out and mark may move together: see room
+		start := len(s.Out) - s.Mark // Out and Mark may move together: see Writer.Room
 		s.Reads = q.cmd.Reads()
 		err := s.srv.table.run[q.cmd.ID](s, q.args)
 		wrong := errors.As(err, new(reply.Error))
@@ -142,7 +142,7 @@ func cmdWatch(s *session, a [][]byte) error {
 }
 
 func cmdUnwatch(s *session, a [][]byte) error {
-	if !s.multi { // EXEC, which may have to run again, unwatches in the end
+	if !s.multi { // in a transaction EXEC does it in the end, since EXEC may have to run again
 		s.unwatch()
 	}
 	s.OK()

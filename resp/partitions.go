@@ -18,32 +18,33 @@ import (
 
 // Cluster says how a server shares the partitions of a heap with others.
 type Cluster struct {
-	ID string // this server's in the map
-	// Map is the newest map that is known. It must not wait.
+	ID string // of this server in the map
+	// Map returns the newest map that is known. It must not wait.
 	Map func() *partition.Map
-	// Doubt is told that the map may be old: a server has not got what it says. It must not wait.
+	// Doubt is called when the map may be old: no server has the partition according to the map, or the server that
+	// should have it lacks it or cannot be reached. It must not wait.
 	Doubt func()
-	// Links are to the other servers. They stay the caller's, who closes them after the server.
+	// Links are to the other servers. The caller keeps them, and closes them after the server.
 	Links *forward.Links
 }
 
-// moveTo has the commands of the session that follow be about other data.
+// moveTo makes the session's next commands be about the data at.
 func (s *session) moveTo(at *part) {
 	s.part = at
 	s.Use(at.Space)
 }
 
-// away is what a session does at partitions.
+// away is what a session keeps about partitions.
 type away struct {
-	at       *part         // that the command which blocked was for
-	sights   []partedSight // of partitions; each is a use of one
-	watchAt  *part         // whose keys it watches
-	tie      *tie          // to another server, whose keys it watches; nil if there is none, and then only watchAt may be set
-	redirect bool          // the client wants to be told where a partition is, and not have its commands forwarded
-	strict   bool          // also when the partition is on its way here
+	at       *part         // where the last command blocked; nil if it did not, or is about all partitions
+	sights   []partedSight // what unsent replies show; each keeps its partition from leaving
+	watchAt  *part         // the partition here whose keys it watches; nil if there is none
+	tie      *tie          // what it watches at another server; nil if nothing. If it is set, watchAt is nil
+	redirect bool          // tell the client where a partition is, and do not forward its commands
+	strict   bool          // redirect also while the partition is on its way here
 }
 
-// fetchAt has what the session wants to be fetched.
+// fetchAt returns the part that fetches what the session wants.
 func (s *session) fetchAt() *part {
 	if s.at != nil {
 		return s.at
@@ -51,7 +52,8 @@ func (s *session) fetchAt() *part {
 	return s.part
 }
 
-// wantsHere reports whether what a command needs is fetched where the command that blocked is, which may be about all partitions.
+// wantsHere reports whether a command's keys are in the partition where the session's command blocked, so that they
+// can be fetched together. They are not if that command is about all partitions (s.at is nil).
 func (s *session) wantsHere(cmd *table.Command, args [][]byte) bool {
 	switch {
 	case s.srv.parts == nil:
@@ -88,7 +90,8 @@ const (
 	errWholeHeap reply.Error = "ERR the command is about a whole heap, and this server has some of its partitions"
 )
 
-// sameSlot adds the keys of a command to a slot, which is -1 while there are none. It fails if they are in different ones.
+// sameSlot returns the slot that a command's keys share with earlier keys, whose slot is given; -1 means that there
+// are no keys. It fails if they are in different slots.
 func sameSlot(slot int, cmd *table.Command, args [][]byte) (int, error) {
 	for key := range cmd.KeysOf(args) {
 		switch n := partition.Slot(key); {
@@ -101,7 +104,8 @@ func sameSlot(slot int, cmd *table.Command, args [][]byte) (int, error) {
 	return slot, nil
 }
 
-// slotOf is the slot of the keys that a command is about, -1 if it is about none.
+// slotOf is the slot of the keys that a command is about, -1 if there are none. EXEC is about the keys of its queue,
+// and those that the session watches.
 func (s *session) slotOf(cmd *table.Command, args [][]byte) (slot int, err error) {
 	if cmd.Name != "exec" || !s.multi || s.abort {
 		return sameSlot(-1, cmd, args)
@@ -133,7 +137,8 @@ func (s *session) watchedSlot() int {
 	return -1
 }
 
-// mayQueue refuses what a transaction of a server of partitions cannot have.
+// mayQueue refuses a command that a transaction on a server of partitions cannot have: it is about all keys, or its
+// keys are in another slot than the transaction's, or the client is to be told that they are at another server.
 func (s *session) mayQueue(cmd *table.Command, args [][]byte) error {
 	if cmd.Flags&table.Each != 0 {
 		return errWholeHeap
@@ -153,7 +158,8 @@ func (s *session) mayQueue(cmd *table.Command, args [][]byte) error {
 	return nil
 }
 
-// performAway is perform of a client whose server has some of the partitions.
+// performAway is perform for a server of partitions: the command runs at the partition that has its keys, here or
+// elsewhere.
 func (s *session) performAway(cmd *table.Command, args [][]byte) bool {
 	s.at = nil
 	if s.Tries == 0 {
@@ -171,7 +177,7 @@ func (s *session) performAway(cmd *table.Command, args [][]byte) bool {
 	switch {
 	case err == nil && slot < 0 && cmd.Flags&table.Each != 0:
 		return s.performEach(cmd, args)
-	case err == nil && (slot < 0 || cmd.Name == "sunsubscribe"): // a subscription is where it was made
+	case err == nil && (slot < 0 || cmd.Name == "sunsubscribe"): // a subscription ends where it was made
 		return s.perform(cmd, args)
 	}
 	if err != nil {
@@ -195,14 +201,15 @@ func (s *session) performAway(cmd *table.Command, args [][]byte) bool {
 	}
 }
 
-// For how long a command waits at first, and at most, until it looks again where its partition is, if there is no news: another server
-// may have it before this one knows.
+// A command whose partition is not here waits until there is news, but at first only for firstLook, then for longer
+// each time, at most lastLook. Then it looks again where the partition is: another server may have it before this one
+// knows.
 const (
 	firstLook = time.Millisecond
 	lastLook  = 100 * time.Millisecond
 )
 
-// performAt is perform at a partition that the session uses.
+// performAt is perform at a partition that the session keeps from leaving (use).
 func (s *session) performAt(at *part, cmd *table.Command, args [][]byte) bool {
 	if cmd.Flags&(table.Read|table.Write) != 0 {
 		if err := at.Refuses(cmd.Flags&table.Write != 0); err != nil {
@@ -210,7 +217,8 @@ func (s *session) performAt(at *part, cmd *table.Command, args [][]byte) bool {
 			return true
 		}
 	}
-	if s.watchAt != nil && s.watchAt != at && s.watchAt.number == at.number { // what was watched has gone to another server, and perhaps come back
+	// If so, the watched keys have gone to another server, and perhaps come back.
+	if s.watchAt != nil && s.watchAt != at && s.watchAt.number == at.number {
 		if cmd.Name == "watch" {
 			s.unwatch()
 		}
@@ -225,20 +233,21 @@ func (s *session) performAt(at *part, cmd *table.Command, args [][]byte) bool {
 	case !done:
 		s.at = at
 	case !s.Watches():
-		s.Dirty.Store(false) // nobody else sets it then
+		s.Dirty.Store(false) // no other goroutine sets it if nothing is watched
 	case cmd.Name == "watch":
 		s.watchAt = at
 	}
 	return done
 }
 
-// performEach is perform at every partition that is here, of which the last one replies. It stops when one fails.
+// performEach runs a command at every partition that is here. The reply is that of the last one. It stops at the
+// first partition where the command fails or blocks.
 func (s *session) performEach(cmd *table.Command, args [][]byte) bool {
 	if cmd.Flags&table.Merge != 0 {
 		return s.perform(cmd, args)
 	}
 	done := true
-	s.OK() // without any partition there is nothing to be done
+	s.OK() // the reply if there are no partitions here
 	for number := range s.srv.parts {
 		at := s.srv.use(number)
 		if at == nil {
@@ -255,7 +264,8 @@ func (s *session) performEach(cmd *table.Command, args [][]byte) bool {
 	return done
 }
 
-// each calls f for the server's data, or for every partition that is here, from a number on, until f returns true.
+// each calls f for the server's data, or for every partition that is here and whose number is at least from, until f
+// returns true or an error.
 func (s *session) each(from int, f func(number int) (done bool, err error)) error {
 	if s.srv.parts == nil {
 		_, err := f(0)
@@ -278,8 +288,9 @@ func (s *session) each(from int, f func(number int) (done bool, err error)) erro
 	return nil
 }
 
-// elsewhere is what becomes of a command about a partition that is not here: it is forwarded, or the client is told where the
-// partition is; or, as far as that is not known, it waits for news, but for no longer than a pause. It reports true when the command is to be tried again.
+// elsewhere handles a command about a partition that is not here. It forwards the command, or tells the client where
+// the partition is. If no server is found that has the partition, it waits for news, but no longer than pause, and
+// reports true: the command is to be tried again.
 func (s *session) elsewhere(slot, number int, cmd *table.Command, args [][]byte, news <-chan struct{}, pause time.Duration) (again bool) {
 	c := s.srv.cfg.Cluster
 	m := c.Map()
@@ -289,10 +300,10 @@ func (s *session) elsewhere(slot, number int, cmd *table.Command, args [][]byte,
 	case !known:
 	case owner.ID == c.ID:
 		err = errLoading
-	case cmd.Name == "exec" && s.Watches(): // what was watched has gone to another server
+	case cmd.Name == "exec" && s.Watches(): // the watched keys have gone to another server
 		s.Out = proto.AppendNullArray(s.Out, s.Ver)
 		return s.leave(cmd, nil)
-	case cmd.Name == "ssubscribe" || s.told(m, number) || c.leaves(m): // messages that come later have no way back
+	case cmd.Name == "ssubscribe" || s.told(m, number) || c.leaves(m): // later messages of the first have no way back
 		return s.leave(cmd, moved(slot, owner.Addr))
 	}
 	if !s.showsFirst(cmd) {
@@ -321,8 +332,9 @@ func (s *session) elsewhere(slot, number int, cmd *table.Command, args [][]byte,
 	return true
 }
 
-// showsFirst is called before a command waits for another server: a partition does not go before the replies may be sent that show what it
-// has. It reports whether they may be.
+// showsFirst waits until the session's replies so far may be sent. It is called before a command waits for another
+// server, since until then the partitions that the replies show cannot leave. If it reports false, the replies may
+// not be sent: they are dropped, and the session ends with an error.
 func (s *session) showsFirst(cmd *table.Command) bool {
 	if s.shown() {
 		return true
@@ -331,20 +343,22 @@ func (s *session) showsFirst(cmd *table.Command) bool {
 	return s.leave(cmd, errUncertain)
 }
 
-// told reports whether the client is to be told where a partition is that is not here. If it is on its way here, the client has
-// perhaps just been told so by the server that had it, and would be sent to and fro until this one sees it in the map, too.
+// told reports whether the client is to be told where a partition is that is not here. While the partition is on its
+// way here, only strict clients are: the others have perhaps just been sent here by the server that had it, and would
+// be sent to and fro until this server sees the partition in the map, too.
 func (s *session) told(m *partition.Map, number int) bool {
 	return s.strict || s.redirect && m.Next[number] != s.srv.cfg.Cluster.ID
 }
 
-// leaves reports whether the server leaves the map, or is not in it any more. It will soon not be there to forward anything, and
-// many clients of clusters look at the map again only when they have been told MOVED.
+// leaves reports whether the server is leaving the map, or is no longer in it. It will soon not be there to forward
+// anything, and many cluster clients look at the map again only when they have been told MOVED.
 func (c *Cluster) leaves(m *partition.Map) bool {
 	me, ok := m.Server(c.ID)
 	return !ok || me.Leaving
 }
 
-// leave ends a command that was not carried out here, with an error if that is not nil.
+// leave ends a command that was not carried out here. If err is not nil it is the reply. It returns false: the
+// command is not to be tried again.
 func (s *session) leave(cmd *table.Command, err error) (again bool) {
 	if cmd.Name == "exec" {
 		s.endMulti()
@@ -362,7 +376,7 @@ func moved(slot int, addr string) error {
 	return reply.Error("MOVED " + strconv.Itoa(slot) + " " + addr)
 }
 
-// onlyReads reports whether a command may be carried out twice, because it only reads.
+// onlyReads reports whether a command only reads, and so may be carried out twice.
 func (s *session) onlyReads(cmd *table.Command) bool {
 	if cmd.Name == "exec" {
 		return !slices.ContainsFunc(s.queue, func(q queued) bool { return q.cmd.Flags&table.Read == 0 })
@@ -370,9 +384,10 @@ func (s *session) onlyReads(cmd *table.Command) bool {
 	return cmd.Flags&table.Read != 0
 }
 
-// forward has another server carry out a command, and appends its reply. A server that has not got the partition, which the map may
-// tell too early or too late, has carried out nothing. ErrUnsent says that the command may be tried again. It goes by a held link,
-// unless that is nil.
+// forward has another server carry out a command, by the link h or by a pooled link if h is nil, and appends the
+// reply. ErrUnsent says that the command may be tried again: it was not sent, or it only reads, or the server replied
+// MOVED. A server that replies MOVED does not have the partition and has carried out nothing; the map may name a
+// server too early or too late.
 func (s *session) forward(h *forward.Held, addr string, cmd *table.Command, args [][]byte) error {
 	cmds := [][][]byte{args}
 	var out []byte
@@ -385,7 +400,8 @@ func (s *session) forward(h *forward.Held, addr string, cmd *table.Command, args
 			keys = keys && q.cmd.Flags&(table.Read|table.Write) != 0
 		}
 		cmds = append(cmds, args)
-		// HELLO or MONITOR may be among them: a pooled connection would stay changed for the next command that goes by it.
+		// HELLO or MONITOR may be among them: they would leave a pooled connection changed for the next command that
+		// goes by it.
 		if h == nil && !keys {
 			if h, err = s.hold(addr); err != nil {
 				return err

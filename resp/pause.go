@@ -32,8 +32,7 @@ const (
 	pauseAll
 )
 
-// begin pauses for so long, and replaces what was asked for before: no command
-// passes between the two.
+// begin pauses for d, and replaces the pause that there was: no command passes between the two.
 func (p *pause) begin(what int32, d time.Duration) {
 	p.mu.Lock()
 	if d <= 0 || p.shut {
@@ -44,7 +43,7 @@ func (p *pause) begin(what int32, d time.Duration) {
 		var timer *time.Timer
 		timer = time.AfterFunc(d, func() {
 			p.mu.Lock()
-			if p.timer == timer { // and not that of a pause which has replaced this one
+			if p.timer == timer { // no other pause has replaced this one
 				p.set(pauseNone)
 			}
 			p.mu.Unlock()
@@ -64,7 +63,7 @@ func (p *pause) end() {
 	p.resume()
 }
 
-// close ends it for good.
+// close ends the pause, and no other one begins.
 func (p *pause) close() {
 	p.mu.Lock()
 	p.shut = true
@@ -72,7 +71,7 @@ func (p *pause) close() {
 	p.end()
 }
 
-// set has what waits look again.
+// set changes what is paused, stops the timer, and has the streams that wait look again.
 //
 // Preconditions: p.mu is held.
 func (p *pause) set(what int32) {
@@ -87,7 +86,7 @@ func (p *pause) set(what int32) {
 	}
 }
 
-// resume has the event loops look again.
+// resume has the event loops look at their paused clients again.
 func (p *pause) resume() {
 	for _, l := range p.srv.loops {
 		l.resuming.Store(true)
@@ -109,9 +108,9 @@ func (p *pause) wait() <-chan struct{} {
 	return p.over
 }
 
-// paused reports whether a command must wait for the end of a pause. Who monitors
-// runs no commands that it could concern. Other than in Redis, CLIENT is never
-// concerned: somebody has to be able to end a pause.
+// paused reports whether a command must wait for the end of a pause. A client that has a feed never waits: neither a
+// monitor nor a RESP2 subscriber runs commands that a pause concerns. Unlike in Redis, CLIENT never waits: somebody
+// has to be able to end a pause.
 func (s *session) paused(cmd *table.Command) bool {
 	what := s.srv.pause.what.Load()
 	if what == pauseNone || s.news != nil || cmd.Flags&(table.NoAuth|table.Unpaused) != 0 {

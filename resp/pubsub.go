@@ -9,7 +9,8 @@ import (
 	"polder/resp/reply"
 )
 
-// subscribed replies with what the session has subscribed to, or not any more. What is to be had with PUBLISH is counted together.
+// subscribed replies that the session has subscribed to a name, or no longer has, and with how many subscriptions it
+// has: those to channels of PUBLISH and to patterns are counted together.
 func (s *session) subscribed(k feed.Kind, what string, name []byte) {
 	n := s.subs.Len(k)
 	if k != feed.Shard {
@@ -55,12 +56,12 @@ func unsubscribe(k feed.Kind) handler {
 
 var publishCommand = [][]byte{[]byte("POLDER"), []byte("PUBLISH")}
 
-// tellOthers has the other servers of the map told of a message.
+// tellOthers has the herald tell the other servers of the map about a message.
 func (srv *Server) tellOthers(m *partition.Map, channel, message []byte) {
 	me, _ := m.Server(srv.cfg.Cluster.ID)
 	var addrs []string
 	for _, to := range m.Servers {
-		// One that was started again is in the map twice until the others miss the one that it was.
+		// A server that was started again is in the map twice, until the others miss its former self.
 		if to.Addr == me.Addr || slices.Contains(addrs, to.Addr) {
 			continue
 		}
@@ -69,7 +70,8 @@ func (srv *Server) tellOthers(m *partition.Map, channel, message []byte) {
 	srv.herald.Tell(addrs, append(slices.Clone(publishCommand), channel, message))
 }
 
-// cmdPublish replies with how many of this server have got the message. Those of other servers get it a little later.
+// cmdPublish replies with how many subscriptions at this server have got the message. Those at other servers get it a
+// little later.
 func cmdPublish(s *session, a [][]byte) error {
 	if c := s.srv.cfg.Cluster; c != nil {
 		s.srv.tellOthers(c.Map(), a[1], a[2])
@@ -78,13 +80,13 @@ func cmdPublish(s *session, a [][]byte) error {
 	return nil
 }
 
-// cmdSPublish is carried out by the server that has the slot of the channel, which has all its subscribers.
+// cmdSPublish runs at the server that has the slot of the channel, and so all of its subscribers.
 func cmdSPublish(s *session, a [][]byte) error {
 	s.Int(s.srv.channels.Publish(feed.Shard, a[1], a[2]))
 	return nil
 }
 
-// cmdPolderPublish is what a server says to another one of a message that was published there.
+// cmdPolderPublish is sent by another server, to tell this one of a message that was published there.
 func cmdPolderPublish(s *session, a [][]byte) error {
 	s.Int(s.srv.channels.Publish(feed.Channel, a[2], a[3]))
 	return nil

@@ -7,7 +7,7 @@ import (
 
 const errNoJournal reply.Error = "ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled."
 
-// cmdSave takes a checkpoint, which is what a kept heap has of a dump.
+// cmdSave takes a checkpoint, which is to a kept heap what a dump is to Redis.
 func cmdSave(s *session, a [][]byte) error {
 	if s.OnWait != nil && s.Space.Kept() {
 		s.OnWait(nil)
@@ -19,7 +19,7 @@ func cmdSave(s *session, a [][]byte) error {
 	return err
 }
 
-// cmdBGSave is SAVE that waits for nothing.
+// cmdBGSave takes a checkpoint, but does not wait for it.
 func cmdBGSave(s *session, a [][]byte) error {
 	if len(a) > 2 || len(a) == 2 && !proto.Is(a[1], "schedule") {
 		return reply.ErrSyntax
@@ -27,7 +27,7 @@ func cmdBGSave(s *session, a [][]byte) error {
 	return s.saveLater("Background saving started")
 }
 
-// cmdBGRewriteAOF has the journal begin anew, as a checkpoint does.
+// cmdBGRewriteAOF takes a checkpoint, with which the journal begins anew, and does not wait for it.
 func cmdBGRewriteAOF(s *session, a [][]byte) error {
 	return s.saveLater("Background append only file rewriting started")
 }
@@ -52,7 +52,8 @@ func cmdLastSave(s *session, a [][]byte) error {
 	return err
 }
 
-// cmdWait replies with how many copies there are beyond the first of what was there when the command came.
+// cmdWait replies with how many copies, not counting the first, there are of the data that was there when the command
+// came.
 func cmdWait(s *session, a [][]byte) error {
 	if _, ok := proto.ParseInt(a[1]); !ok {
 		return reply.ErrNotInt
@@ -71,7 +72,8 @@ func cmdWait(s *session, a [][]byte) error {
 	return err
 }
 
-// commitAll is that of the journal, or of those of all partitions that are here: the least of what they have. Without a journal there are no copies.
+// commitAll commits the journal, or the journals of all partitions that are here (keyspace.Space.Commit). It returns
+// the least number of copies among them, and whether all are on a disk. Without a journal there are no copies.
 func (s *session) commitAll() (copies int, disk bool, err error) {
 	first := true
 	err = s.each(0, func(int) (bool, error) {
@@ -92,8 +94,8 @@ func (s *session) commitAll() (copies int, disk bool, err error) {
 	return copies, disk, err
 }
 
-// cmdWaitAOF replies with how many disks have what was there when the command came, and how many copies of other
-// servers: that is 1 with a journal on a disk, and 0.
+// cmdWaitAOF replies with two numbers: on how many disks of this server the data is that was there when the command
+// came, 1 with a journal on a disk and else 0; and how many copies other servers have, which is always 0.
 func cmdWaitAOF(s *session, a [][]byte) error {
 	local, ok := proto.ParseInt(a[1])
 	_, others := proto.ParseInt(a[2])

@@ -16,8 +16,8 @@ const (
 	switchMaster = "+switch-master"
 )
 
-// SetMaster says which server has the heap Config.Heap. Those who have subscribed to +switch-master are told when it is another
-// one than before. One goroutine calls it at a time.
+// SetMaster says which server has the heap Config.Heap. If its address is another than before, those who have
+// subscribed to +switch-master are told. One goroutine calls it at a time.
 func (srv *Server) SetMaster(m topology.Master) {
 	var was topology.Master
 	if p := srv.master.Load(); p != nil {
@@ -35,7 +35,7 @@ func (srv *Server) SetMaster(m topology.Master) {
 	srv.channels.Publish(feed.Channel, []byte(switchMaster), fmt.Appendf(nil, "%s %s %s %s %s", srv.cfg.Heap, oldHost, oldPort, host, port))
 }
 
-// masterNow is what is known of the server that has the heap: this one, if no other can have it.
+// masterNow is what is known of the server that has the heap. If no other server can have it, that is this one.
 func (srv *Server) masterNow() topology.Master {
 	if srv.cfg.Heap == "" {
 		return topology.Master{Self: true}
@@ -46,7 +46,7 @@ func (srv *Server) masterNow() topology.Master {
 	return topology.Master{}
 }
 
-// masterCalled is the master of that name.
+// masterCalled returns the server that has the heap of that name.
 func (s *session) masterCalled(name []byte) (topology.Master, error) {
 	m := s.srv.masterNow()
 	switch {
@@ -81,7 +81,7 @@ func cmdSentinelMasters(s *session, a [][]byte) error {
 	return err
 }
 
-// ofMaster is the handler of a command about the master that it names.
+// ofMaster is the handler of a command that names a heap, and is about the server that has it.
 func ofMaster(run func(w *reply.Writer, heap string, m topology.Master)) handler {
 	return func(s *session, a [][]byte) error {
 		m, err := s.masterCalled(a[2])

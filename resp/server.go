@@ -31,17 +31,17 @@ type Server struct {
 	secret atomic.Pointer[string] // the password; cfg has the first one
 	table  *commandSet
 
-	data  *part                  // what its clients see, if it has no partitions; never opened otherwise
-	parts []atomic.Pointer[part] // by number, those partitions of a heap that are served here; see partitions.go
-	news  bulletin               // of partitions that have come, and maps
+	data  *part                  // the data of a server without partitions; never opened otherwise
+	parts []atomic.Pointer[part] // by number, the partitions of a heap; nil if not served here: see partitions.go
+	news  bulletin               // tells of partitions that have been added, and of new maps
 
-	master atomic.Pointer[topology.Master] // that has the heap Config.Heap; nil if it was not said yet
+	master atomic.Pointer[topology.Master] // the server that has the heap Config.Heap; nil before SetMaster
 
 	since time.Time
 	runID string
 
 	channels   feed.Channels
-	herald     *forward.Herald              // tells the other servers of a Cluster what is published here; nil without one
+	herald     *forward.Herald              // tells other servers what is published here; nil without a Cluster
 	monitors   atomic.Pointer[[]*feed.Feed] // changed under mu; nil if nobody monitors
 	slow       *latency.SlowLog
 	latency    *latency.Monitor
@@ -49,15 +49,15 @@ type Server struct {
 	loops      []*loop
 	nextLoop   atomic.Uint32
 	nextID     atomic.Int64
-	snapshots  atomic.Int32 // that clients are reading, of all partitions
+	snapshots  atomic.Int32 // snapshots that clients are reading, of all partitions
 	clients    atomic.Int64
-	maxClients atomic.Int64 // CONFIG SET changes it, and the next
+	maxClients atomic.Int64 // CONFIG SET changes it, and timeout
 	timeout    atomic.Int64 // a time.Duration
 	port       atomic.Int32
 	stats      *counters
 
-	door *accept.Gate   // connections that are no clients yet, or are not to be
-	wg   sync.WaitGroup // every goroutine of the server, but for those of its data
+	door *accept.Gate   // connections of peers that have yet to give the password, or are turned away
+	wg   sync.WaitGroup // every goroutine of the server, but for those of its parts
 	live sync.WaitGroup // connections
 
 	mu        sync.Mutex
@@ -83,26 +83,24 @@ func NewServer(heap *far.Heap, cfg Config) (*Server, error) {
 	return srv, nil
 }
 
-// NewLoading makes a server without a heap, which has yet to be opened. Until
-// then it serves clients, but answers commands that concern data with LOADING,
-// as Redis does while it reads its files. It fails as NewServer does.
+// NewLoading makes a server that has no heap until Open is called. Until then it serves clients, but answers commands
+// that concern data with LOADING, as Redis does while it reads its files. It fails as NewServer does.
 func NewLoading(cfg Config) (*Server, error) {
 	return newServer(cfg, func(c keyspace.Config) (*keyspace.Space, error) { return keyspace.New(c), nil })
 }
 
-// NewCache makes a server that is a cache: it keeps its data in a map of its
-// own on heap, and what memory is taken from the heap takes keys with it. The
-// caller closes the heap, after the server. It fails as NewServer does.
+// NewCache makes a server that is a cache: it keeps its data in a map of its own on heap. When memory is taken from
+// the heap, keys go with it. The caller closes the heap, after the server. It fails as NewServer does.
 func NewCache(heap *soft.Heap, cfg Config) (*Server, error) {
 	return newServer(cfg, func(c keyspace.Config) (*keyspace.Space, error) { return keyspace.NewCache(heap, c) })
 }
 
-// Open gives a server that NewLoading made its heap, once. It keeps its data in
-// maps of its own there, which are those of the server that had the heap before, if it was kept; then it replays
-// the journal, if there is one. The caller closes the heap, after the server. Ctx is for Open itself.
+// Open gives a server that NewLoading made its heap. It is called once. The server keeps its data in maps of its own
+// on the heap; if the heap was kept, these are the maps of the server that had the heap before. Then Open replays the
+// journal, if there is one. The caller closes the heap, after the server. Ctx is for Open itself.
 func (srv *Server) Open(ctx context.Context, heap *far.Heap) error { return srv.data.Open(ctx, heap) }
 
-// newServer makes a server with what makeSpace makes.
+// newServer makes a server whose data is in the space that makeSpace makes.
 func newServer(cfg Config, makeSpace func(keyspace.Config) (*keyspace.Space, error)) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {

@@ -20,12 +20,13 @@ import (
 // driver that owns it gives it input in `in`, calls run, and takes replies from
 // `Out`. Other goroutines touch nothing but the atomic fields.
 type session struct {
-	srv    *Server // whose client it is
+	srv    *Server // the server whose client it is
 	parser proto.Parser
 	in     []byte // input not yet consumed; the driver's memory
 
 	commands.Client
-	part *part // what commands are about, and Access is of: the server's data, or while a command runs the partition that has its keys
+	// The data that Access uses: srv.data or, while a command runs, the partition that has its keys.
+	part *part
 
 	authed bool
 	// entering is set while the client waits at the door for its password.
@@ -38,23 +39,23 @@ type session struct {
 	queueLen int // bytes in queue
 
 	replica replica
-	dump    *dump   // what SYNC has begun and not ended; nil if there is none
-	snap    *copied // that POLDER SNAPSHOT has taken, whose parts are yet to be read; nil if there is none
+	dump    *dump   // the dump that SYNC has begun; nil if there is none
+	snap    *copied // the snapshot whose parts the client reads; nil if there is none
 
-	keyspace.Sight // what the replies to be sent show
-	away           // what it is at partitions
+	keyspace.Sight // what unsent replies show of srv.data
+	away           // what it keeps about partitions
 
 	mute  uint8      // what CLIENT REPLY has asked for
-	news  *feed.Feed // what it is told without asking; nil if there never was any
+	news  *feed.Feed // messages of channels and lines of MONITOR; nil if there is no feed
 	subs  feed.Subscriptions
-	clock time.Duration // since srv.since: when the last command ended, or run was called
-	began time.Duration // when the command that runs was first tried
+	clock time.Duration // when the last command ended or run was called, since srv.since
+	began time.Duration // when the command that runs was first tried, since srv.since
 
 	mem    *clientmem.Account // what the client makes the server hold
 	hangUp atomic.Pointer[func()]
-	killed atomic.Bool      // by CLIENT KILL, or as a monitor that does not read
-	unread atomic.Bool      // it is disconnected because it does not read
-	fed    func(*feed.Feed) // tells the driver that news has some; any goroutine may call it
+	killed atomic.Bool      // by CLIENT KILL, or for what its feed holds: see listen
+	unread atomic.Bool      // the client is disconnected because it does not read
+	fed    func(*feed.Feed) // tells the driver that news has something; any goroutine may call it
 	info   clientInfo
 }
 
@@ -134,9 +135,8 @@ func (s *session) footprint() int {
 // minRoom is the least room for input in a buffer that is made or grows.
 const minRoom = 4 << 10
 
-// grow returns buf, which holds the session's input so far, with room for more.
-// Its size is doubled at most: what a client announces costs nothing before it
-// has come.
+// grow returns buf, which holds the session's input so far, with room for more. It hardly more than doubles the size:
+// what a client announces costs no memory before it has come.
 func (s *session) grow(buf []byte) []byte {
 	missing, free := s.parser.Missing(len(buf)), cap(buf)-len(buf)
 	if free > 0 && (free >= missing || free >= max(len(buf), minRoom)) {
@@ -188,9 +188,8 @@ func (s *session) run() status {
 	return sessionEnd
 }
 
-// exec runs or queues one command, appends its reply and returns needInput. It
-// returns needFetch or needResume, and has done nothing, if the command would have
-// to wait; and needFlush if there is more of the reply.
+// exec runs or queues one command, appends its reply and returns needInput. If the command would have to wait, it has
+// done nothing and returns needFetch or needResume. If there is more of the reply, it returns needFlush.
 func (s *session) exec(args [][]byte) status {
 	if s.dump != nil {
 		return s.dumpOn()
@@ -308,7 +307,7 @@ func (s *session) perform(cmd *table.Command, args [][]byte) bool {
 	return true
 }
 
-// pace has a command that writes wait if the journal is long. Others go on meanwhile.
+// pace has a command that writes wait if the journal is long. Other clients go on meanwhile.
 func (s *session) pace(cmd *table.Command, args [][]byte) {
 	n := 0
 	switch {
@@ -334,7 +333,8 @@ func (s *session) pace(cmd *table.Command, args [][]byte) {
 	}
 }
 
-// roomier waits for room in far memory for a command that has found none, and reports whether it is to be tried again. Others go on meanwhile.
+// roomier waits for room in far memory for a command that has found none, and reports whether the command is to be
+// tried again. Other clients go on meanwhile.
 func (s *session) roomier(args [][]byte) bool {
 	s.Tries++
 	s.waitFor(args)
@@ -382,7 +382,7 @@ func (s *session) wantKeys(cmd *table.Command, args [][]byte) {
 	}
 }
 
-// observe counts a command that has run: began is when it was first tried.
+// observe counts a command that has run since began.
 func (s *session) observe(cmd *table.Command, args [][]byte) {
 	s.clock = time.Since(s.srv.since)
 	took := s.clock - s.began
@@ -467,8 +467,7 @@ func (s *session) wants(w *wants) {
 	}
 }
 
-// fetched tells the session that what it wanted has been fetched, or that this
-// failed: then the command waits on its own.
+// fetched tells the session that what it wanted has been fetched. If the fetch failed, the command waits on its own.
 func (s *session) fetched(err error) {
 	if err != nil {
 		s.Tries = keyspace.MaxTries + 1

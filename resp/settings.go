@@ -25,7 +25,7 @@ type setting struct {
 
 const maxMemory = "maxmemory"
 
-// settings come in the order in which they are set: only the first can fail.
+// settings are in the order in which CONFIG SET sets them: only the first can fail.
 var settings = []setting{
 	{maxMemory, func(srv *Server) int64 { return srv.memory().Max }, (*session).setMaxMemory, 0, math.MaxInt64, true},
 	{"latency-monitor-threshold", func(srv *Server) int64 { return srv.latency.Threshold.Load() },
@@ -59,7 +59,7 @@ func (srv *Server) idleTimeout() time.Duration { return time.Duration(srv.timeou
 func (srv *Server) configValues() []Stat {
 	pass := ""
 	if srv.password() != "" {
-		pass = "(not shown)" // it may be another one than the client has presented
+		pass = "(not shown)" // it may have changed since the client presented it
 	}
 	list := []Stat{
 		{"appendfsync", "everysec"},
@@ -116,7 +116,7 @@ func (s *session) replyStats(list []Stat) {
 	}
 }
 
-// cmdConfigSet changes all that it is given, or nothing.
+// cmdConfigSet changes all settings that it is given, or none.
 func cmdConfigSet(s *session, a [][]byte) error {
 	if len(a)%2 != 0 {
 		return reply.ErrSyntax
@@ -187,8 +187,7 @@ func (c *setting) parse(b []byte) (n int64, err error) {
 	return n, nil
 }
 
-// setMaxMemory changes the budget of local memory, or that of a cache without a
-// coordinator.
+// setMaxMemory changes the budget of local memory, or the budget of a cache that has no coordinator.
 func (s *session) setMaxMemory(n int64) error {
 	srv := s.srv
 	switch {

@@ -14,15 +14,16 @@ import (
 	"polder/resp/reply"
 )
 
-// A snapshot is for polder heap save: the heap as it is at one moment, in parts as package far/saved has them. POLDER SNAPSHOT takes it,
-// POLDER PART replies with the next part each time, and with nil behind the last one. It ends with the
-// connection, with the next POLDER SNAPSHOT, or when the partition that it is of goes elsewhere. The client asks for part after part, so that a slow one holds up nobody: what it has not
-// asked for is not read, and stays in far memory as long as there is room.
+// A snapshot is for polder heap save: the heap as it is at one moment, in parts as package far/saved has them. POLDER
+// SNAPSHOT takes it. Each POLDER PART replies with the next part, or after the last one with nil. The snapshot ends
+// with the connection, with the next POLDER SNAPSHOT, or when its partition goes to another server. The client asks
+// for part after part, so that a slow client holds up nobody: a part that it has not asked for is not read, and stays
+// in far memory as long as there is room.
 
 const (
-	// mostSnapshots is how many clients take snapshots at a time.
+	// mostSnapshots is how many clients may read snapshots at a time.
 	mostSnapshots = 4
-	// haveEntry is how many bytes say what a client has of a segment: its position, and how much.
+	// haveEntry is the size in bytes of what a client says that it has of one segment: u64 position, u64 bytes.
 	haveEntry = 16
 )
 
@@ -30,7 +31,8 @@ const errNoSnapshot reply.Error = "ERR there is no snapshot: POLDER SNAPSHOT tak
 
 var errManySnapshots = reply.Error(fmt.Sprintf("TRYAGAIN %d snapshots are being read already", mostSnapshots))
 
-// snapshotError is why a snapshot cannot be taken or read, for the client: whether it is worth while to take another one.
+// snapshotError is why a snapshot cannot be taken or read, as a reply. Its first word tells the client whether it is
+// worth while to take another snapshot.
 func snapshotError(err error) error {
 	var lacks *far.LackingError
 	switch {
@@ -50,8 +52,8 @@ type copied struct {
 	of *part // whose heap it is of
 }
 
-// source is the heap to be copied, which does not go before EndUse. Of a server of partitions it is one of theirs, which the arguments
-// begin with; what follows is returned.
+// source returns the data whose heap is to be copied, and keeps it from leaving until EndUse. For a server of
+// partitions, args begin with PARTITION and its number. Rest is what follows them.
 func (s *session) source(args [][]byte) (at *part, rest [][]byte, err error) {
 	if s.srv.parts == nil && s.part.Stay() {
 		return s.part, args, nil
@@ -84,8 +86,9 @@ func (s *session) endSnapshot() {
 	}
 }
 
-// cmdPolderSnapshot takes a snapshot. The arguments say what the client has by earlier ones: u64 position of a segment, u64 bytes, and so on; before
-// them, to a server of partitions, of which one it is to be. The reply is the number of the heap in hexadecimal, and how many bytes there are to come.
+// cmdPolderSnapshot takes a snapshot. The arguments say what the client has from earlier snapshots: the position of a
+// segment (u64), how many bytes of it (u64), and so on. For a server of partitions, PARTITION and its number come
+// before them. The reply is the number of the heap in hexadecimal, and how many bytes there are to come.
 func cmdPolderSnapshot(s *session, a [][]byte) error {
 	at, args, err := s.source(a[2:])
 	if err != nil {

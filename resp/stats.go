@@ -42,15 +42,15 @@ type Stats struct {
 	Hits            int64 // keys read and found, as Redis counts them
 	Misses          int64 // keys read and not found
 	Connections     int64 // clients that came
-	Rejected        int64 // of these, turned away for MaxClients
+	Rejected        int64 // clients that came and were turned away for MaxClients
 	Clients         int64 // clients connected now
 	ProtocolErrors  int64 // clients disconnected for what they sent
 	AuthFailures    int64 // wrong passwords
 	OutputDrops     int64 // clients disconnected for not reading
 	IdleDrops       int64 // clients disconnected for silence
 	Fetches         int64 // batches of keys fetched
-	FetchedKeys     int64 // keys in them
-	Waits           int64 // commands that waited with their locks held
+	FetchedKeys     int64 // keys in these batches
+	Waits           int64 // commands that waited: for far memory with locks held, for the journal, or another server
 	Handovers       int64 // times an event loop went on in another goroutine
 	Lost            int64 // LOST replies
 	Timeouts        int64 // TRYAGAIN replies
@@ -58,7 +58,7 @@ type Stats struct {
 	Untold          int64 // messages that another server was perhaps not told of
 	Keys            int64 // keys stored
 	LargeHashes     int64 // hashes kept in blocks
-	HashBlocks      int64 // their blocks
+	HashBlocks      int64 // blocks of these hashes
 	ClientMemory    int64 // bytes that clients of all servers with this budget hold
 	MaxClientMemory int64 // the budget
 	EvictedClients  int64 // clients disconnected for what they held, by all these servers
@@ -122,7 +122,7 @@ type metric struct {
 	when       func(*Server) bool // whether Prometheus sees it; nil for always
 }
 
-// overFar is for metrics that a cache in soft memory has no use for.
+// overFar is for metrics that do not concern a cache, which is in soft memory.
 func overFar(srv *Server) bool { return !srv.data.IsCache() }
 
 var metrics = []metric{
@@ -185,7 +185,7 @@ func (srv *Server) Collector() prometheus.Collector {
 
 type collector struct {
 	srv        *Server
-	descs      []*prometheus.Desc // as metrics
+	descs      []*prometheus.Desc // in the order of metrics
 	histograms []prometheus.Histogram
 }
 

@@ -21,7 +21,7 @@ const linger = 5 * time.Second
 type stream struct {
 	nc    net.Conn
 	s     *session
-	leave chan struct{} // closed when the connection is to end: whoever waits for the end of a pause goes
+	leave chan struct{} // closed when the connection is to end: the reader no longer waits for the end of a pause
 	once  sync.Once     // closes leave
 
 	mu       sync.Mutex
@@ -134,12 +134,12 @@ func (st *stream) read(in []byte) {
 	}
 }
 
-// mayIdle sets the time until the client has to say something, and returns how
-// long that is, 0 if it may be silent.
+// mayIdle sets the time by which the client has to send something, and returns how long that is; 0 if the client may
+// be silent.
 func (st *stream) mayIdle() time.Duration {
 	idle := st.s.srv.idleTimeout()
 	if st.s.news != nil {
-		idle = 0 // a monitor has nothing to say
+		idle = 0 // a monitor or subscriber need not send anything
 	}
 	var until time.Time
 	if idle > 0 {
@@ -187,8 +187,8 @@ func (st *stream) process() bool {
 	}
 }
 
-// hold accounts for the memory that the client holds: input, with what the
-// session does, and replies. It reports false if the connection is to end.
+// hold accounts for the memory that the client holds: its replies, and input bytes for its input and its session. It
+// reports false if the connection is to end.
 func (st *stream) hold(input int) bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -196,13 +196,15 @@ func (st *stream) hold(input int) bool {
 	return st.account()
 }
 
+// account accounts for the memory that the client holds. It reports false if the connection is to end.
+//
 // Preconditions: st.mu is held.
 func (st *stream) account() bool {
 	return st.s.mem.Hold(st.input + cap(st.pending) + st.out)
 }
 
-// push gives the session's replies to the writer. While the client has too many
-// to read, it waits. It reports false if the connection is to end.
+// push gives the session's replies to the writer. While the client has too many replies to read, push waits. It
+// reports false if the connection is to end.
 func (st *stream) push() bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -241,8 +243,8 @@ func (st *stream) push() bool {
 	return !st.broken && !st.stopping
 }
 
-// fed gives the writer what the client is to see as a monitor. One that does not
-// read the lines is disconnected.
+// fed gives the writer what the feed has: lines of MONITOR, messages of channels. A client that has too much to read
+// is disconnected. Any goroutine may call it.
 func (st *stream) fed(f *feed.Feed) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -288,8 +290,8 @@ func (st *stream) write() {
 	}
 }
 
-// send writes out piece by piece, so that a client who reads slowly is told
-// from one who makes no progress. st.mu is held, but not while it writes.
+// send writes out piece by piece, to tell a client that reads slowly from one that makes no progress. St.mu is held
+// when it is called, but not while it writes.
 func (st *stream) send(out []byte) bool {
 	for len(out) > 0 {
 		st.mu.Unlock()

@@ -11,12 +11,11 @@ import (
 	"polder/resp/topology"
 )
 
-// handler runs a command. It appends the reply to s.Out, or returns an error,
-// which becomes the reply. It may be run again if it returns
-// far.ErrWouldBlock without having changed anything.
+// handler runs a command. It appends the reply to s.Out, or returns an error, which becomes the reply. If it returns
+// far.ErrWouldBlock, its changes are undone, and it may be run again.
 type handler func(s *session, a [][]byte) error
 
-// commandSet is the commands that there are, and their handlers, by table.Command.ID.
+// commandSet is the table of commands, and their handlers by table.Command.ID.
 type commandSet struct {
 	*table.Table
 	run []handler
@@ -241,7 +240,7 @@ var commandTable = sync.OnceValue(func() *commandSet {
 	for _, name := range []string{"subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "ping", "quit", "reset"} {
 		t.By[name].Flags |= table.Subscribed
 	}
-	// The same as in Redis, where PING is refused.
+	// These are allowed while loading, as in Redis, where PING is refused.
 	for _, name := range []string{"multi", "exec", "discard", "unwatch", "subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "publish", "spublish", "pubsub", "echo", "select", "quit", "reset", "auth", "hello",
 		"client", "info", "cluster", "asking", "readonly", "readwrite", "role", "sentinel", "time", "config", "command", "polder", "monitor", "slowlog", "latency"} {
 		c := t.By[name]
@@ -253,7 +252,7 @@ var commandTable = sync.OnceValue(func() *commandSet {
 	return t
 })
 
-// data is the handler of a command about data, which needs no session.
+// data is the handler of a command about keys and values, which needs no session.
 func data(run func(c *commands.Client, a [][]byte) error) handler {
 	return func(s *session, a [][]byte) error { return run(&s.Client, a) }
 }
@@ -263,11 +262,12 @@ func about(run func(t *table.Table, w *reply.Writer, a [][]byte) error) handler 
 	return func(s *session, a [][]byte) error { return run(s.srv.table.Table, &s.Writer, a) }
 }
 
-// slow is the handler of a command about the slow log, and timed of one about latency.
+// slow is the handler of a command about the slow log.
 func slow(run func(l *latency.SlowLog, w *reply.Writer, a [][]byte) error) handler {
 	return func(s *session, a [][]byte) error { return run(s.srv.slow, &s.Writer, a) }
 }
 
+// timed is the handler of a command about latency.
 func timed(run func(l *latency.Monitor, w *reply.Writer, a [][]byte) error) handler {
 	return func(s *session, a [][]byte) error { return run(s.srv.latency, &s.Writer, a) }
 }

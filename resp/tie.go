@@ -9,11 +9,12 @@ import (
 	"polder/resp/table"
 )
 
-// tie is what a session watches at another server: keys of one slot, with a connection of its own, until EXEC, DISCARD, UNWATCH, RESET or
-// the end. Only WATCH and EXEC go by it: all else may as well go by any connection, since what has been answered has happened.
+// tie is what a session watches at another server: keys of one slot, with a connection of its own, until EXEC,
+// DISCARD, UNWATCH, RESET or the end of the session. Only WATCH and EXEC go by that connection. Other commands may go
+// by any, since what has been answered has happened.
 type tie struct {
 	slot int
-	link *forward.Held // nil if EXEC is to fail, because the partition has gone elsewhere, or nobody knows
+	link *forward.Held // nil if EXEC is to fail: the keys have gone elsewhere, or may have changed
 }
 
 // untie ends the session's tie, if it has one.
@@ -24,7 +25,7 @@ func (s *session) untie() {
 	}
 }
 
-// cut makes EXEC fail.
+// cut closes the connection of the tie, and so makes EXEC fail.
 func (t *tie) cut() {
 	if t.link != nil {
 		t.link.Close()
@@ -32,9 +33,10 @@ func (t *tie) cut() {
 	}
 }
 
-// watchAway has the server at addr watch keys of a slot that it has, for a session that has no tie. ErrUnsent says that it may be tried again.
+// watchAway has the server at addr, which has the slot, watch keys of that slot for a session that has no tie.
+// ErrUnsent says that it may be tried again.
 func (s *session) watchAway(addr string, slot int, cmd *table.Command, args [][]byte) error {
-	if s.Watches() { // what was watched here has gone there
+	if s.Watches() { // the watched keys were here, and have gone there
 		s.unwatch()
 		s.tie = &tie{slot: slot}
 		s.OK()
