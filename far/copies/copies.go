@@ -68,8 +68,8 @@ type State struct {
 type Config struct {
 	// Places are where copies may lie, at least one. Store.Add adds more.
 	Places []Place
-	// Copies is how many copies of each segment there are to be, by default DefaultCopies, and at most as many
-	// as there are places, unless Joins is set.
+	// Copies is how many copies each segment is to have, by default DefaultCopies. It is at most the number of places
+	// without Every, unless Joins is set.
 	Copies int
 	// Joins says that places will be added later, so at first there may be fewer places than Copies.
 	Joins bool
@@ -268,8 +268,9 @@ func (s *Store) patience() time.Duration {
 	return s.cfg.Late
 }
 
-// Room returns how many segments, each with all its copies, the places say that they could lend now. If too few
-// places say so for a segment to have all its copies, known is false.
+// Room returns how many segments, each with all its copies, the places say that they could lend now. If fewer than
+// Config.Copies places say what room they have, known is false. Places with Every, and places that cannot be used,
+// are leaving or lend idle memory, are left out.
 func (s *Store) Room() (n int, known bool) {
 	var space []int64
 	for _, p := range s.all() {
@@ -352,8 +353,8 @@ func (s *Store) Close() error {
 func (s *Store) SegmentSize() int { return s.all()[0].Store.SegmentSize() }
 
 // Alloc implements store.Store. It borrows Config.Copies copies or, if places do not answer, as many as it can get,
-// but at least Config.Min. If it gets fewer than Config.Copies and a place that can be used has no memory, it fails
-// with store.ErrStoreFull.
+// but at least Config.Min. If it gets fewer than Config.Copies because a place that can be used has no memory, it
+// fails with store.ErrStoreFull: see borrow.
 func (s *Store) Alloc(ctx context.Context) (store.Segment, error) {
 	g := &segment{store: s, lost: make(chan struct{})}
 	cs, err := s.borrow(ctx, s.cfg.Copies, nil)
@@ -414,7 +415,7 @@ var (
 func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf, err error) {
 	all := slices.Clone(beside)
 	candidates := s.candidates()
-	var needed error // why a place that lends what is idle has nothing to lend
+	var needed error // why a place that lends idle memory has none to lend
 	ordinary, most := len(shared(beside)), s.cfg.Copies
 	for _, round := range []struct{ leaving, elsewhere bool }{{false, true}, {false, false}, {true, true}, {true, false}} {
 		elsewhere := round.elsewhere // first only in zones that have no copy yet
@@ -526,8 +527,8 @@ func (s *Store) candidates() []*place {
 	return places
 }
 
-// hasTurn reports whether a place that was added since ago takes part in the nth choice of places. The part of the
-// ramp that has passed is the part of the choices in which it does, spread evenly.
+// hasTurn reports whether a place that was added since ago takes part in the nth choice of places. The share of the
+// choices in which it takes part is the share of the ramp that has passed, and is spread evenly.
 func hasTurn(n uint64, since, ramp time.Duration) bool {
 	_, turn := math.Modf(float64(n) * (math.Phi - 1))
 	return turn < float64(since)/float64(ramp)

@@ -75,5 +75,6 @@
 //	balance.go  moving copies to where there is more room
 //	spare.go    spare copies, which may vanish
 //	compute.go  scanning objects and finding entries where they lie
+//	keep.go     Keep: a store that outlives its process
 //	stats.go    statistics
 package copies

@@ -49,8 +49,8 @@ func (k *Keep) check() error {
 	return nil
 }
 
-// between separates the copies in a segment's name, which are at most mostNamed: those that count, and those that
-// cannot be reached.
+// between separates the copies in a segment's name. A name has at most mostNamed copies: those that count, and those
+// that cannot be reached.
 const (
 	between   = " and "
 	mostNamed = 2 * MaxCopies

@@ -77,7 +77,7 @@ func (s *Store) read(ctx context.Context, ops []store.ReadOp) {
 	if s.readRound(ctx, c, ops, nil, true) {
 		return // fast path
 	}
-	// What failed is read from another copy, as long as there is one.
+	// The ops that failed are read from other copies, as long as there are any.
 	tried := make([]uint64, len(ops))
 	for ctx.Err() == nil {
 		var todo []store.ReadOp

@@ -358,10 +358,10 @@ func (g *segment) repair(ctx context.Context) bool {
 	return len(made) > 0
 }
 
-// choose says which copies of a segment stay and which go, when it had the copies had and others have been made.
-// Copies go that are lost or at places that were given up. If more than Config.Copies are left, old copies go: those
-// in a zone with another copy, and those at places that are leaving before the rest. Copies at places with Every
-// always stay.
+// choose says which copies of a segment stay and which go, of those that it had and those that were made for it.
+// Copies go that are lost or at places that were given up. If there are more than Config.Copies, old copies go: first
+// those that share a zone with another copy, then those at places that are leaving, then others. Copies at places
+// with Every always stay.
 func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
 	var apart []copyOf // at places that have every segment
 	for _, c := range slices.Concat(had, made) {

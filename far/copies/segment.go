@@ -35,7 +35,7 @@ type segment struct {
 	awaited  time.Time  // until when the copies in away count like copies at places that do not answer
 	reaching bool       // the copies in away are being reopened; guarded by mu
 	unlike   *[]copyOf  // the value of copies when these had different bytes outside torn; guarded by mu
-	rewound  int // how often a write began before end: a spare copy may be old there; guarded by mu
+	rewound  int        // how often a write began before end: a spare copy may be old there; guarded by mu
 
 	once sync.Once // closes lost
 	lost chan struct{}

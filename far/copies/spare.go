@@ -27,8 +27,8 @@ type Vanisher interface {
 // time. Which segment it is a copy of, and how much of it, does not change.
 type spare struct {
 	copyOf
-	may  Vanisher // its segment
-	have int      // bytes of the segment, from its beginning, that it has
+	may  Vanisher // the segment at the place
+	have int      // bytes of the copied segment, from its beginning, that it has
 
 	mu     sync.Mutex
 	asking int  // calls of MustStay under way: the copy is not given back meanwhile; guarded by mu
@@ -132,7 +132,8 @@ func (g *segment) makeSpare(ctx context.Context) bool {
 	if writing { // end has been raised, but the bytes need not be there yet
 		return true
 	}
-	// became makes x, instead of old, g's spare copy, unless x may have old bytes or g was freed.
+	// became makes x g's spare copy in the place of old, unless g was freed or written from the front again
+	// meanwhile.
 	became := func(old, x *spare) bool {
 		g.mu.Lock()
 		defer g.mu.Unlock()
@@ -220,8 +221,8 @@ func (s *Store) makeWay(ctx context.Context, p *place) bool {
 	return ok
 }
 
-// confirm takes back the permission to drop g's spare copy, if this has the first end bytes, and reports whether it
-// is still there then. It remains g's spare copy, so that it can be read meanwhile.
+// confirm takes back the permission to drop g's spare copy, if the copy has the first end bytes, and reports whether
+// it is still there then. It remains g's spare copy, so that it can be read meanwhile.
 func (g *segment) confirm(ctx context.Context, end int) (*spare, bool) {
 	x := g.spare.Load()
 	if !x.has(end) || !x.place.usable() || !x.place.stays() || !g.ask(x) {

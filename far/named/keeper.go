@@ -27,8 +27,7 @@ var (
 	_ store.Mirror = (*Store)(nil)
 )
 
-// Store opens the heap's store over the places of cfg, with a Keep of the owner's. Close it when the heap has been
-// closed.
+// Store opens the heap's store over the places of cfg, whose Keep it sets. Close it when the heap has been closed.
 func (o *Owner) Store(cfg copies.Config) (*Store, error) {
 	cfg.Process = o.proc
 	cfg.Keep = &copies.Keep{Epoch: o.epoch, Names: o.first.clone().Moved, Moved: o.moved}

@@ -69,7 +69,7 @@ func pack(out *bytes.Buffer, b []byte) {
 	packer.mu.Lock()
 	defer packer.mu.Unlock()
 	if packer.w == nil {
-		packer.w, _ = flate.NewWriter(out, flate.BestSpeed) // the level is one
+		packer.w, _ = flate.NewWriter(out, flate.BestSpeed) // BestSpeed is a valid level
 	} else {
 		packer.w.Reset(out)
 	}

@@ -253,7 +253,7 @@ const aliveEvery = 25 * time.Millisecond
 // is short at first, since the owner may be about to give the heap up.
 const (
 	firstEvery = 2 * time.Millisecond
-	lastEvery  = 16 // the longest pause is this part of Patience
+	lastEvery  = 16 // the longest pause is Patience / lastEvery
 )
 
 // watch looks at the manifest m until it changes, until Patience has passed, or until it is known that its owner is
@@ -301,7 +301,7 @@ func (o *Owner) watch(ctx context.Context, m *Manifest, version uint64, first ti
 // Epoch returns the epoch of this owner.
 func (o *Owner) Epoch() uint64 { return o.epoch }
 
-// Sessions returns, by node, what the nodes gave the owner before for its sessions.
+// Sessions returns, by node, the sessions of the owner before, as the manifest had them.
 func (o *Owner) Sessions() map[string][]byte { return maps.Clone(o.first.Sessions) }
 
 // Fresh reports whether there is nothing to open yet: the heap had no root when it was owned.
