@@ -7,18 +7,22 @@ import (
 )
 
 const (
-	// balanceLeast is from how many segments on, by which the room at two places differs, copies move from the fuller one to the other, if
-	// it is also a balancePart of what the other has; so that they do not move to and fro.
+	// balanceLeast and balancePart keep copies from moving to and fro. They move only if the emptier place has room
+	// for at least balanceLeast more segments than the fuller one, and the difference is at least one balancePart-th
+	// of the emptier place's room.
 	balanceLeast = 16
 	balancePart  = 4
-	// balanceAtOnce is how many move at most until places are compared anew, which say what room they have some time later.
+	// balanceAtOnce is how many copies move at most until the places are compared anew: what places say of their room
+	// lags behind.
 	balanceAtOnce = 16
-	// balanceNewest is how many of the newest segments stay where they are, since something may yet be written to them.
+	// balanceNewest is how many of the newest segments stay where they are, since something may yet be written to
+	// them.
 	balanceNewest = 16
 )
 
-// uneven returns the place that has most room, those from which copies should move there, the fullest first, and how many should. Places that were added
-// take part when they get as many new copies as others. Those that lend what is idle do not: what room they have changes all the time.
+// uneven returns the place with the most room, the places from which copies should move there, the fullest first, and
+// how many copies should move. A place that was added takes part once it gets as many new copies as others. Places
+// that lend idle memory take no part: their room changes all the time.
 func (s *Store) uneven() (to *place, full []*place, n int) {
 	now := s.proc.Now()
 	room := make(map[*place]int64)
@@ -41,7 +45,8 @@ func (s *Store) uneven() (to *place, full []*place, n int) {
 	return to, full, n
 }
 
-// balance moves up to n copies of segments from full places to another, as long as nothing has to be repaired.
+// balance moves up to n copies of segments from the places in full to the place to, as long as nothing has to be
+// repaired.
 func (s *Store) balance(segments []*segment, to *place, full []*place, n int) {
 	for _, g := range segments {
 		s.mu.Lock()
@@ -56,7 +61,8 @@ func (s *Store) balance(segments []*segment, to *place, full []*place, n int) {
 	}
 }
 
-// rests reports whether nothing has been written to g for a while, and nothing is likely to be. s.mu must not be held.
+// rests reports whether g is not empty, will hardly be written to any more, and is not being written to or copied
+// now. Store.mu must not be held.
 func (g *segment) rests() bool {
 	g.store.mu.Lock()
 	newest := g.store.next
@@ -66,7 +72,8 @@ func (g *segment) rests() bool {
 	return g.end.Load() > 0 && newest-g.number >= balanceNewest && g.writing == 0 && !g.freed && !g.repairing
 }
 
-// movable returns a copy of g that can move to another place, from the fullest of those that are full: no copy that stays may be in the zone of the other.
+// movable returns a copy of g that can move to the place to, from the first place in full that has such a copy. No
+// other copy of g may be in the zone of to.
 func (g *segment) movable(to *place, full []*place) (copyOf, bool) {
 	cs := *g.copies.Load()
 	for _, p := range full {
@@ -79,8 +86,8 @@ func (g *segment) movable(to *place, full []*place) (copyOf, bool) {
 	return copyOf{}, false
 }
 
-// move has a copy of g be at another place, and reports whether it is. It is copied from itself: if one of several is damaged nobody knows which, and
-// it must not be the others that go.
+// move moves the copy from to the place to, and reports whether it has. The bytes are read from that copy itself: if
+// one of several copies is damaged nobody knows which, and the good ones must not be those that go.
 func (g *segment) move(ctx context.Context, from copyOf, to *place) bool {
 	s := g.store
 	g.mu.Lock()

@@ -12,7 +12,7 @@ import (
 
 var errNoComputer = errors.New("the place cannot look through what lies there")
 
-// Scan implements store.Computer, at the copies that are read.
+// Scan implements store.Computer, at the copies that pick chooses.
 func (s *Store) Scan(ctx context.Context, q *offload.Scan, o store.Objects, parts []store.ScanPart, a *offload.Aggregate) {
 	at := make(map[*place][]int)
 	subs := make([]store.ScanPart, len(parts))
@@ -60,7 +60,7 @@ func (s *Store) Finds(seg store.Segment) bool {
 	return ok && f.Finds(c.seg)
 }
 
-// Find implements store.Finder, at the copies that are read.
+// Find implements store.Finder, at the copies that pick chooses.
 func (s *Store) Find(ctx context.Context, l *store.Lookups) {
 	at := make(map[*place][]int)
 	segs := make([]store.Segment, len(l.Finds))
@@ -106,8 +106,8 @@ func (s *Store) Find(ctx context.Context, l *store.Lookups) {
 	wg.Wait(s.proc)
 }
 
-// watched runs fn, which asks p for something that may take long. If p does not answer other questions either, ctx ends.
-// The copy of g at p is seg.
+// watched runs fn, which asks p for something that may take long. Meanwhile it reads a little from seg, the copy of g
+// at p, now and then. If p does not answer these reads either, it ends the ctx of fn.
 func (s *Store) watched(ctx context.Context, g *segment, p *place, seg store.Segment, fn func(ctx context.Context)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -30,65 +30,67 @@ const (
 	MaxPlaces = 64
 )
 
-// ErrTooFew: fewer copies can be had than Config.Min.
+// ErrTooFew: fewer than Config.Min copies can be had.
 var ErrTooFew = errors.New("too few places answer")
 
-// A Place is where copies lie, of which no two of a segment are at the same.
+// A Place is where copies lie. No two copies of a segment lie at the same place.
 type Place struct {
 	// Name is what statistics and messages call it, unique in the store.
 	Name string
-	// Zone returns what the place fails together with, such as a rack, or "" if it is with nothing else.
-	// It may not be known before the place was of use. Nil is "".
+	// Zone returns the name of what fails together with the place, such as a rack, or "" if the place fails alone.
+	// The zone may not be known before the place has been used. A nil Zone is "".
 	Zone func() string
 	// Store lends the memory of this place alone. The segments of all places have one size.
 	Store store.Store
-	// State says how it is. It must not wait. Nil is a place that can be used and has as many bytes as the others.
+	// State says how the place is. It must not wait. A place whose State is nil can always be used, and has room
+	// without limit.
 	State func() State
-	// Every has the place have a copy of every segment, beside the Config.Copies that the other places have, as long as it can be used and
-	// has room. It is read only if no other place answers: it is a disk, which survives what memory does not. Its name begins with store.DiskName.
+	// Every gives the place a copy of every segment, as long as it can be used and has room. This copy is beside the
+	// Config.Copies that lie at the other places, and is read only if no other place answers: the place is a disk,
+	// which survives what memory does not. Its name begins with store.DiskName.
 	Every bool
 }
 
 // State is how a place is.
 type State struct {
 	Usable bool
-	// Leaving: it is to end. Its copies are moved to other places, and it gets new ones only where there would
-	// otherwise be too few.
+	// Leaving: the place is about to end. Its copies are moved to other places. It gets a new copy only where a
+	// segment would otherwise have too few.
 	Leaving bool
-	// Idle: it lends what its host does not need, and may need that. It gets copies beside those that are to be
-	// (spare copies), which it may drop at any time; its segments are Vanishers. Of the others it gets what has no room
-	// elsewhere, and they are moved when it is Leaving.
+	// Idle: the place lends memory that its host does not need now, but may need later. It gets spare copies, which
+	// are beside those that a segment is to have and which it may drop at any time; its segments are Vanishers. It
+	// gets copies that count only where other places have no room, and these are moved when it is Leaving.
 	Idle  bool
-	Space int64 // bytes that it has to lend, as far as is known
+	Space int64 // bytes that the place has to lend, as far as is known
 }
 
 // Config says what a Store keeps where.
 type Config struct {
-	// Places are where copies may lie, at least one. Add adds others.
+	// Places are where copies may lie, at least one. Store.Add adds more.
 	Places []Place
-	// Copies is how many copies of each segment there are to be, by default DefaultCopies, and at most as many
-	// as there are places, unless Joins is set.
+	// Copies is how many copies each segment is to have, by default DefaultCopies. It is at most the number of places
+	// without Every, unless Joins is set.
 	Copies int
-	// Joins says that places are to be added later, so that there may be fewer than Copies at first.
+	// Joins says that places will be added later, so at first there may be fewer places than Copies.
 	Joins bool
-	// Ramp is for how long a place that was added gets fewer new copies than one that has been there, from
-	// none at all to what its room would have it get, by default DefaultRamp: one that is empty would get
-	// all of them.
+	// Ramp is for how long a place that was added gets fewer new copies than its room would give it, by default
+	// DefaultRamp. Its share grows from nothing to all that its room would give it: otherwise an empty place would
+	// get all new copies.
 	Ramp time.Duration
-	// Min is how many there must be for a write to count, by default 1: while places do not answer, the
-	// store goes on with fewer than Copies, and makes up for that later.
+	// Min is how many copies a segment must have for a write to it to count, by default 1. While places do not
+	// answer, the store goes on with fewer than Copies, and makes the missing ones later.
 	Min int
-	// Late is for how long a copy may be behind the first one, by default DefaultLate; half a second at
-	// least where places have hardly room for another segment.
+	// Late is for how long a copy may be behind the first one, by default DefaultLate. Where the places have little
+	// room left it is at least half a second.
 	Late time.Duration
-	// RepairAfter is how long a place may be of no use until its copies count as lost, by default
-	// DefaultRepairAfter.
+	// RepairAfter is how long a place may be unusable until its copies count as lost, by default DefaultRepairAfter.
 	RepairAfter time.Duration
-	// Keep, if it is not nil, has what is borrowed outlive this process. The stores of all places are Reopeners then.
+	// Keep, if it is not nil, makes borrowed segments outlive this process. The stores of all places must then be
+	// Reopeners.
 	Keep *Keep
-	// Logger gets what becomes of places and copies; by default nothing is logged.
+	// Logger is told what happens to places and copies; by default nothing is logged.
 	Logger *slog.Logger
-	// Process is what runs the store: nil, or one that is simulated.
+	// Process runs the store: nil, or a simulated process.
 	Process *turns.Process
 }
 
@@ -111,7 +113,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	n := 0 // places that share the copies out
+	n := 0 // places that are not Every
 	for _, p := range c.Places {
 		if !p.Every {
 			n++
@@ -148,7 +150,8 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// check finds what is wrong with p, whose name may be taken, in a store that may be kept.
+// check returns what is wrong with p, or nil. taken says that another place has its name already, kept that the store
+// has a Config.Keep.
 func (p *Place) check(taken, kept bool) error {
 	_, reopens := p.Store.(Reopener)
 	switch {
@@ -166,39 +169,39 @@ func (p *Place) check(taken, kept bool) error {
 	return nil
 }
 
-// Store is a store.Store whose segments have copies. It is a store.Mirror, a store.Computer and a store.Finder. With Config.Keep
-// it has what a store.Keeper needs but the root.
+// Store is a store.Store whose segments have copies. It is a store.Mirror, a store.Computer and a store.Finder. With
+// Config.Keep it has all that a store.Keeper needs except the root.
 type Store struct {
 	cfg    Config
 	proc   *turns.Process
 	log    *slog.Logger
-	places atomic.Pointer[[]*place] // changes under mu, to another slice
+	places atomic.Pointer[[]*place] // replaced by another slice, under mu
 	counts counts
 
-	bare atomic.Uint64 // how often a segment may have lost, or never had, its copy at a place that has every one
-	full atomic.Uint64 // what bare was when each of them had
+	bare atomic.Uint64 // raised whenever a segment may lack, or may have lost, its copy at a place with Every
+	full atomic.Uint64 // a value of bare at which every segment had these copies
 
 	ctx  context.Context
 	stop context.CancelFunc
-	wg   turns.Group // of what ends with the store
+	wg   turns.Group // goroutines that end with the store
 
-	rescan chan struct{} // capacity 1: something may have become of a copy
-	told   int64         // how many segments were said to be lost; scan's
+	rescan chan struct{} // capacity 1: something may have happened to a copy
+	told   int64         // how many lost segments scan has logged; only scan uses it
 
 	mu        sync.Mutex
 	segments  map[*segment]struct{} // guarded by mu
 	next      uint64                // number of the next segment; guarded by mu
-	queue     []*segment            // to be repaired; guarded by mu
-	repairing int                   // goroutines that do; guarded by mu
-	began     time.Time             // when the first of them did; guarded by mu
+	queue     []*segment            // segments to be repaired; guarded by mu
+	repairing int                   // goroutines that repair; guarded by mu
+	began     time.Time             // when the first of these goroutines began; guarded by mu
 	sparing   bool                  // spare copies are being made; guarded by mu
 	balancing bool                  // copies are being moved to where there is more room; guarded by mu
 	scrubber  scrubber
-	few       bool                 // fewer copies than there should be are being made; guarded by mu
+	few       bool                 // the newest segment got fewer copies than it should; guarded by mu
 	removed   [MaxPlaces]time.Time // when the place of an index was removed; guarded by mu
-	reopened  map[uint64]bool      // numbers of segments that were; guarded by mu
+	reopened  map[uint64]bool      // numbers of the segments that were reopened; guarded by mu
 
-	asked  atomic.Uint64 // how often there was a choice of places
+	asked  atomic.Uint64 // how often candidates was called
 	tokens atomic.Int64  // second reads that may be made, in hundredths
 	used   atomic.Int64  // when somebody last read or wrote, in Unix nanoseconds
 }
@@ -229,10 +232,10 @@ func Open(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// all are the places.
+// all returns the places.
 func (s *Store) all() []*place { return *s.places.Load() }
 
-// named is the place of that name among all, or nil.
+// named returns the place with that name among all, or nil.
 func named(all []*place, name string) *place {
 	for _, p := range all {
 		if p.Name == name {
@@ -242,7 +245,7 @@ func named(all []*place, name string) *place {
 	return nil
 }
 
-// Places returns the names of the places that share the copies out.
+// Places returns the names of the places that share the copies out, which are those without Every.
 func (s *Store) Places() (names []string) {
 	for _, p := range s.all() {
 		if !p.Every {
@@ -252,11 +255,12 @@ func (s *Store) Places() (names []string) {
 	return names
 }
 
-// leastRoom is how many segments there is room for where a late copy still closes one: with less, it is waited for. There would soon be no other
-// segment to go on in, and what the heap keeps for its next checkpoint would be used up by segments in which there is little.
+// leastRoom: if the places have room for fewer segments than this, a late copy does not close its segment so soon: it
+// is waited for longer, see patience. Otherwise there would soon be no other segment to go on in, and segments that
+// hold little would use up what the heap keeps for its next checkpoint.
 const leastRoom = 16
 
-// patience is for how long a copy that follows others may be late.
+// patience is how long a copy may be behind the first one before it is late.
 func (s *Store) patience() time.Duration {
 	if n, known := s.Room(); known && n < leastRoom {
 		return max(s.cfg.Late, lateFull)
@@ -264,7 +268,9 @@ func (s *Store) patience() time.Duration {
 	return s.cfg.Late
 }
 
-// Room is how many segments the places say that they could lend now with all their copies, if that is known.
+// Room returns how many segments, each with all its copies, the places say that they could lend now. If fewer than
+// Config.Copies places say what room they have, known is false. Places with Every, and places that cannot be used,
+// are leaving or lend idle memory, are left out.
 func (s *Store) Room() (n int, known bool) {
 	var space []int64
 	for _, p := range s.all() {
@@ -279,10 +285,11 @@ func (s *Store) Room() (n int, known bool) {
 	return int(space[len(space)-s.cfg.Copies] / int64(s.SegmentSize())), true
 }
 
-// forgotten is for how long nobody gets the index of a place that was removed: reads that know it have ended then.
+// forgotten is how long the index of a removed place stays unused. By then, the reads that know the index have ended.
 const forgotten = time.Minute
 
-// Add adds a place. It gets new copies little by little (Config.Ramp), but at once if there would otherwise be too few.
+// Add adds a place. It gets new copies little by little (Config.Ramp), but gets them at once where a segment would
+// otherwise have too few.
 func (s *Store) Add(p Place) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -308,10 +315,11 @@ func (s *Store) Add(p Place) error {
 	return nil
 }
 
-// ErrInUse: a place cannot be removed.
+// ErrInUse: the place cannot be removed.
 var ErrInUse = errors.New("place is in use")
 
-// Remove removes the place of that name. It fails with ErrInUse if that can be used, has copies, or is the last one.
+// Remove removes the place of that name. It fails with ErrInUse if the place can be used, has copies, has copies that
+// segments wait for, or is the only place.
 func (s *Store) Remove(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -334,7 +342,7 @@ func (s *Store) Remove(name string) error {
 	return nil
 }
 
-// Close ends what the store does by itself. It gives nothing back, which is the heap's to do.
+// Close stops what the store does in the background. It gives no segments back: that is up to the heap.
 func (s *Store) Close() error {
 	s.stop()
 	s.wg.Wait(s.proc)
@@ -344,9 +352,9 @@ func (s *Store) Close() error {
 // SegmentSize implements store.Store.
 func (s *Store) SegmentSize() int { return s.all()[0].Store.SegmentSize() }
 
-// Alloc implements store.Store: as many copies as there should be, or if places do not answer as many as can be had,
-// down to Config.Min. It fails with store.ErrStoreFull if it is only for lack of memory that there are not
-// enough.
+// Alloc implements store.Store. It borrows Config.Copies copies or, if places do not answer, as many as it can get,
+// but at least Config.Min. If it gets fewer than Config.Copies because a place that can be used has no memory, it
+// fails with store.ErrStoreFull: see borrow.
 func (s *Store) Alloc(ctx context.Context) (store.Segment, error) {
 	g := &segment{store: s, lost: make(chan struct{})}
 	cs, err := s.borrow(ctx, s.cfg.Copies, nil)
@@ -388,7 +396,7 @@ func (s *Store) Alloc(ctx context.Context) (store.Segment, error) {
 // A copyOf is a copy of a segment.
 type copyOf struct {
 	place *place
-	seg   store.Segment // nil for one that is waited for
+	seg   store.Segment // nil for a copy of which only the place is known: see segment.waiting
 }
 
 // lost reports whether the copy is lost.
@@ -399,17 +407,18 @@ var (
 	errNeeded   = errors.New("the others lend what is idle, and their hosts need it now")
 )
 
-// borrow borrows up to n copies beside those that there are, at places of other zones if possible, and at such that are
-// leaving only if there would otherwise be too few. If it gets fewer it says why; store.ErrStoreFull if a place that
-// could be used has no memory. One that lends what is idle and has none is as one that cannot be used, unless there is no
-// other: its host will not need the memory for ever.
+// borrow borrows up to n copies at places where no copy of beside is, in other zones if possible. It borrows at
+// places that are leaving only if the segment would otherwise have fewer than Config.Copies. If it gets fewer than n,
+// err is the reason: store.ErrStoreFull if a place that can be used has no memory, or nil if no other place can be
+// used. A place that lends idle memory and has none left counts as a place that cannot be used, since its host will
+// not need the memory for ever; but if there is no copy at all, err is store.ErrStoreFull.
 func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf, err error) {
 	all := slices.Clone(beside)
 	candidates := s.candidates()
-	var needed error // why a place that lends what is idle has nothing to lend
+	var needed error // why a place that lends idle memory has none to lend
 	ordinary, most := len(shared(beside)), s.cfg.Copies
 	for _, round := range []struct{ leaving, elsewhere bool }{{false, true}, {false, false}, {true, true}, {true, false}} {
-		elsewhere := round.elsewhere // first in zones of their own
+		elsewhere := round.elsewhere // first only in zones that have no copy yet
 		for _, p := range candidates {
 			if len(cs) == n {
 				return cs, nil
@@ -448,7 +457,7 @@ func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf
 	return cs, err
 }
 
-// shared are the copies at places that do not have every segment.
+// shared returns those of cs that are at places without Every.
 func shared(cs []copyOf) (at []copyOf) {
 	for _, c := range cs {
 		if !c.place.Every {
@@ -458,7 +467,8 @@ func shared(cs []copyOf) (at []copyOf) {
 	return at
 }
 
-// borrowEvery borrows copies at those places that have every segment and none of beside. What cannot be had now is made up for later.
+// borrowEvery borrows copies at the places with Every that have none of beside. Copies that cannot be had now are
+// made later.
 func (s *Store) borrowEvery(ctx context.Context, beside []copyOf) (cs []copyOf) {
 	for _, p := range s.all() {
 		if !p.Every || !p.usable() || p.isFull() || slices.ContainsFunc(beside, func(c copyOf) bool { return c.place == p }) {
@@ -475,8 +485,8 @@ func (s *Store) borrowEvery(ctx context.Context, beside []copyOf) (cs []copyOf) 
 	return cs
 }
 
-// candidates are the places that can be used, that which has most to lend first; but last those that lend what is
-// idle, and those that have just been added, when it is not their turn.
+// candidates returns the places that can be used, those with most to lend first. Places that lend idle memory come
+// after the others. Places that were just added come last, unless it is their turn (hasTurn).
 func (s *Store) candidates() []*place {
 	type candidate struct {
 		p     *place
@@ -517,8 +527,8 @@ func (s *Store) candidates() []*place {
 	return places
 }
 
-// hasTurn reports whether a place that was added so long ago takes part in the nth choice: in the part of them
-// that has passed of the ramp, spread evenly.
+// hasTurn reports whether a place that was added since ago takes part in the nth choice of places. The share of the
+// choices in which it takes part is the share of the ramp that has passed, and is spread evenly.
 func hasTurn(n uint64, since, ramp time.Duration) bool {
 	_, turn := math.Modf(float64(n) * (math.Phi - 1))
 	return turn < float64(since)/float64(ramp)

@@ -1,59 +1,68 @@
-// Package copies keeps what a heap evacuates at several places, so that nothing is lost with one of them: it is a
-// store.Store made of others, each at a place of its own, such as a memory node.
+// Package copies keeps what a heap evacuates at several places, so that the loss of one place loses nothing. It is a
+// store.Store made of other stores, each at a place of its own, such as a memory node.
 //
 // # Copies
 //
-// Every segment has Config.Copies copies, at places of different zones as long as there are so many. A write counts
-// when all copies have it. A copy that is late closes the segment: the write fails with store.ErrSealed, and the heap
-// goes on in another segment at once, at places that answer; where those have hardly room for one, a late copy is
-// waited for a little longer. All copies of a closed segment have what was acknowledged in it, the late one included,
-// so a place that has been stopped and goes on has lost nothing.
+// Every segment has Config.Copies copies, at places of different zones as far as there are enough zones. A write
+// counts when all copies have it. A late copy closes the segment: the write fails with store.ErrSealed, and the heap
+// goes on at once in another segment, at places that answer. If the places have little room left, a late copy is
+// waited for a little longer. All copies of a closed segment, the late one included, have everything that was
+// acknowledged in it, so a place that was stopped and goes on has lost nothing.
 //
-// Reads go to the copy that has answered fastest, and to another one as well when the first is late. Those
-// second reads are bounded by a budget, unless a place does not answer at all.
+// A read goes to the copy at the place that has answered fastest, and to another copy as well when the first is late.
+// A budget bounds these second reads, unless a place does not answer at all.
 //
-// A place may have one more copy of every segment (Place.Every): a disk, which survives a loss of power. While it cannot be written the heap goes on
-// without, and what it lacks is copied to it later.
+// A place may have one more copy of every segment (Place.Every): a disk, which survives a loss of power. While the
+// disk cannot be written, the heap goes on without it; the copies that it lacks are made later.
 //
 // # Repair
 //
-// A copy is lost when its place says so (store.Segment.Lost), or has not been of use for Config.RepairAfter. What has
-// too few copies is copied to other places, what has the fewest first, at a part of the bandwidth while
-// others use it. A segment is lost when all its copies are, and counts as lost if a write to it had succeeded, or may have for a process that
-// had the store before: with an empty one nothing is lost.
+// A copy is lost when its place says so (store.Segment.Lost), or when its place has not been usable for
+// Config.RepairAfter. Segments with too few copies are copied to other places, those with the fewest copies first.
+// While others use the places, this takes only a part of the bandwidth. A segment is lost when all its copies are
+// lost. Stats.Lost counts it only if a write to it had succeeded, or may have succeeded for an earlier process that
+// had the store: losing an empty segment loses nothing.
 //
-// A heap without a name is owned by one process, so where copies lie is known by that process alone, and is gone
-// with it.
+// A heap without a name is owned by one process. Only that process knows where the copies lie, and when it ends,
+// nobody does.
 //
-// Segments are kept in copies only. Erasure coding would come in here: repair would make fragments of a closed segment, each at a place of its own, in
-// the place of its copies, and read would put the segment together from as many as it takes. Writing, closing and freeing would stay as they are, since a
-// segment is closed and freed as a whole.
+// Segments are kept as whole copies only. Erasure coding would come in here: instead of copies, repair would make
+// fragments of a closed segment, each at a place of its own, and read would put the segment together from as many
+// fragments as it takes. Writing, closing and freeing would stay as they are, since a segment is closed and freed as
+// a whole.
 //
 // # Scrubbing
 //
-// A damaged copy does no harm as long as there is a good one: who reads it sees that, reads another, and has the damaged one replaced (Reread). So
-// that one that nobody reads is not found too late, the copies of one segment after the other are compared in the background, of one a second at most, when nothing has to be
-// repaired. Where they differ whoever wrote the bytes is asked which are right (Judge).
+// A damaged copy does no harm as long as there is a good one: whoever reads the damaged copy notices, reads another,
+// and has the damaged one replaced (Reread). A damaged copy that nobody reads might be found too late. So when
+// nothing has to be repaired, the store compares the copies of one segment after the other in the background, at most
+// one segment a second. Where copies differ, it asks whoever wrote the bytes which copies are right (Judge).
 //
 // # Balance
 //
-// New copies are made where there is most room. If one place has much more room than others, such as one that was added, copies of segments that
-// are written to no more move there, too, once it gets as many new ones as others, when nothing has to be repaired, and at the same part of the bandwidth.
+// New copies are made where there is most room. A place may have much more room than others, for example because it
+// was added. Then copies of segments that are no longer written to also move there, once the place gets as many new
+// copies as others. They move only when nothing has to be repaired, and use the same part of the bandwidth as repair.
 //
 // # Spare copies
 //
-// A place that lends what its host does not need (State.Idle) gets one more copy of each segment, a spare one, as soon as
-// nothing is written to the segment for a while, it has all others, and they have the same bytes; but for what was not acknowledged, which copies
-// of a closed segment need not share, and of which the spare one has zeros. If they differ elsewhere one of them is damaged, and there
-// is no spare copy till it is known which; nor of a segment that an earlier process was writing to when it ended. The place is told that it may drop the copy whenever its host
-// needs the memory, so it is not one of those that count: it is in no manifest, and no repair copies from it. A spare copy is
-// read where its place answers fastest, or the first is late, by those who check what they have read; if it has been dropped they read
-// zeros, until the place has said so, and then another copy. When a copy that counts is lost or has to move, the permission is
-// taken back; if the place answers that the spare copy is still there it counts from then on, and nothing has to be copied.
-// Spare copies make way when a place has no room for one that counts.
+// A place may lend memory that its host does not need (State.Idle). It gets one more copy of a segment, a spare copy,
+// as soon as nothing has been written to the segment for a while, the segment has all its other copies, and these
+// have the same bytes. Bytes that were not acknowledged may differ, even in a closed segment; the spare copy has
+// zeros there. If the copies differ elsewhere, one of them is damaged, and there is no spare copy until it is known
+// which. Nor is there a spare copy if the copies differ because an earlier process was writing to the segment when it
+// ended.
 //
-// What such a place has beside them it cannot drop, whether or not the segment has a spare copy elsewhere: when it says that it is leaving, since its host needs more, that is moved elsewhere,
-// and not at leisure, until it stays again.
+// The place is told that it may drop a spare copy whenever its host needs the memory. So a spare copy does not count:
+// it is in no manifest, and no repair copies from it. It is read where its place answers fastest, or when the first
+// read is late, but only by readers who check what they have read. After the place has dropped it they read zeros
+// until the place says so, and then another copy. When a copy that counts is lost or has to move, the store takes the
+// permission back; if the place answers that the spare copy is still there, it counts from then on, and nothing has
+// to be copied. Spare copies make way when their place has no room for a copy that counts.
+//
+// Such a place cannot drop the copies that count, whether or not their segments have spare copies elsewhere. When it
+// says that it is leaving, since its host needs more memory, these copies are moved elsewhere, and at full speed,
+// until it stays again.
 //
 // # Files
 //
@@ -61,10 +70,11 @@
 //	place.go    what is known of a place: whether it answers, and how fast
 //	segment.go  a segment's copies: writing them, freeing them
 //	read.go     reading, from another copy when one is late
-//	repair.go   finding what has too few copies, and copying it
+//	repair.go   finding segments that have too few copies, and copying them
 //	scrub.go    comparing copies
 //	balance.go  moving copies to where there is more room
-//	spare.go    copies that may vanish
-//	compute.go  looking through objects where they lie
+//	spare.go    spare copies, which may vanish
+//	compute.go  scanning objects and finding entries where they lie
+//	keep.go     Keep: a store that outlives its process
 //	stats.go    statistics
 package copies

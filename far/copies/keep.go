@@ -12,17 +12,17 @@ import (
 	"polder/internal/turns"
 )
 
-// Keep has a store outlive its process: its places keep what they lent, and another process opens the segments
-// again by their names.
+// Keep makes a store outlive its process: its places keep what they lent, and another process reopens the segments by
+// their names.
 type Keep struct {
 	// Epoch is higher than that of any process that had the store before. At most 1<<31 - 1.
 	Epoch uint64
-	// Names says where the copies of segments lie by now whose names say something else, by the numbers of
-	// the segments: what Moved was told.
+	// Names has, by number, the present names of segments whose copies have moved, so that older names of these
+	// segments may be given to Reopen. They are what Moved of earlier processes was told.
 	Names map[uint64]string
-	// Moved is called after the copies of a segment have been replaced by others, and before the memory of those that
-	// were there before is given back. It returns when a process that opens the store after this one will
-	// know where the copies lie now, which name returns; or when ctx ends. Several goroutines call it.
+	// Moved is called after copies of a segment have been replaced by others, and before the memory of the old copies
+	// is given back. name returns where the copies lie now. Moved returns when any process that opens the store after
+	// this one will know that, or when ctx ends. Several goroutines call it.
 	Moved func(ctx context.Context, number uint64, name func() string) error
 }
 
@@ -32,11 +32,11 @@ type Reopener interface {
 	// Reopen borrows a segment again by its name. It fails with a *store.LostError if the segment is gone for good.
 	Reopen(ctx context.Context, name string) (store.Segment, error)
 	// Prune gives back what an earlier process has borrowed and nobody has reopened. It fails if the place cannot be
-	// reached, and is called again then.
+	// reached; then it is called again later.
 	Prune(ctx context.Context) error
 }
 
-// maxEpoch is the highest epoch: numbers of segments are an epoch and 32 bits.
+// maxEpoch is the highest epoch: the number of a segment consists of an epoch and 32 more bits.
 const maxEpoch = 1<<31 - 1
 
 func (k *Keep) check() error {
@@ -49,13 +49,14 @@ func (k *Keep) check() error {
 	return nil
 }
 
-// between separates the copies in a segment's name, of which there are at most mostNamed: those that count, and those that cannot be reached.
+// between separates the copies in a segment's name. A name has at most mostNamed copies: those that count, and those
+// that cannot be reached.
 const (
 	between   = " and "
 	mostNamed = 2 * MaxCopies
 )
 
-// nameOf is the name by which a segment with those copies is opened again.
+// nameOf returns the name by which a segment with these copies can be reopened.
 func nameOf(number uint64, cs []copyOf) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "segment %d at ", number)
@@ -70,7 +71,7 @@ func nameOf(number uint64, cs []copyOf) string {
 	return b.String()
 }
 
-// parseName is the opposite of nameOf: the number, and what each copy is called, place included.
+// parseName is the inverse of nameOf: it returns the number, and the name of each copy, place included.
 func parseName(name string) (number uint64, copies []string, err error) {
 	rest, ok := strings.CutPrefix(name, "segment ")
 	digits, rest, found := strings.Cut(rest, " at ")
@@ -84,7 +85,7 @@ func parseName(name string) (number uint64, copies []string, err error) {
 	return number, copies, nil
 }
 
-// Reopen borrows a segment again by the name that it had for an earlier process. It fails with a *store.LostError if
+// Reopen borrows a segment again by the name that it had in an earlier process. It fails with a *store.LostError if
 // all its copies are gone for good.
 func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) {
 	if s.cfg.Keep == nil {
@@ -135,15 +136,16 @@ func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) 
 	return g, nil
 }
 
-// An awayCopy is a copy that could not be reached when its segment was reopened. It has all that was written, so it counts for
-// Config.RepairAfter as one of a place that does not answer, and nothing is made in its place; afterwards it is what the segment's name has until
-// another takes its place, and comes back whenever it can be reached.
+// An awayCopy is a copy that could not be reached when its segment was reopened. It has all that was written. For
+// Config.RepairAfter it counts like a copy at a place that does not answer, and no other copy is made in its place.
+// After that it stays in the segment's name until another copy takes its place. Whenever it can be reached it becomes
+// one of the segment's copies again.
 type awayCopy struct {
 	called string
-	place  *place // nil: it is not there
+	place  *place // nil: a disk that is not one of the places; the name leaves the copy out
 }
 
-// count has places know how many copies segments wait for there.
+// count adds n to awaited at the place of each copy in away.
 func (g *segment) count(away []awayCopy, n int64) {
 	for _, a := range away {
 		if a.place != nil {
@@ -152,7 +154,7 @@ func (g *segment) count(away []awayCopy, n int64) {
 	}
 }
 
-// waiting are the copies that g waits for, of which only the places are known.
+// waiting returns the copies that g waits for, of which only the places are known.
 func (g *segment) waiting() (cs []copyOf) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -167,17 +169,18 @@ func (g *segment) waiting() (cs []copyOf) {
 	return cs
 }
 
-// expired reports whether g waits no longer. g.mu must be held.
+// expired reports whether g has stopped waiting for the copies in away. g.mu must be held.
 func (g *segment) expired() bool { return !g.store.proc.Now().Before(g.awaited) }
 
-// comesBack reports whether a copy that could not be reached may be there by now.
+// comesBack reports whether a copy that could not be reached can perhaps be reached now.
 func (g *segment) comesBack() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return !g.freed && !g.reaching && slices.ContainsFunc(g.away, func(a awayCopy) bool { return a.place != nil && a.place.usable() })
 }
 
-// Reach tries again to reach copies of a segment that could not be when it was reopened, and returns how many of them there still are.
+// Reach tries again to reopen the copies of a segment that could not be reached when it was reopened. It returns how
+// many still cannot be reached.
 func (s *Store) Reach(ctx context.Context, seg store.Segment) (away int) {
 	g := seg.(*segment)
 	g.mu.Lock()
@@ -214,7 +217,8 @@ func (s *Store) Reach(ctx context.Context, seg store.Segment) (away int) {
 	return len(still)
 }
 
-// reopenAll reopens the copies that are called so, as far as they are there, and says which cannot be reached, and why.
+// reopenAll reopens the copies with these names. It returns those that it has reopened, those that cannot be reached,
+// and why. Copies that are gone for good are in neither.
 func (s *Store) reopenAll(ctx context.Context, called []string) (cs []copyOf, away []awayCopy, why []error) {
 	for _, c := range called {
 		seg, p, err := s.reopenAt(ctx, c)
@@ -229,10 +233,10 @@ func (s *Store) reopenAll(ctx context.Context, called []string) (cs []copyOf, aw
 	return cs, away, why
 }
 
-// reopenAt reopens a copy by what it is called, place included.
+// reopenAt reopens a copy by its name, place included.
 func (s *Store) reopenAt(ctx context.Context, called string) (store.Segment, *place, error) {
 	var at *place
-	for _, p := range s.all() { // of two names of which one begins with the other it is the longer one
+	for _, p := range s.all() { // if the names of two places fit, the longer one is meant
 		if strings.HasPrefix(called, p.Name+"/") && (at == nil || len(p.Name) > len(at.Name)) {
 			at = p
 		}
@@ -254,7 +258,8 @@ func (s *Store) reopenAt(ctx context.Context, called string) (store.Segment, *pl
 	return seg, at, err
 }
 
-// Prune gives back what earlier processes have borrowed and nobody has reopened: at places that cannot be reached now, later.
+// Prune gives back what earlier processes have borrowed and nobody has reopened. At places that cannot be reached
+// now, keep does so later.
 func (s *Store) Prune(ctx context.Context) error {
 	var wg turns.Group
 	for _, p := range s.all() {
@@ -267,18 +272,18 @@ func (s *Store) Prune(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// Renamed tells the store that nobody will ask for segments by names that an earlier process has given them. What places
-// have that could not be reached when segments were reopened is given back from then on.
+// Renamed tells the store that nobody will reopen segments by names from an earlier process any more. From then on,
+// places that could not be reached when segments were reopened are pruned, too.
 func (s *Store) Renamed() {
 	for _, p := range s.all() {
 		p.missed.Store(false)
 	}
 }
 
-// mayPrune reports whether nobody will ask for what p has and nobody has reopened, and p can be reached.
+// mayPrune reports whether p can be reached, and nobody will ask any more for segments of p that nobody has reopened.
 func (p *place) mayPrune() bool { return p.usable() && !p.missed.Load() && p.awaited.Load() == 0 }
 
-// prune gives back what nobody has reopened at p, if it can be reached.
+// prune gives back the segments of p that nobody has reopened, if mayPrune allows it.
 func (p *place) prune(ctx context.Context) {
 	if !p.mayPrune() || p.pruning.Swap(true) {
 		return
@@ -293,8 +298,9 @@ func (p *place) prune(ctx context.Context) {
 	}
 }
 
-// replaced is called when a segment has other copies than before, and gives back those of old. If the store is kept, whoever opens it next is told first where the
-// copies are now, and what nobody could be told stays until then. It reports whether whoever opens the store next knows.
+// replaced is called when g has got other copies than before, and gives back the copies in old. If the store is kept,
+// it first has Keep.Moved told where the copies are now; if that fails, the memory of old stays borrowed until the
+// store is opened again. It reports whether whoever opens the store next knows where the copies are.
 func (g *segment) replaced(ctx context.Context, old []copyOf) bool {
 	s := g.store
 	if k := s.cfg.Keep; k != nil {
@@ -314,11 +320,11 @@ func (g *segment) replaced(ctx context.Context, old []copyOf) bool {
 	return true
 }
 
-// Number is the segment's, which no other segment of the store ever has.
+// Number returns the number of the segment, which no other segment of the store ever has.
 func (g *segment) Number() uint64 { return g.number }
 
-// EachCopy reads the beginning of each copy of a segment into buf, one after the other, and calls f after each, with the error if it
-// could not be read.
+// EachCopy reads the beginning of each copy of a segment into buf, one copy after the other. After each it calls f,
+// with the error if the copy could not be read.
 func (s *Store) EachCopy(ctx context.Context, seg store.Segment, buf []byte, f func(err error)) {
 	for _, c := range *seg.(*segment).copies.Load() {
 		op := [1]store.ReadOp{{Seg: c.seg, Buf: buf, Bulk: true}}

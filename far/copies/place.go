@@ -21,53 +21,55 @@ type place struct {
 	joined time.Time // zero for one that was there from the start
 
 	// silent: it did not answer in time, and has not answered since. Nobody waits for it.
-	silent  atomic.Bool
-	refusal atomic.Int64 // until when it is asked for nothing, since it had no room or failed, in Unix nanoseconds; of one that has every segment
-	pace    atomic.Int64 // that a read takes, smoothed, in nanoseconds
+	silent atomic.Bool
+	// With Every: until when nothing is borrowed there, since it had no room or failed, in Unix nanoseconds.
+	refusal atomic.Int64
+	pace    atomic.Int64 // how long a read takes, smoothed, in nanoseconds
 	heard   atomic.Int64 // when it last answered, in Unix nanoseconds
 	copies  atomic.Int64
-	late    atomic.Int64 // how often it was
-	givenUp atomic.Bool  // it has been of no use for Config.RepairAfter
+	late    atomic.Int64 // how often it was late
+	givenUp atomic.Bool  // it has not been usable for Config.RepairAfter: its copies count as lost
 	pinging atomic.Bool
 	paying  atomic.Bool
-	stale   atomic.Bool // it may have what an earlier process has borrowed and nobody has reopened
+	stale   atomic.Bool // it may have segments that an earlier process borrowed and nobody has reopened
 	pruning atomic.Bool
-	awaited atomic.Int64 // copies that could not be reached when their segments were reopened, and that those wait for
-	missed  atomic.Bool  // it could not be reached when a segment was reopened, which may be opened by that name again
+	awaited atomic.Int64 // copies that could not be reached when their segments were reopened, and are waited for
+	// It could not be reached when a segment was reopened, and somebody may reopen the segment by that name again.
+	missed atomic.Bool
 
 	mu      sync.Mutex
-	useless time.Time       // since when it is of no use, or zero; guarded by mu
-	owed    []store.Segment // to be given back when it answers again; guarded by mu
+	useless time.Time       // since when it has not been usable, or zero; guarded by mu
+	owed    []store.Segment // segments to be given back when it answers again; guarded by mu
 	known   store.Segment   // a copy that it had when it fell silent; guarded by mu
 }
 
 func newPlace(s *Store, p Place, index int) *place {
 	n := &place{Place: p, store: s, index: index}
 	if p.Every {
-		n.pace.Store(int64(lateEvery)) // so that others are read first
+		n.pace.Store(int64(lateEvery)) // so that copies at other places are read first
 	}
 	return n
 }
 
 const (
-	// refusalTime is for how long a place that has every segment is left alone after it has refused one.
+	// refusalTime is how long nothing is borrowed at a place with Every after it has had no room or failed.
 	refusalTime = 5 * time.Second
-	// lateEvery is for how long a copy at such a place may be behind the others.
+	// lateEvery is how long a write may take at such a place, if all other copies have been written.
 	lateEvery = 250 * time.Millisecond
-	// lateFull is for how long one may be where there is hardly room for another segment: see Store.patience.
+	// lateFull is how long a copy may be behind where the places have little room left: see Store.patience.
 	lateFull = 500 * time.Millisecond
 )
 
-// refused takes note that p has no room, or has failed.
+// refused notes that p has no room, or has failed.
 func (p *place) refused() { p.refusal.Store(p.store.proc.Now().Add(refusalTime).UnixNano()) }
 
-// isFull reports whether p has refused something lately.
+// isFull reports whether p has had no room, or has failed, within refusalTime.
 func (p *place) isFull() bool {
 	until := p.refusal.Load()
 	return until != 0 && p.store.proc.Now().UnixNano() < until
 }
 
-// zone is what p fails together with: at least itself.
+// zone names what fails together with p: its Zone, or if it has none, p alone.
 func (p *place) zone() string {
 	if p.Zone != nil {
 		if z := p.Zone(); z != "" {
@@ -77,7 +79,7 @@ func (p *place) zone() string {
 	return p.Name
 }
 
-// state is how p says it is.
+// state is what p says of itself.
 func (p *place) state() State {
 	if p.State == nil {
 		return State{Usable: true, Space: math.MaxInt64}
@@ -88,14 +90,15 @@ func (p *place) state() State {
 // stays reports whether p can keep what it has: it is neither given up nor leaving.
 func (p *place) stays() bool { return !p.givenUp.Load() && !p.state().Leaving }
 
-// usable reports whether it is of use to ask p for something.
+// usable reports whether there is a point in asking p for something.
 func (p *place) usable() bool {
 	return !p.silent.Load() && p.state().Usable
 }
 
 func (p *place) segments() int { return int(p.copies.Load()) }
 
-// answered takes note of an answer to a read that took so long, or of another answer if that is 0.
+// answered notes that p has answered: a read that took the time took or, if took is 0, something whose time says
+// nothing of its pace.
 func (p *place) answered(took time.Duration) {
 	p.heard.Store(p.store.proc.Now().UnixNano())
 	if took <= 0 {
@@ -109,14 +112,15 @@ func (p *place) answered(took time.Duration) {
 	p.pace.Store(was + (int64(took)-was)/8)
 }
 
-// fallSilent takes note that p has not answered since then, for seg if that is not nil. If nobody has, it is rather
-// this process that was held up.
+// fallSilent notes that p has not answered a call that began at since; seg is the copy that was asked for, or nil. p
+// becomes silent only if another place has answered since then: if none has, it is rather this process that was held
+// up.
 func (p *place) fallSilent(since time.Time, seg store.Segment) {
 	p.late.Add(1)
 	at := since.UnixNano()
 	others := slices.ContainsFunc(p.store.all(), func(o *place) bool { return o != p && o.heard.Load() > at })
 	if p.heard.Load() > at || !others || p.silent.Swap(true) {
-		return // it is slow, and has answered others; or it is known
+		return // p is slow, but has answered another call; or no place has answered; or p is silent already
 	}
 	p.mu.Lock()
 	p.known = seg
@@ -125,13 +129,13 @@ func (p *place) fallSilent(since time.Time, seg store.Segment) {
 	p.store.wake()
 }
 
-// A place that is silent is asked whether it is there again and again.
+// A silent place is asked again and again whether it answers, for up to pingFor each time.
 const (
 	pingEvery = 50 * time.Millisecond
 	pingFor   = time.Second
 )
 
-// ping asks p, which is silent, for something small.
+// ping asks p, if it is silent, for something small.
 func (p *place) ping(ctx context.Context) {
 	if !p.silent.Load() || p.pinging.Swap(true) {
 		return
@@ -156,7 +160,7 @@ func (p *place) ping(ctx context.Context) {
 				return
 			}
 		}
-		// There is nothing to be read there any more.
+		// There is no copy that could be read there any more.
 		if seg, err := p.Store.Alloc(ctx); err == nil {
 			p.copies.Add(1)
 			p.giveBack(seg)
@@ -175,10 +179,10 @@ func (p *place) speaks() {
 	}
 }
 
-// patience is for how long an allocation may take, at least, until p counts as silent.
+// patience is the least time that an allocation may take before its place counts as silent.
 const patience = 100 * time.Millisecond
 
-// alloc borrows a segment of p. It does not wait for a place that is silent.
+// alloc borrows a segment of p. If p takes too long, alloc calls fallSilent and cancels the call to p.
 func (p *place) alloc(ctx context.Context) (store.Segment, error) {
 	type answer struct {
 		seg store.Segment
@@ -229,7 +233,7 @@ func (p *place) giveBack(seg store.Segment) {
 	p.store.proc.Wait(timer, done) // there is no need to wait longer
 }
 
-// giveBackLater is giveBack for who cannot wait at all.
+// giveBackLater is giveBack for callers that cannot wait at all.
 func (p *place) giveBackLater(seg store.Segment) {
 	p.copies.Add(-1)
 	p.owe(seg)
@@ -272,7 +276,8 @@ func (p *place) payBack(ctx context.Context) {
 	}
 }
 
-// given reports whether p has been of no use for so long that its copies count as lost. It is called now and then.
+// given reports whether p has been unusable for at least after, so that its copies count as lost. It notes since when
+// p has been unusable, so keep calls it again and again.
 func (p *place) given(now time.Time, after time.Duration) bool {
 	ok := p.usable()
 	p.mu.Lock()

@@ -9,24 +9,26 @@ import (
 	"polder/internal/turns"
 )
 
-// A read that is late is made again at another copy. Each read earns a part of such a second one.
+// A read that is late is made again at another copy. Each read earns a part of such a second read.
 const (
 	tokenCost   = 100
-	tokenEarned = 5 // a second read for 20 others,
+	tokenEarned = 5 // one second read for 20 reads
 	maxTokens   = 64 * tokenCost
-	lateFactor  = 8 // and late is so many times what reads of that place take
-	leastLate   = 500 * time.Microsecond
+	lateFactor  = 8                      // a read is late when it takes so many times what reads at its place take,
+	leastLate   = 500 * time.Microsecond // but not before this
 )
 
-// pick chooses the copy of g to be read, up to end, of those whose places are not in tried: one that can be used, and of
-// these the fastest; or those of similar speed in turns.
+// pick chooses the copy of g to be read, which must have the bytes up to end. It leaves out places whose bits are set
+// in tried. It prefers places that can be used, and among these the fastest; of places of similar speed, the
+// segment's number decides which.
 func (g *segment) pick(tried uint64, end int) (best copyOf, ok bool) {
-	x := g.spare.Load() // before the copies, of which it may become one
+	x := g.spare.Load() // before the copies: the spare copy may become one of them
 	cs := *g.copies.Load()
 	const useless = 1 << 62
 	var least int64
 	n := uint64(len(cs))
-	if end != counting && x.has(min(end, int(g.end.Load()))) { // who does not know how long something is reads beyond the end
+	// A reader that does not know how long something is reads beyond the end.
+	if end != counting && x.has(min(end, int(g.end.Load()))) {
 		n++
 	}
 	for i := range n {
@@ -53,8 +55,8 @@ func (g *segment) pick(tried uint64, end int) (best copyOf, ok bool) {
 // readCall is what a call of Read needs, to be reused.
 type readCall struct {
 	batch []store.ReadOp // what a place is to read
-	of    []int          // whose ops these are
-	from  []copyOf       // for each op, what is read
+	of    []int          // the index of each of these in the ops of the call
+	from  []copyOf       // for each op, the copy that is read
 }
 
 var readCalls = sync.Pool{New: func() any { return new(readCall) }}
@@ -65,7 +67,7 @@ func (s *Store) Read(ctx context.Context, ops []store.ReadOp) {
 	s.read(ctx, ops)
 }
 
-// read is Read, also for repairs.
+// read is Read without noting that the store is in use: repairs call it, too.
 func (s *Store) read(ctx context.Context, ops []store.ReadOp) {
 	if s.tokens.Load() < maxTokens {
 		s.tokens.Add(tokenEarned)
@@ -75,7 +77,7 @@ func (s *Store) read(ctx context.Context, ops []store.ReadOp) {
 	if s.readRound(ctx, c, ops, nil, true) {
 		return // fast path
 	}
-	// What failed is read from another copy, as long as there is one.
+	// The ops that failed are read from other copies, as long as there are any.
 	tried := make([]uint64, len(ops))
 	for ctx.Err() == nil {
 		var todo []store.ReadOp
@@ -103,8 +105,8 @@ func (s *Store) read(ctx context.Context, ops []store.ReadOp) {
 	}
 }
 
-// readRound reads each op from one copy, not at the places that were tried for it, which may be nil, and reports whether all went
-// well. c.from says what was read.
+// readRound reads each op from one copy, and reports whether all reads have succeeded. It leaves out the places in
+// tried[i] for ops[i]; tried may be nil. It sets c.from to the copies that were read.
 func (s *Store) readRound(ctx context.Context, c *readCall, ops []store.ReadOp, tried []uint64, hedged bool) bool {
 	c.from = c.from[:0]
 	same := true
@@ -139,7 +141,9 @@ func (s *Store) readRound(ctx context.Context, c *readCall, ops []store.ReadOp, 
 	return true
 }
 
-// readAt reads those of ops that are to be read at the place of the one with index first, which is the first of them.
+// readAt reads the ops whose copies in c.from are at the same place as that of ops[first], which is the first of
+// these ops. If hedged is set and they are late, it reads other copies as well. It reports whether all reads have
+// succeeded.
 func (s *Store) readAt(ctx context.Context, c *readCall, ops []store.ReadOp, first int, hedged bool) bool {
 	p := c.from[first].place
 	c.batch, c.of = c.batch[:0], c.of[:0]
@@ -179,26 +183,26 @@ func (s *Store) readAt(ctx context.Context, c *readCall, ops []store.ReadOp, fir
 	return ok
 }
 
-// second is a read that may have to be made at other copies as well, since the first of them is late.
+// second watches a read at one place, and makes it at other copies as well if it is late.
 type second struct {
 	store       *Store
-	place       *place        // that is late
-	seg         store.Segment // a copy there
+	place       *place        // where the first read is made
+	seg         store.Segment // a copy at that place
 	ctx         context.Context
 	ops         []store.ReadOp
-	of          []int // of ops
+	of          []int // indices of the read's ops in ops
 	began       time.Time
 	cancelFirst context.CancelFunc
 
 	mu     sync.Mutex
 	timer  *turns.Timer
-	over   bool               // the first has come back; guarded by mu
+	over   bool               // the first read has come back; guarded by mu
 	cancel context.CancelFunc // of the second read, if it is under way; guarded by mu
-	done   chan struct{}      // closed when it has ended
-	got    []store.ReadOp     // then, what it has brought, or nil
+	done   chan struct{}      // closed when the second read has ended
+	got    []store.ReadOp     // set before done is closed: what the second read has brought, or nil
 }
 
-// begin has the second read made when the first is late.
+// begin sets the timer that makes the second read when the first is late.
 func (h *second) begin() {
 	late := h.store.cfg.Late
 	if pace := time.Duration(h.place.pace.Load()); pace > 0 && !h.ops[h.of[0]].Bulk {
@@ -209,7 +213,8 @@ func (h *second) begin() {
 	h.timer = h.store.proc.AfterFunc(late, h.fire)
 }
 
-// end takes note that the first read has come back, and reports whether the ops have what they should.
+// end is called when the first read has come back; ok is whether it has succeeded. If it has failed and the second
+// read is under way, end waits for that and uses its bytes. It reports whether the ops have what they should.
 func (h *second) end(ok bool) bool {
 	h.mu.Lock()
 	h.over = true
@@ -247,7 +252,8 @@ func (h *second) fire() {
 	if h.over {
 		return
 	}
-	// One that has not answered anybody may be gone. It is so if others answer.
+	// A place that has answered nobody since the read began may be gone. It counts as gone if the second read, at
+	// other places, succeeds.
 	gone := took >= s.cfg.Late && h.place.heard.Load() < h.began.UnixNano()
 	got := make([]store.ReadOp, len(h.of))
 	tried := make([]uint64, len(h.of))
@@ -280,7 +286,7 @@ func (h *second) fire() {
 	})
 }
 
-// again has fire called once more. h.mu must be held.
+// again sets the timer so that fire is called once more. h.mu must be held.
 func (h *second) again(took time.Duration) {
 	h.timer.Reset(max(took, h.store.cfg.Late-took, leastLate))
 }
@@ -323,15 +329,15 @@ func (s *Store) Reread(ctx context.Context, op store.ReadOp, good func() bool) b
 	}
 	if x := g.spare.Load(); x.has(min(op.Off+len(op.Buf), int(g.end.Load()))) {
 		if read, ok := looks(x.copyOf); read && !ok && g.take(x) {
-			s.counts.vanished.Add(1) // the place has not come to say so yet
+			s.counts.vanished.Add(1) // the place has not said so yet
 			x.place.giveBackLater(x.seg)
 		}
 	}
 	copy(op.Buf, right)
-	return good() // which may change it: what the caller has is what it has made of it
+	return good() // good may change op.Buf: the caller gets what good makes of it
 }
 
-// condemn takes a copy that has other bytes than were written for lost, since another has those.
+// condemn drops a copy as if it were lost: it has other bytes than were written, and another copy has the right ones.
 func (g *segment) condemn(bad copyOf) {
 	g.mu.Lock()
 	var kept []copyOf
@@ -353,6 +359,6 @@ func (g *segment) condemn(bad copyOf) {
 	}
 	g.store.counts.condemned.Add(1)
 	g.store.log.Warn("a copy has other bytes than were written, and is replaced", "copy", bad.seg.Name())
-	g.store.wg.Go(g.store.proc, func() { g.replaced(g.store.ctx, []copyOf{bad}) }) // nobody who reads waits for that
+	g.store.wg.Go(g.store.proc, func() { g.replaced(g.store.ctx, []copyOf{bad}) }) // no reader waits for that
 	g.store.wake()
 }

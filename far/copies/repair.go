@@ -16,18 +16,19 @@ import (
 const (
 	keepEvery = 100 * time.Millisecond
 	scanEvery = time.Second
-	// repairers is how many segments are copied at a time: some are read while others are written.
+	// repairers is how many segments are copied at a time, so that some are read while others are written.
 	repairers = 4
 	// pieceSize is how much of a segment is copied at once.
 	pieceSize = 256 << 10
-	// inUse: while others use the places, copying takes one part of repairShare of the time.
+	// inUse: the places are in use if somebody has read or written within this time. Then copying takes only one part
+	// in repairShare of the time.
 	inUse       = 10 * time.Millisecond
 	repairShare = 4
 	// repairTimeout bounds the copying of a piece.
 	repairTimeout = 10 * time.Second
 )
 
-// wake has keep look at the segments.
+// wake makes keep scan the segments.
 func (s *Store) wake() {
 	select {
 	case s.rescan <- struct{}{}:
@@ -35,7 +36,7 @@ func (s *Store) wake() {
 	}
 }
 
-// keep asks silent places whether they answer, gives back what they are owed, and repairs.
+// keep asks silent places whether they answer, gives back the segments that places are owed, and repairs.
 func (s *Store) keep() {
 	tick := s.proc.NewTimer(keepEvery)
 	defer tick.Stop()
@@ -71,9 +72,10 @@ func (s *Store) keep() {
 	}
 }
 
-// scan finds what has too few copies, and has it repaired, that with the fewest first.
+// scan finds the segments that have too few copies, and has them repaired, those with the fewest copies first. If
+// there are none, it starts the making of spare copies, the balancing and the scrubbing.
 func (s *Store) scan() {
-	seen, bare := s.bare.Load(), false // before it is known which segments there are
+	seen, bare := s.bare.Load(), false // loaded before the segments are listed
 	s.mu.Lock()
 	all := slices.SortedFunc(maps.Keys(s.segments), func(a, b *segment) int { return cmp.Compare(a.number, b.number) })
 	s.mu.Unlock()
@@ -82,8 +84,8 @@ func (s *Store) scan() {
 		left int
 	}
 	var short []case_
-	var spares []*segment // that could have a spare copy, and have all others
-	var old []*segment    // to which nothing is written any more, it seems
+	var spares []*segment // segments that should have a spare copy, and have all others
+	var old []*segment    // segments that will hardly be written to any more
 	to, full, most := s.uneven()
 	idle := slices.ContainsFunc(s.all(), func(p *place) bool { return p.state().Idle })
 	for _, g := range all {
@@ -148,7 +150,7 @@ func (s *Store) scan() {
 	}
 }
 
-// good are the copies of g at places that are not given up.
+// good returns the copies of g that are not lost, at places that are not given up.
 func (g *segment) good() (good []copyOf) {
 	for _, c := range *g.copies.Load() {
 		if !c.place.givenUp.Load() && !c.lost() {
@@ -158,8 +160,9 @@ func (g *segment) good() (good []copyOf) {
 	return good
 }
 
-// health says how many copies g has at places that are not given up, and whether something can be done for it now: one that could not be
-// reached may be there again, or there is a place for another copy, for one at a place that stays, or for one in another zone.
+// health returns how many good copies g has, and whether repair can do something for g now: reach a copy that could
+// not be reached, make a missing copy, make one at a place that stays or in another zone, or forget copies that g
+// need not wait for.
 func (g *segment) health() (left int, repairable bool) {
 	good := g.good()
 	n, every := g.lacks(good)
@@ -171,7 +174,8 @@ func (g *segment) health() (left int, repairable bool) {
 	return len(good), g.needless(good)
 }
 
-// lacks is Store.lacks for g, which has copies that are waited for beside the good ones: what is missing is made, and nothing moves meanwhile.
+// lacks is Store.lacks for g, whose copies that it waits for count beside the good ones. While g waits for any, only
+// missing copies are made, and none moves.
 func (g *segment) lacks(good []copyOf) (n int, every bool) {
 	waiting := shared(g.waiting())
 	n, every = g.store.lacks(slices.Concat(good, waiting))
@@ -181,13 +185,14 @@ func (g *segment) lacks(good []copyOf) (n int, every bool) {
 	return n, every
 }
 
-// needless reports whether g waits for copies that it need not wait for any longer, since there are good ones enough. g.mu must be held.
+// needless reports whether g need not wait for the copies in away any longer: it has waited long enough, and there
+// are enough good copies. g.mu must be held.
 func (g *segment) needless(good []copyOf) bool {
 	return len(g.away) > 0 && !g.reaching && g.expired() && len(shared(good)) >= g.store.cfg.Copies
 }
 
-// lacks says how many copies a segment with the good ones could get now at places that share the copies out, and whether it could get one at a place that
-// has every segment.
+// lacks returns how many more copies a segment with the good copies should get at places that share the copies out,
+// or 0 if no such place can take one now; and whether the segment should get a copy at a place with Every.
 func (s *Store) lacks(good []copyOf) (n int, every bool) {
 	if len(good) == 0 {
 		return 0, false
@@ -212,7 +217,7 @@ func (s *Store) lacks(good []copyOf) (n int, every bool) {
 	return n, every
 }
 
-// reachable is how many of the copies are at places that answer.
+// reachable returns how many of the copies are at places that answer, and not lost.
 func reachable(cs []copyOf) (n int) {
 	for _, c := range cs {
 		if c.place.usable() && !c.lost() {
@@ -222,7 +227,7 @@ func reachable(cs []copyOf) (n int) {
 	return n
 }
 
-// repairAll repairs what is in the queue.
+// repairAll repairs the segments in the queue.
 func (s *Store) repairAll() {
 	for some := false; ; {
 		s.mu.Lock()
@@ -232,7 +237,7 @@ func (s *Store) repairAll() {
 			}
 			s.mu.Unlock()
 			if some {
-				s.wake() // there may be more
+				s.wake() // there may be more to repair
 			}
 			return
 		}
@@ -248,7 +253,7 @@ func (s *Store) repairAll() {
 	}
 }
 
-// repair gives g the copies that it lacks, and reports whether it has got some.
+// repair gives g the copies that it lacks, and reports whether it has made any.
 func (g *segment) repair(ctx context.Context) bool {
 	s := g.store
 	if g.comesBack() {
@@ -265,7 +270,7 @@ func (g *segment) repair(ctx context.Context) bool {
 		return false
 	}
 	g.repairing = true
-	g.closed = g.closed || g.end.Load() > 0 // what nothing is in can still be written to
+	g.closed = g.closed || g.end.Load() > 0 // an empty segment can still be written to
 	end := int(g.end.Load())
 	g.mu.Unlock()
 
@@ -282,8 +287,9 @@ func (g *segment) repair(ctx context.Context) bool {
 	if n > 0 {
 		fresh, _ = s.borrow(ctx, n, slices.Concat(good, waiting))
 	}
-	// What takes the place of a copy is copied from it as long as it can be read: if one of several is damaged nobody knows which, and
-	// it must not be the others that go. One that cannot be read for the moment does not move: only what is missing is made.
+	// A new copy that replaces an old one is copied from the old one, as long as that can be read: if one of several
+	// copies is damaged nobody knows which, and the good ones must not be those that go. If a copy that is to go
+	// cannot be read at the moment, no copy moves: only missing copies are made.
 	_, going := s.choose(*g.copies.Load(), slices.Concat(made, fresh))
 	if slices.ContainsFunc(going, func(c copyOf) bool { return !c.lost() && !c.place.givenUp.Load() && !c.place.usable() }) {
 		for missing := max(0, s.cfg.Copies-len(shared(good))); len(fresh) > missing; {
@@ -315,13 +321,14 @@ func (g *segment) repair(ctx context.Context) bool {
 	if !vain && len(made) > 0 {
 		var next []copyOf
 		next, old = s.choose(*g.copies.Load(), made)
-		// Places may have begun or ended to leave meanwhile: no other copy goes than one that was read, or is of no use.
+		// Meanwhile places may have begun to leave, or ceased to. A copy goes only if it could be read before
+		// (going), is lost, or is at a place that was given up.
 		vain = slices.ContainsFunc(old, func(c copyOf) bool { return !c.lost() && !c.place.givenUp.Load() && !slices.Contains(going, c) })
 		if !vain {
 			g.copies.Store(&next)
 		}
 	}
-	var needless []awayCopy // there are others enough
+	var needless []awayCopy // copies that g need not wait for any longer
 	if !vain && g.needless(g.good()) {
 		needless, g.away = g.away, nil
 	}
@@ -337,7 +344,8 @@ func (g *segment) repair(ctx context.Context) bool {
 	}
 	told := len(made)+len(needless) == 0 || g.replaced(ctx, old)
 	g.mu.Lock()
-	// Until then nothing is written to it: whoever opens the store next would not find the copies that have it.
+	// Only now can g be written to again: before, whoever opens the store next would not have found the copies with
+	// the new bytes.
 	g.repairing = false
 	g.closed = g.closed || !told
 	if told || g.freed {
@@ -350,8 +358,10 @@ func (g *segment) repair(ctx context.Context) bool {
 	return len(made) > 0
 }
 
-// choose says which copies of a segment stay now that some have been made, and which go: those at places that were given up,
-// of two in a zone that which is too many, and those at places that are leaving if there are enough others.
+// choose says which copies of a segment stay and which go, of those that it had and those that were made for it.
+// Copies go that are lost or at places that were given up. If there are more than Config.Copies, old copies go: first
+// those that share a zone with another copy, then those at places that are leaving, then others. Copies at places
+// with Every always stay.
 func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
 	var apart []copyOf // at places that have every segment
 	for _, c := range slices.Concat(had, made) {
@@ -367,7 +377,7 @@ func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
 	}
 	stay = slices.Clone(made)
 	had = slices.Clone(had)
-	slices.SortStableFunc(had, func(a, b copyOf) int { // those that are leaving last
+	slices.SortStableFunc(had, func(a, b copyOf) int { // copies at places that are leaving come last
 		switch x, y := a.place.stays(), b.place.stays(); {
 		case x == y:
 			return 0
@@ -385,7 +395,7 @@ func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
 			stay = append(stay, c)
 		}
 	}
-	for len(stay) > s.cfg.Copies { // of those that were there, since they may be late
+	for len(stay) > s.cfg.Copies { // from the end, where the old copies are, since they may be late
 		last := len(stay) - 1
 		go_ = append(go_, stay[last])
 		stay = stay[:last]
@@ -393,19 +403,20 @@ func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {
 	return stay, go_
 }
 
-// errUnlike: copies have different bytes where all should have what was acknowledged. One of them is damaged, and only who wrote the bytes
-// can say which. Or a process that had the store before was writing there when it ended: who has reopened a segment does not know how much of
-// it was acknowledged.
+// errUnlike: copies have different bytes where all should have the bytes that were acknowledged. One of them is
+// damaged, and only whoever wrote the bytes can say which. Or a process that had the store before was writing there
+// when it ended: a process that has reopened a segment does not know how much of it was acknowledged.
 var errUnlike = errors.New("its copies have different bytes")
 
-// errAway: a copy that is to move cannot be read. It stays until it can be, or its place is given up.
+// errAway: a copy that is to move cannot be read. It stays until it can be read, or until its place is given up.
 var errAway = errors.New("the copy that is to move cannot be read")
 
-// pieces are buffers of a piece, to be reused: made anew, they would have the collector of garbage run all the time.
+// pieces are buffers of pieceSize bytes, for reuse: new ones would keep the garbage collector running.
 var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
 
-// copyTo copies the bytes of g from off to end to c, and reports whether it could. It reads from if that is a copy, and otherwise any
-// copy. Those of alike have to have the same bytes, but for what does not count, of which c gets zeros then.
+// copyTo copies the bytes of g between off and end to c, and reports whether it could. It reads the copy from or, if
+// from is zero, any copy. The copies in alike must have the same bytes, except in the ranges that do not count; if
+// alike is not empty, c gets zeros in these ranges.
 func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, alike []copyOf, off, end int) bool {
 	piece := pieces.Get().(*[pieceSize]byte)
 	defer pieces.Put(piece)
@@ -437,12 +448,13 @@ func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, alike []
 	return true
 }
 
-// readPiece reads a piece of g at off, of the copy from if that is one and otherwise of any, and compares it with those of alike, but for what is torn.
+// readPiece reads a piece of g at off into buf, from the copy from or, if from is zero, from any copy. If alike is
+// not empty, it clears the ranges in torn, and compares the rest with the copies in alike.
 func (s *Store) readPiece(ctx context.Context, g *segment, from copyOf, alike []copyOf, buf []byte, off int, torn []span) error {
 	op := [1]store.ReadOp{{Seg: g, Off: off, Buf: buf, Bulk: true}}
 	if from.place == nil {
 		s.read(ctx, op[:])
-	} else if !s.readAt(ctx, &readCall{from: []copyOf{from}}, op[:], 0, false) { // nor a second one elsewhere, if it is late
+	} else if !s.readAt(ctx, &readCall{from: []copyOf{from}}, op[:], 0, false) { // no second read elsewhere
 		op[0].Err = cmp.Or(op[0].Err, errAway)
 	}
 	err := op[0].Err
@@ -455,7 +467,8 @@ func (s *Store) readPiece(ctx context.Context, g *segment, from copyOf, alike []
 	return err
 }
 
-// compare reports whether c, which is a copy of g, has the bytes want at off, but for those of torn: errUnlike if it has others.
+// compare compares the bytes of c, a copy of g, at off with want, which has zeros in the ranges in torn. It leaves
+// these ranges out, and returns errUnlike if other bytes differ.
 func (s *Store) compare(ctx context.Context, g *segment, c copyOf, want []byte, off int, torn []span) error {
 	piece := pieces.Get().(*[pieceSize]byte)
 	defer pieces.Put(piece)
@@ -470,7 +483,7 @@ func (s *Store) compare(ctx context.Context, g *segment, c copyOf, want []byte, 
 	return nil
 }
 
-// blank clears what b, the bytes of a segment from off on, has of torn.
+// blank clears the ranges in torn in b, which has the bytes of a segment from off on.
 func blank(b []byte, off int, torn []span) {
 	for _, t := range torn {
 		if begin, end := max(t.begin-off, 0), min(t.end-off, len(b)); begin < end {

@@ -8,8 +8,8 @@ import (
 	"polder/far/store"
 )
 
-// scrubEvery is the time between two segments whose copies are compared: of two copies of 2 MiB, about a thousandth of what a network moves. All of a
-// terabyte are compared in six days.
+// scrubEvery is the time between the comparisons of two segments. With two copies of 2 MiB each, that takes about a
+// thousandth of what a network moves, and comparing all of a terabyte takes six days.
 const scrubEvery = time.Second
 
 // A scrubber compares copies.
@@ -18,7 +18,9 @@ type scrubber struct {
 	busy  bool                                 // guarded by Store.mu
 	began time.Time                            // guarded by Store.mu
 	upTo  uint64                               // number of the segment whose turn it was
-	last  uint64                               // the greatest one, when the first of them had its turn: others may come as fast
+	// The greatest number when this pass began. Newer segments wait for the next pass: they may come as fast as
+	// segments are compared.
+	last uint64
 }
 
 // Judge implements store.Mirror.
@@ -28,7 +30,8 @@ func (s *Store) Judge(look func(ctx context.Context, seg store.Segment)) {
 	s.scrubber.judge = look
 }
 
-// beginScrub has the copies of another segment compared, if it is time, of all, which are in the order of their numbers. s.mu must be held.
+// beginScrub has the copies of the next segment compared, if it is time. all has the segments in the order of their
+// numbers. s.mu must be held.
 func (s *Store) beginScrub(all []*segment) {
 	b := &s.scrubber
 	if len(all) == 0 || b.judge == nil || b.busy || s.ctx.Err() != nil || s.proc.Since(b.began) < scrubEvery {
@@ -56,7 +59,8 @@ func (b *scrubber) next(ctx context.Context, all []*segment) {
 	}
 }
 
-// scrub compares g's copies, and reports whether there was something to be compared. If they differ, whoever can tell is asked which of them are right.
+// scrub compares the copies of g, and reports whether there was something to compare. If the copies differ, it asks
+// the judge which of them are right.
 func (g *segment) scrub(ctx context.Context) bool {
 	s := g.store
 	g.mu.Lock()
@@ -66,7 +70,7 @@ func (g *segment) scrub(ctx context.Context) bool {
 	if busy || end == 0 || len(*cs) < 2 || reachable(*cs) < len(*cs) {
 		return false
 	}
-	if known == cs { // perhaps in what does not count: they cannot be compared
+	if known == cs { // known to differ, perhaps where nothing counts: comparing them again is of no use
 		g.differs(ctx, cs)
 		return true
 	}
@@ -80,7 +84,8 @@ func (g *segment) scrub(ctx context.Context) bool {
 		cancel()
 		if errors.Is(err, errUnlike) {
 			g.mu.Lock()
-			same := g.rewound == rewound && !g.freed // or what is written there now may have been in one of them already
+			// Otherwise a write from the front may have reached only some of the copies when they were compared.
+			same := g.rewound == rewound && !g.freed
 			g.mu.Unlock()
 			if same {
 				g.differs(ctx, cs)
@@ -94,7 +99,7 @@ func (g *segment) scrub(ctx context.Context) bool {
 	return true
 }
 
-// differs is called when the copies cs of g had different bytes, and asks which of them are right.
+// differs notes that the copies cs of g had different bytes, and asks the judge which of them are right.
 func (g *segment) differs(ctx context.Context, cs *[]copyOf) {
 	g.mu.Lock()
 	g.unlike = cs

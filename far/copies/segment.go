@@ -18,25 +18,26 @@ type segment struct {
 	store  *Store
 	number uint64
 	copies atomic.Pointer[[]copyOf] // replaced under mu
-	spare  atomic.Pointer[spare]    // a copy beside those, or nil; set under mu
+	spare  atomic.Pointer[spare]    // a copy beside these, or nil; set under mu
 
 	mu        sync.Mutex
 	end       atomic.Int64 // up to where something was written, or is about to be; changes under mu
 	writing   int          // writes under way; guarded by mu
-	acked     bool         // a write has succeeded, or may have for who had the store before; guarded by mu
+	acked     bool         // a write has succeeded, or may have for an earlier process; guarded by mu
 	closed    bool         // nothing more is written to it; guarded by mu
 	repairing bool         // it is being copied; guarded by mu
-	torn      []span       // what writes that have failed were to write: copies may have different bytes there, none of which count; guarded by mu
-	freed     bool         // guarded by mu
-	rescuing  bool         // rescue is about to be called; guarded by mu
-	scanned   int          // end when scan looked last; guarded by mu
-	away      []awayCopy   // copies that could not be reached when it was reopened; guarded by mu
-	awaited   time.Time    // until when they count as if their places did not answer
-	reaching  bool         // they are being reopened; guarded by mu
-	unlike    *[]copyOf    // those that had different bytes, beside torn; guarded by mu
-	rewound   int          // how often something was written before end, where a spare copy may have other bytes; guarded by mu
+	// Ranges of writes that have failed: copies may have different bytes there, none of which count; guarded by mu.
+	torn     []span
+	freed    bool       // guarded by mu
+	rescuing bool       // rescue is about to be called; guarded by mu
+	scanned  int        // what end was when checkSpare last looked; guarded by mu
+	away     []awayCopy // copies that could not be reached when it was reopened; guarded by mu
+	awaited  time.Time  // until when the copies in away count like copies at places that do not answer
+	reaching bool       // the copies in away are being reopened; guarded by mu
+	unlike   *[]copyOf  // the value of copies when these had different bytes outside torn; guarded by mu
+	rewound  int        // how often a write began before end: a spare copy may be old there; guarded by mu
 
-	once sync.Once // of lost
+	once sync.Once // closes lost
 	lost chan struct{}
 }
 
@@ -69,7 +70,8 @@ func (g *segment) Name() string {
 	return name
 }
 
-// look takes note of copies that are lost, and reports how many are left.
+// look drops the copies that are lost, and reports how many are left. It reports 0 also if g was freed or a rescue is
+// under way.
 func (g *segment) look() (left int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -85,7 +87,7 @@ func (g *segment) look() (left int) {
 			}
 		}
 		if len(kept) == 0 && slices.ContainsFunc(g.away, func(a awayCopy) bool { return a.place != nil }) {
-			return 0 // one that could not be reached may be there yet
+			return 0 // a copy that could not be reached may still be there
 		}
 		if len(kept) == 0 && g.spare.Load().has(int(g.end.Load())) && g.store.ctx.Err() == nil {
 			g.rescuing, g.closed = true, true
@@ -102,7 +104,7 @@ func (g *segment) look() (left int) {
 			}
 		}
 		cs = kept
-		if len(cs) > 0 { // else it is told by its name where it was
+		if len(cs) > 0 { // else the lost copies stay, so that the name says where g was
 			g.copies.Store(&cs)
 			g.closed = true
 		} else {
@@ -110,7 +112,7 @@ func (g *segment) look() (left int) {
 				close(g.lost)
 				if g.acked {
 					g.store.counts.lost.Add(1)
-				} else { // and nothing will be: see Write
+				} else { // and no write will succeed: see Write
 					g.store.log.Info("all copies of a segment are lost, and nothing with them, since nothing had been written to it", "segment", nameOf(g.number, cs))
 				}
 			})
@@ -155,7 +157,7 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 		return store.ErrSealed
 	}
 	var stale *spare
-	if int64(off) < g.end.Load() { // it is written from the front again
+	if int64(off) < g.end.Load() { // g is being written from the front again
 		g.rewound++
 		if x := g.spare.Load(); x != nil && off < x.have && g.take(x) {
 			stale = x
@@ -174,14 +176,14 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.writing--
-	if err == nil && g.isLost() { // since then: it does not count, and what was lost need not be counted anew
+	if err == nil && g.isLost() { // g was lost during the write: the write does not count, and Stats.Lost stays right
 		return store.ErrSealed
 	}
 	if err == nil {
 		g.acked = true
 		return nil
 	}
-	g.torn = append(g.torn, span{off, off + len(p)}) // only of writes that were under way: nothing more is written
+	g.torn = append(g.torn, span{off, off + len(p)}) // no more than the writes under way now: g is closed next
 	if wrote == 0 || context.Cause(ctx) != nil {
 		g.closed = true
 		return err
@@ -193,14 +195,15 @@ func (g *segment) Write(ctx context.Context, p []byte, off int) error {
 // A span is a range of a segment's bytes.
 type span struct{ begin, end int }
 
-// doesNotCount are the bytes of g that were never acknowledged to be written.
+// doesNotCount returns the ranges of g that were written to, but never acknowledged.
 func (g *segment) doesNotCount() []span {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Clone(g.torn)
 }
 
-// seal has nothing more written to g because of a copy. g.mu must be held.
+// seal closes g, so that nothing more is written to it, because of a copy that is late, lost or has failed. g.mu must
+// be held.
 func (g *segment) seal() {
 	if !g.closed {
 		g.closed = true
@@ -209,11 +212,12 @@ func (g *segment) seal() {
 	}
 }
 
-// soonWritten is for how long a write waits for all copies together, before each is waited for.
+// soonWritten is how long a write waits for all copies together, before it waits for each copy in a goroutine of its
+// own.
 const soonWritten = time.Millisecond
 
-// writeAll writes p to all copies at once, and reports how many have it. It does not wait for one that is late, but
-// until nobody reads p any more.
+// writeAll writes p to all copies at once, and reports how many have it. It gives up on copies that are late, but
+// returns only when nobody reads p any more.
 func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (wrote int, err error) {
 	if len(cs) == 1 {
 		if err = cs[0].seg.Write(ctx, p, off); err == nil {
@@ -244,8 +248,9 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 		}
 	}
 	if flying.Load() > 0 {
-		// Fast path: this goroutine begins all writes, and wakes up once. Goroutines that wait for one copy each, and
-		// whatever wakes them, cost more than the copies. A disk, which is behind the nodes, comes first: it takes longest.
+		// Fast path: this goroutine begins all writes, and wakes up once. A goroutine for each copy, and whatever
+		// wakes it, would cost more than the copies. A disk, which comes after the nodes in cs, is begun first: it
+		// takes longest.
 		for i, c := range slices.Backward(cs) {
 			if g, ok := c.seg.(store.Starter); ok {
 				flights[i] = g.Start(each, p, off, landed)
@@ -267,7 +272,7 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 			end(i, func() error { return f.End(each) })
 		}
 	}
-	var late *turns.Timer // of those that follow the first
+	var late *turns.Timer // fires when the copies that follow the first are late
 	var done [MaxCopies]bool
 	for answered := 0; answered < len(cs); {
 		a, ok := turns.Recv(s.proc, answers, late)
@@ -304,12 +309,12 @@ func (s *Store) writeAll(ctx context.Context, cs []copyOf, p []byte, off int) (w
 	return wrote, err
 }
 
-// allLanded reports whether all flights are there and have succeeded.
+// allLanded reports whether all copies have flights, and all flights have succeeded.
 func allLanded(flights []store.Flight) bool {
 	return !slices.ContainsFunc(flights, func(f store.Flight) bool { return f == nil || !f.Landed() })
 }
 
-// undone are the copies that have not answered.
+// undone returns the copies that have not answered.
 func undone(cs []copyOf, done *[MaxCopies]bool) (rest []copyOf) {
 	for i, c := range cs {
 		if !done[i] {
@@ -319,7 +324,7 @@ func undone(cs []copyOf, done *[MaxCopies]bool) (rest []copyOf) {
 	return rest
 }
 
-// bare reports whether g lacks a copy that can be used at a place that has every segment.
+// bare reports whether g has no copy, or only a lost one, at some place with Every.
 func (g *segment) bare() bool {
 	cs := *g.copies.Load()
 	for _, p := range g.store.all() {
@@ -338,7 +343,7 @@ func (g *segment) Free(ctx context.Context) error {
 		return errFreed
 	}
 	g.freed, g.closed = true, true
-	if !g.reaching { // who reaches for them counts them
+	if !g.reaching { // else Reach, which is under way, counts them
 		g.count(g.away, -1)
 	}
 	cs := *g.copies.Load()

@@ -16,33 +16,35 @@ type Vanisher interface {
 	store.Segment
 	// MayVanish permits the place to drop what is in the segment.
 	MayVanish(ctx context.Context) error
-	// MustStay takes that back, and reports whether the segment has all that was written to it, which it does not
-	// if it has vanished before.
+	// MustStay takes the permission back, and reports whether the segment still has all that was written to it. It
+	// does not if it vanished before.
 	MustStay(ctx context.Context) (bool, error)
-	// Vanished reports whether it has. Then it can only be given back.
+	// Vanished reports whether the segment has vanished. Then it can only be given back.
 	Vanished() bool
 }
 
-// A spare is a copy of a segment beside those that count, at a place that may drop it at any time, and was told
-// that it may. What it is a copy of, and how far, does not change.
+// A spare is a copy of a segment beside those that count, at a place that was told that it may drop the copy at any
+// time. Which segment it is a copy of, and how much of it, does not change.
 type spare struct {
 	copyOf
-	may  Vanisher // its segment
-	have int      // bytes of the segment, from its beginning, that it has
+	may  Vanisher // the segment at the place
+	have int      // bytes of the copied segment, from its beginning, that it has
 
 	mu     sync.Mutex
-	asking int  // who ask the place that it must stay: it is not given back meanwhile; guarded by mu
-	freed  bool // its segment has been given back, and so is it when nobody asks any more; guarded by mu
+	asking int  // calls of MustStay under way: the copy is not given back meanwhile; guarded by mu
+	freed  bool // the segment has been given back, and the copy will be when asking is 0; guarded by mu
 }
 
-// take has x be no spare copy of g's any more, if it is one, and nobody asks its place that it must stay. Then it is the caller's.
+// take makes x no longer g's spare copy, and reports whether it has; then x is the caller's. It reports false if x is
+// not g's spare copy, or if somebody is asking its place to keep it.
 func (g *segment) take(x *spare) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.asking == 0 && g.spare.CompareAndSwap(x, nil)
 }
 
-// ask has x not be given back until asked is called, if it is g's spare copy.
+// ask keeps x from being given back until asked is called. It reports false, and does nothing, if x is not g's spare
+// copy.
 func (g *segment) ask(x *spare) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -53,7 +55,7 @@ func (g *segment) ask(x *spare) bool {
 	return true
 }
 
-// asked ends what ask has begun, and reports whether x may be used.
+// asked ends what ask began, and reports whether x may be used: it may not if its segment was given back.
 func (x *spare) asked() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -63,7 +65,7 @@ func (x *spare) asked() bool {
 	return !x.freed
 }
 
-// free gives x back, which was the spare copy of a segment that is given back.
+// free gives back x, whose segment is given back, or leaves that to asked if somebody is asking its place to keep it.
 func (x *spare) free() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -75,8 +77,8 @@ func (x *spare) free() {
 // has reports whether x has the first end bytes, as far as is known.
 func (x *spare) has(end int) bool { return x != nil && x.have >= end && !x.may.Vanished() && !x.lost() }
 
-// checkSpare lets go of g's spare copy if that has vanished or has to move, and reports whether g should have one,
-// or one that has more.
+// checkSpare lets go of g's spare copy if the copy has vanished or has to move. It reports whether g should get a
+// spare copy, or its spare copy should get more of g.
 func (g *segment) checkSpare() (wanted bool) {
 	x := g.spare.Load()
 	switch {
@@ -96,7 +98,7 @@ func (g *segment) checkSpare() (wanted bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	end := int(g.end.Load())
-	settled := end > 0 && g.scanned == end && g.writing == 0 // it is not being filled just now
+	settled := end > 0 && g.scanned == end && g.writing == 0 // g is not being filled just now
 	g.scanned = end
 	return settled && !g.freed && !g.repairing && (x == nil || x.have < end) && g.unlike != g.copies.Load()
 }
@@ -113,28 +115,32 @@ func (s *Store) makeSpares(segments []*segment) {
 	}
 }
 
-// makeSpare makes a spare copy of g, or has the one that there is have more, if all copies that count have the same bytes wherever a write was
-// acknowledged. Where they differ, as when one is damaged, the store does not know which is right, and a spare copy of the wrong one could take the place of
-// a good one later: so g has none until the wrong copy has been found (Judge), and replaced, or other copies have taken the place of these.
-// The place that lends what is idle does without: it has no spare copy to drop, and a copy that counts is moved within its deadline, as always.
-// It reports false if there is no room for more of them; where all places that lend what is idle have a copy that counts, others may still have one.
+// makeSpare makes a spare copy of g, or extends the one that g has, if all copies that count have the same bytes
+// wherever a write was acknowledged. If they differ, as when one is damaged, the store does not know which is right,
+// and a spare copy of the wrong one could take the place of a good copy later. So g has no spare copy until the wrong
+// copy has been found (Judge) and replaced, or other copies have taken the place of these. The place that lends idle
+// memory then has no spare copy of g to drop, and has to have copies that count moved within its deadline, as always.
+//
+// makeSpare reports false if there is no room for more spare copies. If every place that lends idle memory has a copy
+// of g that counts, it reports true: other segments may still get a spare copy.
 func (g *segment) makeSpare(ctx context.Context) bool {
 	s := g.store
 	g.mu.Lock()
 	end, cs, writing, rewound := int(g.end.Load()), *g.copies.Load(), g.writing > 0, g.rewound
 	x := g.spare.Load()
 	g.mu.Unlock()
-	if writing { // the end has been raised, and nothing need be there yet
+	if writing { // end has been raised, but the bytes need not be there yet
 		return true
 	}
-	// became has x be g's spare copy in the place of old, if it has what there is.
+	// became makes x g's spare copy in the place of old, unless g was freed or written from the front again
+	// meanwhile.
 	became := func(old, x *spare) bool {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		return !g.freed && g.rewound == rewound && g.spare.CompareAndSwap(old, x)
 	}
 	if x != nil {
-		if !g.take(x) { // until it has more nobody else gives it back
+		if !g.take(x) { // nobody else gives x back while it is being extended
 			return true
 		}
 		more := x
@@ -158,7 +164,8 @@ func (g *segment) makeSpare(ctx context.Context) bool {
 	return true
 }
 
-// borrowSpare borrows a segment at a place that lends what is idle, and where none of cs is. It reports full if there is such a place, and none has room.
+// borrowSpare borrows a segment at a place that lends idle memory and has no copy in cs. If there are such places,
+// but none has room, full is true.
 func (s *Store) borrowSpare(ctx context.Context, cs []copyOf) (c copyOf, ok, full bool) {
 	for _, p := range s.candidates() {
 		st := p.state()
@@ -177,13 +184,14 @@ func (s *Store) borrowSpare(ctx context.Context, cs []copyOf) (c copyOf, ok, ful
 }
 
 const (
-	// spareRoom is for how many other segments there must be room at a place that gets a spare copy.
+	// spareRoom is how many segments a place must have room for to get a spare copy.
 	spareRoom = 2
-	// spareGiveUp is how many spare copies make way for one that counts.
+	// spareGiveUp is how many spare copies make way for a copy that counts.
 	spareGiveUp = 4
 )
 
-// makeWay gives some spare copies at p back, which has no more to lend, and reports whether there were any.
+// makeWay gives back some spare copies at p, which has no more memory to lend, and reports whether it has given any
+// back.
 func (s *Store) makeWay(ctx context.Context, p *place) bool {
 	if !p.state().Idle {
 		return false
@@ -213,8 +221,8 @@ func (s *Store) makeWay(ctx context.Context, p *place) bool {
 	return ok
 }
 
-// confirm takes the right to vanish back from g's spare copy, if it has the first end bytes, and reports whether it is still there
-// then. It stays g's spare copy, so that it is read meanwhile.
+// confirm takes back the permission to drop g's spare copy, if the copy has the first end bytes, and reports whether
+// it is still there then. It remains g's spare copy, so that it can be read meanwhile.
 func (g *segment) confirm(ctx context.Context, end int) (*spare, bool) {
 	x := g.spare.Load()
 	if !x.has(end) || !x.place.usable() || !x.place.stays() || !g.ask(x) {
@@ -233,7 +241,8 @@ func (g *segment) confirm(ctx context.Context, end int) (*spare, bool) {
 	return nil, false
 }
 
-// promote has g's spare copy count, if it has the first end bytes and has not vanished.
+// promote makes g's spare copy one that counts, if it has the first end bytes and has not vanished. The caller adds
+// it to g.copies.
 //
 // Preconditions: nothing is written to g.
 func (g *segment) promote(ctx context.Context, end int) (copyOf, bool) {
@@ -245,8 +254,8 @@ func (g *segment) promote(ctx context.Context, end int) (copyOf, bool) {
 	return x.copyOf, true
 }
 
-// rescue is called when all copies of g that count are lost: its spare copy takes their place, if it has not vanished. Otherwise
-// g is lost.
+// rescue is called when all copies of g that count are lost. The spare copy takes their place, if it has not
+// vanished; otherwise g is lost.
 func (g *segment) rescue() {
 	s := g.store
 	g.mu.Lock()
@@ -256,7 +265,8 @@ func (g *segment) rescue() {
 	g.mu.Lock()
 	if ok = ok && !g.freed; ok {
 		old := g.copies.Load()
-		g.copies.Store(&[]copyOf{x.copyOf}) // before it is none beside them any more: somebody may look for one just now
+		// Stored before x stops being the spare copy: a reader must find it as one or the other.
+		g.copies.Store(&[]copyOf{x.copyOf})
 		if ok = g.spare.CompareAndSwap(x, nil); ok {
 			s.counts.promoted.Add(1)
 			s.counts.copiesLost.Add(int64(len(*old)))
@@ -278,25 +288,25 @@ func (g *segment) rescue() {
 	s.wake()
 }
 
-// counting is what pick is told in the place of an end if only copies that count will do.
+// counting is passed to pick instead of an end if only copies that count will do.
 const counting = -1
 
-// countOf is the end of what a read needs of a copy, or counting.
+// countOf is what pick is told for op: the end of the bytes that a copy must have, or counting.
 func countOf(op *store.ReadOp) int {
-	if op.Bulk { // as of repairs, which do not look at what they copy
+	if op.Bulk { // such as a read of repair, which does not check what it copies
 		return counting
 	}
 	return op.Off + len(op.Buf)
 }
 
-// hurries reports whether a copy of g is at a place that has to give memory back to its host: then it is not moved
-// at leisure.
+// hurries reports whether a copy of g is at a place that has to give memory back to its host. Then g is copied at
+// full speed.
 func (g *segment) hurries() bool {
 	return slices.ContainsFunc(*g.copies.Load(), func(c copyOf) bool { st := c.place.state(); return st.Idle && st.Leaving })
 }
 
-// leisure waits after some bytes of g were copied, since began, if others use the places and g need not hurry. It reports false
-// if ctx has ended.
+// leisure is called after some bytes of g were copied, which began at began. If others use the places and g need not
+// hurry, it waits. It reports false if ctx has ended.
 func (s *Store) leisure(ctx context.Context, g *segment, began time.Time) bool {
 	if s.proc.Since(time.Unix(0, s.used.Load())) >= inUse || g.hurries() {
 		return true

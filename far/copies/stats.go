@@ -8,37 +8,37 @@ import (
 	"polder/far/store"
 )
 
-// counts are a store's.
+// counts are the counters of a store.
 type counts struct {
 	lost, copiesLost        atomic.Int64
 	condemned               atomic.Int64
 	repaired, repairedBytes atomic.Int64
-	repairTime              time.Duration // of what has ended; guarded by Store.mu
+	repairTime              time.Duration // time of repairs that have ended; guarded by Store.mu
 	sealed                  atomic.Int64
 	vanished, promoted      atomic.Int64
 	seconds, secondsUsed    atomic.Int64
 }
 
-// Stats is a store's state, and what it has done.
+// Stats is the state of a store, and what it has done.
 type Stats struct {
 	Places     []PlaceStats
 	Segments   int // in use
-	Endangered int // those of them that have fewer copies than they should at places that answer
-	Spares     int // those of them that have a copy beside those, which may vanish
+	Endangered int // segments that have fewer copies than they should at places that answer
+	Spares     int // segments that have a spare copy, which may vanish
 
-	Bare int // those that lack a copy at a place that has every segment
+	Bare int // segments that lack a copy at a place with Every
 
 	Lost          int64         // segments of which all copies were lost, and with them what was written to them
 	CopiesLost    int64         // copies that were lost with their place
 	Condemned     int64         // copies that had other bytes than were written
 	Repaired      int64         // copies that were made in the place of others
-	RepairedBytes int64         // that were copied for them
-	RepairTime    time.Duration // in which that was done
+	RepairedBytes int64         // bytes copied for repairs, balancing and spare copies
+	RepairTime    time.Duration // during which segments were being repaired
 	Sealed        int64         // segments that were closed because a copy was late or failed
 	Vanished      int64         // spare copies that were dropped, since their host needed the memory
-	Promoted      int64         // spare copies that have taken the place of one that was lost or had to move
-	Seconds       int64         // reads that were made at a second copy because the first was late,
-	SecondsUsed   int64         // and those of them that came first
+	Promoted      int64         // spare copies that have taken the place of a copy that was lost or had to move
+	Seconds       int64         // reads that were made at a second copy because the first was late
+	SecondsUsed   int64         // second reads whose bytes were used
 }
 
 // PlaceStats is a place's state.
@@ -46,8 +46,8 @@ type PlaceStats struct {
 	Name, Zone string
 	State      string // up, leaving, silent, down
 	Copies     int
-	Late       int64 // how often it was
-	Owed       int   // copies that are to be given back when it answers
+	Late       int64 // how often it was late
+	Owed       int   // copies to be given back when the place answers
 }
 
 // Stats returns the store's statistics. They are not taken at one instant.
@@ -98,7 +98,8 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// Everywhere reports whether each segment has a copy at each place that is to have every segment, and there is such a place.
+// Everywhere reports whether there is a place with Every, all such places can be used, and each segment has a copy at
+// each of them.
 func (s *Store) Everywhere() bool {
 	n := 0
 	for _, p := range s.all() {
@@ -112,7 +113,7 @@ func (s *Store) Everywhere() bool {
 	return n > 0 && s.full.Load() == s.bare.Load()
 }
 
-// CopiesOf is how many copies a segment has at places that answer.
+// CopiesOf returns how many copies a segment has at places that answer.
 func (s *Store) CopiesOf(seg store.Segment) int { return reachable(*seg.(*segment).copies.Load()) }
 
 // Explain says in sentences what an operator should know about the copies.

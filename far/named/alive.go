@@ -18,7 +18,8 @@ import (
 //
 // Who shares machine and namespace with it can ask the kernel whether it has ended. Nobody else can, and waits.
 
-// here is what the identities of this machine and PID namespace begin with, "" if they cannot be had.
+// here is what the identities of all processes of this machine and PID namespace begin with, "" if that cannot be
+// found out.
 var here = sync.OnceValue(func() string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -35,7 +36,7 @@ var here = sync.OnceValue(func() string {
 	return fmt.Sprintf("%s/%s/", strings.TrimSpace(string(boot)), namespace)
 })
 
-// identity is that of a process of this machine, "" if it cannot be had.
+// identity returns the identity of a process of this machine, "" if it cannot be found out.
 func identity(pid int) string {
 	_, began, err := processState(pid)
 	if err != nil || here() == "" {
@@ -44,10 +45,10 @@ func identity(pid int) string {
 	return fmt.Sprintf("%s%d/%s", here(), pid, began)
 }
 
-// isHere reports whether this process can ask whether one with that identity has ended.
+// isHere reports whether this process can find out whether the process with that identity has ended.
 func isHere(identity string) bool { return here() != "" && strings.HasPrefix(identity, here()) }
 
-// hasEnded reports whether the process with an identity has ended. It is false if that cannot be known.
+// hasEnded reports whether the process with an identity has ended, as far as this process can find out.
 func hasEnded(identity string) bool {
 	if !isHere(identity) {
 		return false
@@ -64,7 +65,7 @@ func hasEnded(identity string) bool {
 	return err == nil && (now != began || state == "Z" || state == "X") // else /proc may hide it (hidepid)
 }
 
-// processState is the state of a process and when it was started, as /proc says them.
+// processState returns the state of a process, and when it was started, from /proc.
 func processState(pid int) (state, began string, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -17,9 +17,9 @@ import (
 type Store struct {
 	*copies.Store
 	o      *Owner
-	tail   []store.Segment // of the log that an earlier owner had, until OpenLog and Begin
-	rooted bool            // it has kept a root
-	poor   atomic.Bool     // the log has no segment left, and can have none since the places are full
+	tail   []store.Segment // segments of the log of earlier owners, until Begin
+	rooted bool            // this Store has kept a root
+	poor   atomic.Bool     // the log has no segment left, and gets none since the places are full
 }
 
 var (
@@ -27,7 +27,7 @@ var (
 	_ store.Mirror = (*Store)(nil)
 )
 
-// Store opens the heap's store over the places of cfg, whose Keep is the owner's. Close it when the heap has been closed.
+// Store opens the heap's store over the places of cfg, whose Keep it sets. Close it when the heap has been closed.
 func (o *Owner) Store(cfg copies.Config) (*Store, error) {
 	cfg.Process = o.proc
 	cfg.Keep = &copies.Keep{Epoch: o.epoch, Names: o.first.clone().Moved, Moved: o.moved}
@@ -39,16 +39,16 @@ func (o *Owner) Store(cfg copies.Config) (*Store, error) {
 	return &Store{Store: c, o: o}, nil
 }
 
-// moves are copies of which the manifest is to know where they lie.
+// moves are the segments whose copies have moved, as far as the manifest says where they lie now, or is to say so.
 type moves struct {
 	mu      sync.Mutex
-	waiting map[uint64]func() string // names by the numbers of segments; guarded by mu
-	asked   uint64                   // how often somebody has put something there; guarded by mu
-	done    uint64                   // up to which of those the manifest knows; guarded by mu
+	waiting map[uint64]func() string // present names by the numbers of segments, for the next change; guarded by mu
+	asked   uint64                   // how often a name was put there; guarded by mu
+	done    uint64                   // the value of asked up to which the manifest has the names; guarded by mu
 	rooted  chan struct{}            // closed and replaced with each new root; guarded by mu
 
-	roots atomic.Int64     // how many there were
-	since map[uint64]int64 // for each segment in the manifest, how many roots there were then; guarded by Owner.changing
+	roots atomic.Int64     // how many roots there were
+	since map[uint64]int64 // for each segment in the manifest, what roots was then; guarded by Owner.changing
 	long  atomic.Bool      // the manifest is too long, or soon will be
 }
 
@@ -56,12 +56,13 @@ func (m *moves) init() {
 	m.waiting, m.since, m.rooted = map[uint64]func() string{}, map[uint64]int64{}, make(chan struct{})
 }
 
-// A checkpoint may have asked for names before the one that says that a copy has moved, and count after it. The next
-// one has asked after it.
+// rootsToForget is how many roots after a move the manifest forgets it. The checkpoint of the first of these roots
+// may have asked for the segments' names before the move, although it became the root after it. The checkpoint of the
+// second has asked for them after the move.
 const rootsToForget = 2
 
-// moved has the manifest know where the copies of a segment lie now. Those who come while others
-// wait share one change.
+// moved makes the manifest say where the copies of a segment lie now. Calls that come while another is waiting share
+// one change.
 func (o *Owner) moved(ctx context.Context, number uint64, name func() string) error {
 	v := &o.moves
 	v.mu.Lock()
@@ -84,7 +85,7 @@ func (o *Owner) moved(ctx context.Context, number uint64, name func() string) er
 		if !errors.Is(err, errLong) {
 			return err
 		}
-		switch o.proc.Wait(nil, rooted, o.superseded, ctx.Done()) { // the next root makes it shorter
+		switch o.proc.Wait(nil, rooted, o.superseded, ctx.Done()) { // the next root makes the manifest shorter
 		case 1:
 			return ErrSuperseded
 		case 2:
@@ -93,10 +94,11 @@ func (o *Owner) moved(ctx context.Context, number uint64, name func() string) er
 	}
 }
 
-// mostWithMoves is how long the manifest may become by moves if its root has n bytes: there is always room for the longest root.
+// mostWithMoves is how long the manifest may become by moves and the log if its root has n bytes: there is always
+// room for the longest root.
 func mostWithMoves(n int) int { return holder.MaxValue - (record.MaxRoot - n) - 1<<10 }
 
-// flush writes what waits into the manifest. o.changing must be held.
+// flush writes the waiting names into the manifest. o.changing must be held.
 func (o *Owner) flush(ctx context.Context) error {
 	v := &o.moves
 	v.mu.Lock()
@@ -135,7 +137,8 @@ func (o *Owner) flush(ctx context.Context) error {
 // Root implements store.Keeper.
 func (s *Store) Root(context.Context) ([]byte, error) { return s.o.first.Root, nil }
 
-// SetRoot implements store.Keeper. All that was written to segments is in all their copies by then, which is all that is needed.
+// SetRoot implements store.Keeper. A write to a segment has returned only when all copies have it, so nothing else
+// has to be kept first.
 func (s *Store) SetRoot(ctx context.Context, root []byte) error {
 	o, v := s.o, &s.o.moves
 	if len(root) > record.MaxRoot {
@@ -145,9 +148,10 @@ func (s *Store) SetRoot(ctx context.Context, root []byte) error {
 		return fmt.Errorf("cannot keep the root: %w", err)
 	}
 	defer o.end()
-	// The first root of an owner is that of the owner before, and the second one has names of its own.
+	// An owner's first root refers to the checkpoint of the owner before it. Its second root has a checkpoint of its
+	// own, with names of its own.
 	n := v.roots.Load()
-	if n == 0 || s.rooted { // else an earlier try to open the heap has kept the first one
+	if n == 0 || s.rooted { // else an earlier attempt to open the heap has kept the first root
 		n++
 	}
 	var old []uint64
@@ -180,7 +184,7 @@ func (s *Store) SetRoot(ctx context.Context, root []byte) error {
 	return nil
 }
 
-// Prune implements store.Keeper. What the log has is not given back.
+// Prune implements store.Keeper. It reopens the segments of the log first, so these are not given back.
 func (s *Store) Prune(ctx context.Context) error {
 	for _, t := range s.o.first.Tail {
 		seg, err := s.Reopen(ctx, t.Name)
@@ -197,7 +201,7 @@ func (s *Store) Prune(ctx context.Context) error {
 	return s.Store.Prune(ctx)
 }
 
-// Needs reports whether the log needs a segment of what the heap keeps for its next checkpoint.
+// Needs reports whether the log needs one of the segments that the heap keeps for its next checkpoint.
 func (s *Store) Needs() bool { return s.poor.Load() }
 
 // Wants implements store.Keeper.

@@ -17,26 +17,28 @@ import (
 	"polder/far/record"
 )
 
-// Manifest is what a register keeps of a heap.
+// Manifest is what a register has of a heap.
 type Manifest struct {
-	Epoch uint64 // of the owner; every owner has a higher one than those before it
-	Nonce uint64 // of the owner, which tells it from another one that has raised the epoch at the same time
+	Epoch uint64 // of the owner; higher than those of all owners before it
+	Nonce uint64 // of the owner; tells it from another process that has raised the epoch at the same time
 	Beat  uint64 // changes while the owner lives
 	Owner string // what the owner calls itself, "" if the heap was closed
-	// Process is the identity of the owner's process, by which others on its machine know when it has ended; "" if it has none.
+	// Process is the identity of the owner's process, by which others on its machine know when it has ended; "" if it
+	// has no identity.
 	Process string
-	// Lease is that of the owner, or of the one before it, if that is longer and may go on.
+	// Lease is the owner's lease, or that of the owner before it, if that is longer and may not be over.
 	Lease time.Duration
-	// Copies is how many there are to be of each segment, 0 if nobody has said it.
+	// Copies is how many copies each segment is to have, 0 if that is not known.
 	Copies int
 
 	// Sessions has what each node needs to be told to give its memory to another process, by the name of the node.
 	Sessions map[string][]byte
-	// Root is the heap's, nil if it has none yet.
+	// Root is the root of the heap, nil if there is none yet.
 	Root []byte
-	// Moved says where the copies of segments lie whose names in the root's checkpoint say something else, by number.
+	// Moved has the present names, by number, of segments that the root's checkpoint may know by older names, since
+	// copies have moved.
 	Moved map[uint64]string
-	// Tail are the segments of the log, in the order in which they were or will be written to.
+	// Tail lists the segments of the log, in the order in which they were or will be written to.
 	Tail []Tail
 }
 
@@ -56,10 +58,10 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// packer is of use again: it takes a megabyte, and is too dear to be collected and made anew, as what a sync.Pool has is.
+// packer is kept for ever: it takes a megabyte, and in a sync.Pool it would be collected and made anew too often.
 var packer struct {
 	mu sync.Mutex
-	w  *flate.Writer // nil before it was needed; guarded by mu
+	w  *flate.Writer // nil until first used; guarded by mu
 }
 
 // pack appends b to out, compressed.
@@ -67,7 +69,7 @@ func pack(out *bytes.Buffer, b []byte) {
 	packer.mu.Lock()
 	defer packer.mu.Unlock()
 	if packer.w == nil {
-		packer.w, _ = flate.NewWriter(out, flate.BestSpeed) // the level is one
+		packer.w, _ = flate.NewWriter(out, flate.BestSpeed) // BestSpeed is a valid level
 	} else {
 		packer.w.Reset(out)
 	}
@@ -75,7 +77,7 @@ func pack(out *bytes.Buffer, b []byte) {
 	_ = packer.w.Close()
 }
 
-// Encode is the manifest as bytes.
+// Encode returns the manifest as bytes.
 func (m *Manifest) Encode() []byte {
 	put32, put64 := binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
 	str := func(b []byte, s string) []byte { return append(put32(b, uint32(len(s))), s...) }
@@ -105,13 +107,15 @@ func (m *Manifest) Encode() []byte {
 	return append(out, packed.Bytes()...)
 }
 
-// partitions is how a map of partitions begins, in the encoding of package partition, of which this one knows no more.
+// partitions is how a map of partitions begins, in the encoding of package partition. This package knows no more of
+// it.
 const partitions = `{"magic":"polder partitions",`
 
-// ErrPartitions says that a register has no manifest, but who has which partition of a heap that servers share.
+// ErrPartitions says that a register has no manifest, but a map of which server has which partition of a heap.
 var ErrPartitions = errors.New("servers share its partitions, each of which is a heap of its own: it is opened by polder serve --partitions alone")
 
-// DecodeManifest reads a manifest, which may be anything. It fails with ErrPartitions if it is a map of partitions.
+// DecodeManifest reads a manifest from bytes, which may be anything. It fails with ErrPartitions if they are a map of
+// partitions.
 func DecodeManifest(b []byte) (*Manifest, error) {
 	if bytes.HasPrefix(b, []byte(partitions)) {
 		return nil, ErrPartitions
@@ -175,7 +179,7 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// clone is a copy that may be changed. What slices have is not copied, and must not be changed.
+// clone returns a copy that may be changed, except for the bytes in its slices, which it shares with m.
 func (m *Manifest) clone() *Manifest {
 	c := *m
 	c.Sessions, c.Moved, c.Tail = maps.Clone(m.Sessions), maps.Clone(m.Moved), slices.Clone(m.Tail)

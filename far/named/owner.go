@@ -28,31 +28,32 @@ const (
 
 // Config says how a heap is owned.
 type Config struct {
-	// Me is what others are told who has the heap, such as an address.
+	// Me is the name of the owner that other processes are told, such as an address.
 	Me string
-	// Standby has Own wait until the heap's owner is gone, instead of failing with an OwnedError.
+	// Standby makes Own wait until the heap's owner is gone, instead of failing with an OwnedError.
 	Standby bool
-	// Lease is for how long evidence is used, by default DefaultLease, at most a minute.
+	// Lease is for how long evidence is valid, by default DefaultLease, at most a minute.
 	Lease time.Duration
-	// Fenced has nothing be answered by leases: the next owner waits for none, and this one asks Log.Shown.
+	// Fenced says that nothing is answered by a lease: whoever answers asks Log.Shown, and the next owner waits for
+	// no lease.
 	Fenced bool
-	// Beat is how often the owner changes the manifest at least, by default DefaultBeat.
+	// Beat is the longest time between two changes of the manifest by its owner, by default DefaultBeat.
 	Beat time.Duration
-	// Patience is for how long the manifest must not have changed until its owner is taken for dead, by default
-	// DefaultPatience. It should be several times the Beat of all who own the heap.
+	// Patience is how long the manifest must have been unchanged for its owner to be taken for dead, by default
+	// DefaultPatience. It should be several times the longest Beat of the processes that own the heap.
 	Patience time.Duration
-	// Gone, if it is set, is asked whether it is known that an owner of that name has died, when the manifest has not changed for
-	// longer than a Beat. It may wait a little.
+	// Gone, if it is set, is asked when the manifest has not changed for longer than a Beat: is it known that the
+	// owner of that name has died? It may wait a little.
 	Gone func(ctx context.Context, owner string) bool
-	// Seen, if it is set, is told the manifest each time that Own looks at it, with for how long it has not changed as far as
-	// Own knows. It must not wait, nor change the manifest.
+	// Seen, if it is set, is told the manifest each time that Own looks at it, and for how long it has not changed,
+	// as far as Own knows. It must not wait, nor change the manifest.
 	Seen func(m *Manifest, still time.Duration)
-	// Sessions returns what each node needs to be told to give its memory to another process. It is called with each change of
-	// the manifest, and must not wait. Nil has the manifest keep the sessions that it has.
+	// Sessions returns, by node, what the node must be told to give its memory to another process. It is called with
+	// each change of the manifest, and must not wait. If it is nil, the manifest keeps the sessions that it has.
 	Sessions func() map[string][]byte
-	// Logger gets what becomes of the ownership; by default nothing is logged.
+	// Logger is told what happens to the ownership; by default nothing is logged.
 	Logger *slog.Logger
-	// Process is what runs the owner: nil, or one that is simulated.
+	// Process runs the owner: nil, or a simulated process.
 	Process *turns.Process
 }
 
@@ -69,10 +70,10 @@ func (e *OwnedError) Error() string {
 // ErrSuperseded says that another process owns the heap now.
 var ErrSuperseded = store.ErrSuperseded
 
-// clock is brief.Boottime, but in tests.
+// clock is brief.Boottime, except in tests.
 var clock = brief.Boottime
 
-// now is the time since the machine was started on which the owner runs.
+// now is the time since the owner's machine was started.
 func (c *Config) now() time.Duration {
 	if c.Process != nil {
 		return time.Duration(c.Process.Now().UnixNano())
@@ -80,7 +81,7 @@ func (c *Config) now() time.Duration {
 	return clock()
 }
 
-// lease is for how long this owner may show what it has after it was superseded.
+// lease is for how long this owner may go on answering after it was superseded.
 func (c *Config) lease() time.Duration {
 	if c.Fenced {
 		return 0
@@ -95,36 +96,36 @@ type Owner struct {
 	reg   holder.Register
 	epoch uint64
 	nonce uint64
-	first *Manifest     // as it was when the epoch was raised
-	until time.Duration // when, since this machine was started, the lease of the owner before is over
+	first *Manifest     // as it was before this owner raised the epoch
+	until time.Duration // when the lease of the owner before is over, since this machine was started
 
-	changing chan struct{} // capacity 1: who has taken what is in it changes the manifest
+	changing chan struct{} // capacity 1: whoever has taken its element may change the manifest
 
 	// Guarded by changing.
 	m       *Manifest
 	version uint64
-	unsure  bool          // the last change may have happened or not
-	changed time.Duration // when the last change was made, since this machine was started
+	unsure  bool          // it is not known whether the last change has happened
+	changed time.Duration // when the last change was asked for, since this machine was started
 
-	evidence atomic.Int64 // when it was asked for, in nanoseconds since this machine was started
+	evidence atomic.Int64 // when the newest evidence was asked for, in nanoseconds since this machine was started
 	hungry   chan struct{}
 
 	mu      sync.Mutex
 	renewed chan struct{} // closed and replaced when there is newer evidence; guarded by mu
-	why     error         // why it is no longer the owner; guarded by mu
+	why     error         // why this process no longer is the owner; guarded by mu
 
-	superseded chan struct{} // closed then
+	superseded chan struct{} // closed when another process owns the heap
 	stop       context.CancelFunc
 	ctx        context.Context
 	wg         turns.Group
 
 	moves  moves
-	copies atomic.Int64        // of each segment, 0 before Store
+	copies atomic.Int64        // copies of each segment, 0 before Store
 	log    atomic.Pointer[Log] // nil before Store.OpenLog
 }
 
-// Own makes this process the owner of the heap whose manifest reg has, which stays the caller's. It fails with an *OwnedError if
-// another process has the heap, unless cfg.Standby is set.
+// Own makes this process the owner of the heap whose manifest is in reg. The register stays the caller's. Own fails
+// with an *OwnedError if another process has the heap, unless cfg.Standby is set.
 func Own(ctx context.Context, reg holder.Register, cfg Config) (*Owner, error) {
 	if cfg.Lease == 0 {
 		cfg.Lease = DefaultLease
@@ -158,7 +159,7 @@ func Own(ctx context.Context, reg holder.Register, cfg Config) (*Owner, error) {
 	return o, nil
 }
 
-// raise raises the epoch, when the owner is gone.
+// raise raises the epoch once the owner before is gone.
 func (o *Owner) raise(ctx context.Context) error {
 	m, version, err := o.look(ctx, nil, 0)
 	if err != nil {
@@ -186,7 +187,7 @@ func (o *Owner) raise(ctx context.Context) error {
 		}
 		next := m.clone()
 		next.Epoch, next.Nonce, next.Owner, next.Lease, next.Beat = m.Epoch+1, o.nonce, o.cfg.Me, o.cfg.lease(), 0
-		if m.Owner != "" { // its lease may go on when this owner is superseded in turn
+		if m.Owner != "" { // if this owner is superseded soon, that lease may not be over
 			next.Lease = max(next.Lease, m.Lease)
 		}
 		if next.Process = ""; o.proc == nil {
@@ -206,9 +207,9 @@ func (o *Owner) raise(ctx context.Context) error {
 				return err
 			}
 			if m.Epoch != next.Epoch || m.Nonce != o.nonce {
-				continue // another one was faster, or the heap has been closed
+				continue // another process was faster, or the heap has been closed
 			}
-			next, v, m = m, version, was // it has happened
+			next, v, m = m, version, was // the change has happened
 		}
 		o.first, o.m, o.version, o.epoch, o.changed = m, next, v, next.Epoch, asked
 		if m.Owner != "" {
@@ -222,7 +223,8 @@ func (o *Owner) raise(ctx context.Context) error {
 	}
 }
 
-// look reads the manifest, which is empty for a heap that never was. If it still has the version at which it was known, that is it.
+// look reads the manifest; that of a heap that never existed is empty. If the register still has the version at, look
+// returns known, which is what the manifest was in that version.
 func (o *Owner) look(ctx context.Context, known *Manifest, at uint64) (*Manifest, uint64, error) {
 	b, version, err := o.reg.Read(ctx)
 	switch {
@@ -237,7 +239,7 @@ func (o *Owner) look(ctx context.Context, known *Manifest, at uint64) (*Manifest
 	return m, version, err
 }
 
-// see tells who wants to know what the manifest is.
+// see tells Config.Seen what the manifest is.
 func (o *Owner) see(m *Manifest, still time.Duration) {
 	if o.cfg.Seen != nil {
 		o.cfg.Seen(m, still)
@@ -247,14 +249,15 @@ func (o *Owner) see(m *Manifest, still time.Duration) {
 // aliveEvery is how often the kernel is asked whether an owner on this machine has ended.
 const aliveEvery = 25 * time.Millisecond
 
-// Between two looks at the manifest of an owner that lives is an eighth of the time since the first one: soon after it the owner may be about to give the heap up.
+// The pause between two looks at the manifest is an eighth of the time since the first look, within these bounds. It
+// is short at first, since the owner may be about to give the heap up.
 const (
 	firstEvery = 2 * time.Millisecond
-	lastEvery  = 16 // part of Patience
+	lastEvery  = 16 // the longest pause is Patience / lastEvery
 )
 
-// watch looks at the manifest m until it changes, but for no longer than Patience and only until it is known that its owner is dead,
-// and returns it as it is then. It has been looked at since first.
+// watch looks at the manifest m until it changes, until Patience has passed, or until it is known that its owner is
+// dead. It returns the manifest as it is then. The first look at it, before watch was called, was at first.
 func (o *Owner) watch(ctx context.Context, m *Manifest, version uint64, first time.Duration) (*Manifest, uint64, error) {
 	began := o.cfg.now()
 	deadline, looked := began+o.cfg.Patience, began
@@ -270,7 +273,8 @@ func (o *Owner) watch(ctx context.Context, m *Manifest, version uint64, first ti
 			timer.Stop()
 			return nil, 0, context.Cause(ctx)
 		}
-		// Whether it is over is found out before asking, so that the answer is younger.
+		// now, and whether the owner has ended, are found out before the manifest is read, so that what is read is
+		// younger.
 		now := o.cfg.now()
 		over := now >= deadline || hasEnded(m.Process)
 		if !over && now-looked < every {
@@ -294,19 +298,20 @@ func (o *Owner) watch(ctx context.Context, m *Manifest, version uint64, first ti
 	}
 }
 
-// Epoch is that of this owner.
+// Epoch returns the epoch of this owner.
 func (o *Owner) Epoch() uint64 { return o.epoch }
 
-// Sessions is what the owner before was given by its nodes, by their names.
+// Sessions returns, by node, the sessions of the owner before, as the manifest had them.
 func (o *Owner) Sessions() map[string][]byte { return maps.Clone(o.first.Sessions) }
 
-// Fresh reports whether there is nothing to be opened yet: the heap has no root.
+// Fresh reports whether there is nothing to open yet: the heap had no root when it was owned.
 func (o *Owner) Fresh() bool { return o.first.Root == nil }
 
 // Superseded is closed when another process has taken the heap over.
 func (o *Owner) Superseded() <-chan struct{} { return o.superseded }
 
-// Ready returns when the lease of the owner before is over, so that nobody else can answer out of the heap.
+// Ready returns when the lease of the owner before is over, so that no other process can answer out of the heap any
+// more.
 func (o *Owner) Ready(ctx context.Context) error {
 	for {
 		left := o.until - o.cfg.now()
@@ -325,8 +330,8 @@ func (o *Owner) Ready(ctx context.Context) error {
 	}
 }
 
-// Shown reports whether what this process knows may be shown to anybody, as of when Shown was called, and waits for up to
-// wait if that is not known. It is false for good when another process owns the heap.
+// Shown reports whether this process may show anybody what it knew when Shown was called. If there is no evidence for
+// that, it waits up to wait for some. Once another process owns the heap, Shown always returns false.
 func (o *Owner) Shown(wait time.Duration) bool {
 	now := o.cfg.now()
 	if now-time.Duration(o.evidence.Load()) < o.cfg.Lease { // fast path
@@ -338,7 +343,7 @@ func (o *Owner) Shown(wait time.Duration) bool {
 		o.mu.Lock()
 		renewed, why := o.renewed, o.why
 		o.mu.Unlock()
-		// Evidence that was asked for after now is as good as any.
+		// Evidence that was asked for after Shown was called is enough, however old it is by now.
 		if at := time.Duration(o.evidence.Load()); at >= now || o.cfg.now()-at < o.cfg.Lease {
 			return why == nil
 		}
@@ -355,7 +360,7 @@ func (o *Owner) Shown(wait time.Duration) bool {
 	}
 }
 
-// hasEvidence takes note that the owner was the owner at some moment after it asked.
+// hasEvidence notes that at some moment after asked this process was the owner.
 func (o *Owner) hasEvidence(asked time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -366,7 +371,7 @@ func (o *Owner) hasEvidence(asked time.Duration) {
 	}
 }
 
-// supersede takes note that m has another owner.
+// supersede notes that m has another owner.
 func (o *Owner) supersede(m *Manifest) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -395,7 +400,8 @@ func (o *Owner) end() { o.changing <- struct{}{} }
 // retryPause is for how long the register is left alone after it has failed.
 const retryPause = 50 * time.Millisecond
 
-// sync reads the manifest if nobody knows what it is. o.changing must be held.
+// sync reads the manifest, which also gives evidence. It fails with ErrSuperseded if another process owns the heap.
+// o.changing must be held.
 func (o *Owner) sync(ctx context.Context) error {
 	asked := o.cfg.now()
 	m, version, err := o.look(ctx, o.m, o.version)
@@ -410,9 +416,11 @@ func (o *Owner) sync(ctx context.Context) error {
 	return nil
 }
 
-// change has f change the manifest, and returns when it is known whether it has happened: then with nil, or if it
-// cannot happen: with errLong if the manifest would have more bytes than most. It tries again until ctx ends; then it may have happened or not. f may be called several times, and says by an
-// error that there is nothing to be done. o.changing must be held.
+// change has f change a copy of the manifest, and puts this in the register. It returns nil when the change is known
+// to have happened, and tries again until then. It fails with errLong if the manifest would have more bytes than
+// most, with ErrSuperseded if another process owns the heap, and with any error of f, which says by it that there is
+// nothing to be done. If ctx ends, the change may have happened or not. f may be called several times. o.changing
+// must be held.
 func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error) error {
 	for {
 		if o.unsure {
@@ -454,7 +462,7 @@ func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error)
 		}
 		o.unsure = true
 		if errors.Is(err, holder.ErrChanged) || errors.Is(err, holder.ErrUnknown) {
-			continue // what it is now says the rest: a change that has happened is made again
+			continue // sync says what the manifest is now; if the change has happened, it is made once more
 		}
 		if err := o.pause(ctx, err); err != nil {
 			return err
@@ -462,8 +470,8 @@ func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error)
 	}
 }
 
-// Note has the manifest know what Config.Sessions returns now. Call it before anything is borrowed in a session that has begun: it
-// could not be given back if this process died.
+// Note puts what Config.Sessions returns now in the manifest. Call it when a session has begun, before anything is
+// borrowed in it: otherwise, if this process died, nobody could give that back.
 func (o *Owner) Note(ctx context.Context) error {
 	if err := o.begin(ctx); err != nil {
 		return err
@@ -472,7 +480,7 @@ func (o *Owner) Note(ctx context.Context) error {
 	return o.change(ctx, holder.MaxValue, func(*Manifest) error { return nil })
 }
 
-// errLong: the manifest would be longer than a register's value.
+// errLong: the manifest would be longer than it may become.
 var errLong = errors.New("the manifest is too long")
 
 func (o *Owner) pause(ctx context.Context, why error) error {
@@ -484,7 +492,7 @@ func (o *Owner) pause(ctx context.Context, why error) error {
 	return fmt.Errorf("%w: %w", context.Cause(ctx), why)
 }
 
-// renew keeps evidence young, and changes the manifest every Beat, until the owner is closed.
+// renew keeps the evidence young, and changes the manifest every Beat, until the owner is closed or superseded.
 func (o *Owner) renew() {
 	every := max(o.cfg.Lease/4, time.Millisecond)
 	tick := o.proc.NewTimer(every)
@@ -493,7 +501,8 @@ func (o *Owner) renew() {
 	lonely, _ := o.reg.(holder.Lonely)
 	most := max(o.cfg.Lease, o.cfg.Beat)
 	if lonely != nil {
-		most = o.cfg.Lease / 2 // it is evidence that counts: one of two nodes gives it, also when nothing can be changed
+		// Evidence comes first: one of the two nodes can give it, even when the manifest cannot be changed.
+		most = o.cfg.Lease / 2
 	}
 	for {
 		switch o.proc.Wait(tick, o.ctx.Done(), o.superseded, o.hungry) {
@@ -527,7 +536,7 @@ func (o *Owner) renew() {
 	}
 }
 
-// confirm asks for evidence, and reports whether there is some.
+// confirm asks l for evidence, for at most within, and reports whether it got some.
 func (o *Owner) confirm(l holder.Lonely, within time.Duration) bool {
 	ctx, cancel := o.proc.WithTimeout(o.ctx, within)
 	defer cancel()
@@ -539,8 +548,9 @@ func (o *Owner) confirm(l holder.Lonely, within time.Duration) bool {
 	return true
 }
 
-// Close gives the heap up, so that whoever opens it next need not wait. Close the heap, and the store, before it. It fails
-// if the register cannot be told. It waits as Ready does: whoever comes next would not know of a lease of the owner before this one.
+// Close gives the heap up, so that whoever opens it next need not wait. Close the heap and the store before. Close
+// fails if the register cannot be told. It first waits as Ready does: the next owner would not know of the lease of
+// the owner before this one.
 func (o *Owner) Close(ctx context.Context) error {
 	o.stop()
 	o.wg.Wait(o.proc)
@@ -557,7 +567,7 @@ func (o *Owner) Close(ctx context.Context) error {
 	err := o.change(ctx, holder.MaxValue, func(m *Manifest) error {
 		m.Owner, m.Process = "", ""
 		if l := o.log.Load(); l != nil && l.spent() {
-			m.Tail = nil // the next owner gives it back, with all else that nothing refers to
+			m.Tail = nil // the next owner prunes these segments, like all that nothing refers to
 		}
 		return nil
 	})

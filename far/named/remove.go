@@ -7,8 +7,9 @@ import (
 	"polder/holder"
 )
 
-// Empty has the manifest forget what is in the heap: whoever opens it next finds an empty one. Of the manifest are left the epoch, above which
-// that of the next owner is, and the sessions at nodes, as long as Config.Sessions has any. Wait for Ready before it.
+// Empty makes the manifest forget what is in the heap: whoever opens it next finds an empty heap. What stays is who
+// owns it in which epoch, so that the next owner gets a higher epoch, and the sessions at nodes, as long as
+// Config.Sessions has any. Call it after Ready.
 func (o *Owner) Empty(ctx context.Context) error {
 	if err := o.begin(ctx); err != nil {
 		return fmt.Errorf("cannot empty the heap: %w", err)
@@ -24,7 +25,8 @@ func (o *Owner) Empty(ctx context.Context) error {
 	return nil
 }
 
-// Free is a manifest with the owner left out: an operator says that it is dead.
+// Free returns the manifest in value without its owner, and with the next epoch: an operator says that the owner is
+// dead.
 func Free(value []byte) ([]byte, error) {
 	m, err := DecodeManifest(value)
 	if err != nil {
@@ -40,10 +42,10 @@ func IsFree(value []byte) bool {
 	return err == nil && m.Owner == ""
 }
 
-// Gone reports whether there is no heap: it was removed, and what is left is the epoch.
+// Gone reports whether there is no heap any more: it was removed, and only its epoch is left.
 func (m *Manifest) Gone() bool { return m.Owner == "" && m.Root == nil && len(m.Sessions) == 0 }
 
-// Vacant reports whether a value says that there is no heap, and the last epoch of the one that there was.
+// Vacant reports whether a value says that there is no heap any more, and returns its last epoch.
 func Vacant(value []byte) (epoch uint64, ok bool) {
 	m, err := DecodeManifest(value)
 	if err != nil || !m.Gone() {
@@ -55,8 +57,8 @@ func Vacant(value []byte) (epoch uint64, ok bool) {
 // Stats is what an owner knows of its ownership.
 type Stats struct {
 	Epoch    uint64
-	Evidence float64 // how old the newest evidence is that there is no other owner, in seconds; ages once there is one
-	Shown    bool    // it is young enough to answer by, or not needed
+	Evidence float64 // age in seconds of the newest evidence that there is no other owner; ages once there is one
+	Shown    bool    // the evidence is young enough to answer by, or none is needed
 }
 
 // Stats returns what the owner knows now.
