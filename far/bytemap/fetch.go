@@ -325,7 +325,7 @@ func (sh *shard) remember(f *heap.Flight) {
 // VLDB 1994, for which CLOCK's words have some bits to spare.)
 //
 // While there is room that nobody has to make, every entry is admitted. Entries that Prefetch brings to be used later
-// do not need to be admitted: they become local in any case.
+// need not be admitted to become local.
 
 const (
 	// admitShare says how long an epoch is: until one admitShare-th of local memory has been fetched. An entry is

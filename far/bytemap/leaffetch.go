@@ -7,7 +7,7 @@ import (
 	"polder/internal/sizeclass"
 )
 
-// wantLeaf is a bit of the number of a heap.Want that is for a leaf. Its lower half is the number of the range.
+// wantLeaf is set in the Number of a heap.Want for a leaf. The lower half of that Number is the number of the range.
 const wantLeaf = 1 << 63
 
 // boardLeaf is board for the leaf of tag.
@@ -69,8 +69,8 @@ func (hd *holding) leaf(addr uint64) index.Leaf {
 	return nil
 }
 
-// tell has the shard of key know its tag, with the leaf that f has brought. It reports false
-// if there was no place in the table.
+// tell makes the tag of key known to its shard, by the leaf that f has brought. It reports false if there was no
+// place in the table.
 func (m *Map) tell(f *heap.Flight, key []byte) bool {
 	hs := m.hash(key)
 	sh := m.shard(hs)
