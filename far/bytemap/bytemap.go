@@ -237,7 +237,7 @@ func (m *Map) set(ctx context.Context, r *newEntry) error {
 	return m.put(ctx, m.shard(hs), hs, r, nil)
 }
 
-// put stores r if its key still has the entry was. A nil was allows any entry.
+// put stores r if the entry of its key is still was. A nil was allows any entry.
 func (m *Map) put(ctx context.Context, sh *shard, hs entry.Hash, r *newEntry, was *snapshot) error {
 	if len(r.Value) > m.h.pieces {
 		return m.setBig(ctx, sh, hs, r, was)

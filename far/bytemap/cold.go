@@ -46,7 +46,7 @@ func (sh *shard) known(tag uint32) bool {
 	return !sh.hasLeaves() || sh.t.Knows(tag)
 }
 
-// consult makes tag, which is not known, known, by what its leaf says; hd holds the leaf if it has been read. consult
+// consult makes tag known, which it is not yet, by what its leaf says; hd holds the leaf if it has been read. consult
 // returns present if it has made tag known, absent if tag has no leaf and has lost none, unread if the leaf has to be
 // read first, or crowded if there is no place in the table. sh.mu must be held.
 func (sh *shard) consult(h *Maps, tag uint32, hd *holding) status {
@@ -233,8 +233,8 @@ func (h *Maps) cleans(w index.Word) bool {
 	return id != 0 && w.Addr()/h.core.Far.Units == id
 }
 
-// takeOut removes the word at p from the table. If its leaf may have it, a Gone takes its place, or, if other words
-// keep its tag known, these must not be forgotten from now on. sh.mu must be held.
+// takeOut removes the word at p from the table. If its leaf may have the word, a Gone takes its place; or, if other
+// words keep its tag known, the table must not forget these from now on. sh.mu must be held.
 func (sh *shard) takeOut(p index.Place) {
 	if !sh.hasLeaves() || !sh.t.Word(p).Tells() {
 		sh.t.Remove(p)

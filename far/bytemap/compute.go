@@ -16,9 +16,9 @@ import (
 	"polder/internal/offload"
 )
 
-// Aggregate looks through the values of a map as it iterates over them, in order of the tags, at each once. Local
-// values it looks through here. Of a far entry the index knows where the record lies, and the store looks through it
-// there. If the store cannot, or the entry may have expired, the record is read from there.
+// Aggregate iterates over a map in the order of the tags, comes by each value once, and looks through it. It looks
+// through local values here. Of a far entry the index knows where the record lies, and the store looks through the
+// record there. If the store cannot, or the entry may have expired, the record is read from there.
 
 const (
 	// lookEntries is about how many entries are visited while the lock of a shard is held.
@@ -77,7 +77,7 @@ func Aggregate(ctx context.Context, m *Map, q *offload.Scan) (a offload.Aggregat
 }
 
 // window is the entries of a map that one goroutine is looking through. Entries of the current step, which may have
-// to be made again, are behind the others.
+// to be repeated, are behind the others.
 type window struct {
 	m    *Map
 	q    offload.Scan

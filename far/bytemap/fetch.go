@@ -83,7 +83,7 @@ func (m *Map) boardWord(b *heap.Batch, number int, sh *shard, tag uint32, at *in
 	}
 	f, busy, err := h.core.Board(b, &want)
 	if err != nil {
-		panic("BUG: " + err.Error()) // it can only be about objects, whose words no lock keeps
+		panic("BUG: " + err.Error()) // Board's errors are about objects, whose words no lock keeps
 	}
 	return f, true, busy
 }

@@ -22,7 +22,7 @@ const soughtAgain = 4096
 type finds struct {
 	lookups store.Lookups
 	pins    *farlog.Pins
-	asked   []asked // by lookup
+	asked   []asked // the key of each lookup
 	before  uint64  // position of the far log when the first one was asked for
 }
 
@@ -115,8 +115,8 @@ func (q *finds) end() {
 }
 
 // check returns the entry that l has found, or nil if it may not be the entry that the leaf knew when the store was
-// asked. The number of the entry's segment may belong to a younger segment by now, so that must have been there when
-// the store was asked: in such a segment every place is written once.
+// asked. The number of the entry's segment may belong to a younger segment by now, so check takes only a segment that
+// was there when the store was asked: in such a segment every place is written once.
 func (q *finds) check(m *Map, l *store.Lookup, key []byte) entry.Local {
 	far := &m.h.core.Far
 	if l.Entry == nil || l.At == 0 {

@@ -9,9 +9,10 @@ import (
 )
 
 // share is how many bytes of a budget the tables of all maps may take before words are settled: half of it, less what
-// else takes memory, or a fifth if that is more. A word takes 16 bytes, and spares as many reads as an entry that
-// stays local, which takes ten times as much. What pointers take, and may take again, counts twice, so that there is
-// room for as much again. If the heap takes checkpoints, the share is a fifth: a checkpoint has a copy of the tables.
+// buffers, logs and pointers take, or a fifth if that is more. A word takes 16 bytes, and spares as many reads as an
+// entry that stays local, which takes ten times as much. What pointers take, and may take again, counts twice, so
+// that there is room for as much again. If the heap takes checkpoints, the share is a fifth: a checkpoint has a copy
+// of the tables.
 func (h *Maps) share(budget int64) int64 {
 	if h.core.Far.Keeps() {
 		return budget / 5
@@ -81,8 +82,8 @@ func (h *Maps) eachShard(fn func(sh *shard)) {
 	}
 }
 
-// fit gives sh a table of size bytes, or of as few more as the words need that it cannot forget. With settle set, it
-// may first ask the settler to help; it reports whether it has. sh.mu must be held.
+// fit shrinks the table of sh to size bytes, or to as few more as hold the words that it cannot forget. With settle
+// set, it may first ask the settler to help; it reports whether it has. sh.mu must be held.
 func (sh *shard) fit(h *Maps, size int64, settle bool) bool {
 	if sh.t.Bytes() <= size || sh.closed {
 		return false

@@ -34,7 +34,7 @@ func (m *Map) boardLeaf(b *heap.Batch, number int, sh *shard, tag uint32) (f *he
 		Use:    heap.UseBytes,
 	})
 	if err != nil {
-		panic("BUG: " + err.Error()) // it can only be about objects, whose words no lock keeps
+		panic("BUG: " + err.Error()) // Board's errors are about objects, whose words no lock keeps
 	}
 	return f, true, busy
 }

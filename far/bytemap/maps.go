@@ -52,7 +52,7 @@ type Maps struct {
 	sought       []atomic.Uint64 // hashes of keys that the store was asked for of late
 	found        atomic.Uint64   // entries that the store has found
 	miscounts    atomic.Uint64   // times that the count of a leaf was found to be wrong
-	leavesLost   atomic.Bool     // some leaf was, so nobody knows all that lives in far memory
+	leavesLost   atomic.Bool     // a leaf was lost, so nobody knows all that lives in far memory
 	cleaning     atomic.Uint64   // number of the far segment being cleaned, whose words no table forgets; 0 for none
 	cleanedPages atomic.Uint64   // far segments of leaves that were cleaned
 

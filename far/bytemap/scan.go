@@ -174,9 +174,9 @@ func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 	return at << 32
 }
 
-// collectRange gathers the entries of range i with tags from lo up to hi, if the range has no leaf or that has been
-// read. Otherwise it begins to read the leaf if i is the first range of the step, and ends the step if not. sh.mu
-// must be held.
+// collectRange gathers the entries of range i with tags from lo up to hi, if the range has no leaf or its leaf has
+// been read. Otherwise it begins to read the leaf if i is the first range of the step, and ends the step if not.
+// sh.mu must be held.
 func (s *scanner) collectRange(sh *shard, i int, lo, hi uint64, klen int, first bool) {
 	h := s.m.h
 	ref := sh.cold.At(i)

@@ -18,8 +18,8 @@ import (
 // there.
 //
 // It takes local memory for its buffers when it has to settle for the first time; from then on it needs only far
-// memory. If it cannot have either, or settling makes too few places, the tables grow beyond their share, for as long
-// as the budget allows: so nobody waits for the settler longer than one try.
+// memory. If it cannot have one or the other, or settling makes too few places, the tables grow beyond their share,
+// for as long as the budget allows: so nobody waits for the settler longer than one try.
 type settler struct {
 	h     *Maps
 	kick  chan struct{}
@@ -34,7 +34,7 @@ type settler struct {
 	visits [2]visit
 	merged index.Merged
 	hot    []index.Slot // words of tables, as they were when leaves were made of them
-	groups [][2]int     // the words of each tag that a leaf was made with: in hot, from the first index up to the second
+	groups [][2]int     // the words of each tag that went into a leaf: in hot, from the first index up to the second
 	forced bool         // leaves are written although they have not changed
 }
 
@@ -241,9 +241,9 @@ func (s *settler) keepSpare() {
 }
 
 const (
-	// cleanPagesAbove is the part of the far memory of leaves that may be dead before it is cleaned, and
-	// cleanPagesFrom how many segments of it there are at the least when that happens. When the store is full, the
-	// part is cleanPagesFull, and one segment is enough.
+	// cleanPagesAbove is the part of the far memory of leaves that may be dead before it is cleaned, if there are at
+	// least cleanPagesFrom segments of it. When the store is full, the part is cleanPagesFull, and one segment is
+	// enough.
 	cleanPagesAbove = 1.0 / 2
 	cleanPagesFull  = 0.1
 	cleanPagesFrom  = 3

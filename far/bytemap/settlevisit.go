@@ -13,7 +13,7 @@ import (
 	"polder/internal/sizeclass"
 )
 
-// unit is one leaf that is visited, and the one or two ranges that have it.
+// unit is one leaf that is visited, with the one or two ranges whose leaf it is.
 type unit struct {
 	*job
 	first, n int
@@ -263,8 +263,9 @@ func (s *settler) renew(u *unit, k int) error {
 
 var errLeafFull = errors.New("cannot settle: a leaf would be too long")
 
-// apply ends the visit of units. If their new leaves were written, and nothing has changed meanwhile, it makes the
-// directories refer to these, and settles the words that they have. Otherwise it accounts for the new leaves as dead.
+// apply ends the visit of units. If a unit's new leaves were written, and its old leaf is still the directory's,
+// apply makes the directory refer to the new leaves and settles their words. Otherwise it accounts for the new leaves
+// as dead.
 func (s *settler) apply(units []unit, written bool) {
 	each(units, func(u *unit) bool {
 		sh, c := u.sh, u.sh.cold
@@ -309,8 +310,8 @@ func (s *settler) apply(units []unit, written bool) {
 }
 
 // settleGroup settles the words of a tag, which its leaf has now. The word of a single entry becomes Settled; other
-// words leave the table. If the words are no longer as they were, they stay, and must not be forgotten. sh.mu must be
-// held.
+// words leave the table. If words have changed since was, or refer to the segment that is being cleaned, they stay,
+// and must not be forgotten. sh.mu must be held.
 func (s *settler) settleGroup(sh *shard, was []index.Slot) {
 	tag := was[0].Tag
 	live, same := sh.t.Agrees(was, s.h.cleans)

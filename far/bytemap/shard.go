@@ -115,8 +115,8 @@ const (
 	remote         // there is a far entry that may be the key's
 	lost           // there was such an entry
 	corrupt        // there is one, but its bytes are damaged
-	unread         // the leaf of its tag has to be read to know
-	crowded        // the leaf need not be read, but the table has no place for what it says of the tag
+	unread         // the leaf of its tag has to be read
+	crowded        // the table has no place for what the leaf of its tag says
 )
 
 // find looks key up among the entries of a kind. A far entry counts as present if hd holds its bytes: the whole entry
@@ -307,7 +307,7 @@ func (m *Map) insert(sh *shard, hs entry.Hash, p index.Place, old entry.Local, r
 
 // overwrite stores r where the local entry old is, if both have the same lengths and old is neither being written to
 // far memory nor used in place. The evacuator does not mind: it copies entries under the shard's lock, too. It walks
-// over entries without the lock, but overwrite leaves the words that it walks by as they were.
+// over entries without the lock, but the words by which it walks are overwritten with what they were.
 func (m *Map) overwrite(sh *shard, hs entry.Hash, p index.Place, old entry.Local, r *newEntry) bool {
 	w := sh.t.Word(p)
 	if w.Far() || old.Staged() || old.Big() || r.Flags != 0 || old.End() != entry.Header+r.Body() || old.Klen() != len(r.Key) || m.h.core.Logs.Viewed(w.Addr()) {

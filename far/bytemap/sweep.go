@@ -136,8 +136,8 @@ func (sw *sweeper) sweepLeaf(m *Map, sh *shard, b *heap.Batch) (leaf scannedLeaf
 	return leaf
 }
 
-// expireFar removes the entry that f found expired, and reports whether it was still there. If the table does not
-// know the entry, leaf is where the look has found it.
+// expireFar removes the entry that f found expired, and reports whether it was still there. If only a leaf knows the
+// entry, expireFar has the table learn it from leaf, which this look has read.
 func (m *Map) expireFar(f *heap.Flight, leaf scannedLeaf) bool {
 	sh, tag := m.placeOf(&f.Want)
 	sh.mu.Lock()

@@ -230,7 +230,7 @@ func (sh *shard) commit(h *Maps, p index.Place) {
 	}
 }
 
-// rollback is commit for a transaction that is to have changed nothing.
+// rollback undoes a transaction for the word at p, if that is a part of one. sh.mu must be held.
 func (sh *shard) rollback(h *Maps, p index.Place) {
 	switch w := sh.t.Word(p); {
 	case w.Hidden():
@@ -278,7 +278,7 @@ const maxLocked = 32
 type lockedShards struct {
 	list [maxLocked]*shard
 	n    int
-	over uint32 // the sum of the words read ahead: it has to be used somewhere, or the compiler drops the reads
+	over uint32 // a use of what lockShards reads ahead, so that the compiler keeps these reads where they are
 }
 
 // lockShards locks the shards of the first of entries. It waits for the first lock, and takes further ones, in any
