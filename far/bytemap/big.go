@@ -220,10 +220,10 @@ func (h *Maps) buryOrphans() {
 		h.mu.Lock()
 		at := len(h.orphans) - 1
 		for h.orphans[at].big.Version != o.big.Version {
-			at-- // others have been appended
+			at-- // other orphans have been appended
 		}
 		if err != nil {
-			// Let another one have a try first.
+			// Let another orphan have a try first.
 			h.orphans[at], h.orphans[0] = h.orphans[0], o
 		} else {
 			last := len(h.orphans) - 1

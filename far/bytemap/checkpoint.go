@@ -40,7 +40,7 @@ func (h *Maps) NewSecrets() (seed uint64, secret [16]byte) {
 	return h.seed, secret
 }
 
-// SetSecrets makes the secrets those that were kept.
+// SetSecrets sets the secrets to those that were kept.
 func (h *Maps) SetSecrets(seed uint64, secret [16]byte) {
 	h.seed, h.leaves = seed, index.NewKey(secret)
 }
@@ -275,7 +275,7 @@ func (h *Maps) keptMap(id uint16, name, types string) (*Map, error) {
 	if int(id) >= h.most {
 		return nil, fmt.Errorf("map %d", id)
 	}
-	for len(maps) < int(id) { // those in between were freed
+	for len(maps) < int(id) { // the maps in between were freed
 		m := &Map{h: h, id: uint16(len(maps))}
 		m.freed.Store(true)
 		if h.none == nil {

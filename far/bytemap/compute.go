@@ -70,7 +70,7 @@ func Aggregate(ctx context.Context, m *Map, q *offload.Scan) (a offload.Aggregat
 		w := &windows[i]
 		q.Merge(&a, &w.a)
 		if w.err != nil && (err == nil || errors.Is(err, context.Canceled)) {
-			err = w.err // rather than that of one who was stopped by another
+			err = w.err // rather than that of a goroutine that another one has stopped
 		}
 	}
 	return a, err
@@ -85,9 +85,9 @@ type window struct {
 	a    offload.Aggregate
 	err  error
 
-	values    []byte           // of those that are here
-	parts     []store.ScanPart // to be looked through by the store,
-	reads     []store.ScanPart // or to be read
+	values    []byte           // the values at hand, for look
+	parts     []store.ScanPart // records that the store is to look through,
+	reads     []store.ScanPart // and those to be read
 	bytes     int              // of both
 	seen      int              // entries of the step
 	lost      error            // an entry of the step is lost, or its value has a wrong size
@@ -170,7 +170,7 @@ func (w *window) lose() {
 	w.lost = &heap.LostError{Segment: *name}
 }
 
-// add adds a value to those that are here.
+// add adds a value to the values at hand.
 func (w *window) add(value []byte) error {
 	if len(value) != w.q.Stride {
 		return &heap.CorruptError{Segment: "map " + w.m.name, Err: fmt.Errorf("a value is %d bytes, want %d", len(value), w.q.Stride)}
@@ -179,7 +179,7 @@ func (w *window) add(value []byte) error {
 	return nil
 }
 
-// look looks through the values that are here.
+// look looks through the values at hand.
 func (w *window) look() {
 	w.q.Aggregate(&w.a, w.values)
 	w.values, w.hasValues = w.values[:0], 0

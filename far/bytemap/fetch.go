@@ -282,10 +282,9 @@ func (m *Map) bigOf(key []byte) (entry.Large, bool) {
 // not its value. FetchHeads reads them for many keys in one batch; until the
 // calls come, the shards remember the latest of what it read.
 
-// FetchHeads reads the headers and keys of those of keys that are far, in one
-// batch, and remembers them for a short while, so that calls to Set, Delete
-// and Stat that follow need not wait; and it waits for some room in local
-// memory to replace them. Missing and lost keys are no error.
+// FetchHeads reads the headers and keys of the far entries of keys, in one batch, and remembers them for a short
+// while, so that calls to Set, Delete and Stat that follow need not wait; and it waits for some room in local memory
+// to replace the entries. Missing and lost keys are no error.
 func (m *Map) FetchHeads(ctx context.Context, keys [][]byte) error {
 	if err := m.h.core.Begin(); err != nil {
 		return err

@@ -33,8 +33,8 @@ type asked struct {
 	leaf   uint64
 }
 
-// ask adds the key with this number, of which find has said that its leaf has to be read, to what the store looks up.
-// It reports false if the leaf had better be read.
+// ask adds the key with this number, whose leaf has to be read, as find has said, to what the store looks up. It
+// reports false if the leaf had better be read.
 //
 // Preconditions: sh.mu has been held since find.
 func (q *finds) ask(m *Map, sh *shard, hs entry.Hash, number int) bool {
@@ -148,8 +148,8 @@ func (q *finds) checkLeaf(m *Map, l *store.Lookup, addr uint64) *heap.Flight {
 	return f
 }
 
-// findOne has the store look up one key, of which find has said that its leaf has to be read. It returns the entry,
-// which is good until endFind is called, or nil if the caller has to read.
+// findOne has the store look up one key, whose leaf has to be read, as find has said. It returns the entry, which is
+// good until endFind is called, or nil if the caller has to read.
 //
 // Preconditions: sh.mu has been held since find. findOne unlocks it.
 func (m *Map) findOne(ctx context.Context, sh *shard, hs entry.Hash, key []byte) (*finds, entry.Local) {

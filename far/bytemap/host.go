@@ -102,15 +102,16 @@ func (h *Maps) Learn(ctx context.Context, rs []heap.Suspect) error {
 	return heap.ErrNotNow
 }
 
-// unsureOf is a suspect of which only a leaf knows whether it lives.
+// unsureOf is a suspect. Only a leaf knows whether it lives.
 type unsureOf struct {
-	i    int // of the suspects
+	i    int // its number among the suspects
 	sh   *shard
 	part int    // the range of its tag
 	addr uint64 // of the leaf
 }
 
-// unknown returns those of rs of which only leaves know whether they live, in order of the leaves' addresses.
+// unknown returns the suspects among rs of which only leaves know whether they live, in order of the leaves'
+// addresses.
 func (h *Maps) unknown(rs []heap.Suspect) (all []unsureOf, err error) {
 	maps := *h.maps.Load()
 	for i := range rs {

@@ -14,8 +14,8 @@ type multiget struct {
 	b     *heap.Batch
 	keys  func(i int) []byte
 	fn    func(i int, e Entry, err error)
-	rest  []int  // keys that take the long way
-	again []int  // keys of which the leaves have been read
+	rest  []int  // keys that Get has to read
+	again []int  // keys whose leaves have been read
 	value []byte // a copy of a local value
 	finds finds
 	late  bool // from now on leaves are read: the store has looked up what it was asked for
@@ -89,7 +89,7 @@ func (t *multiget) some(ctx context.Context, first, last int) {
 		}
 		if first+k+1 == last && len(t.finds.asked) > 0 {
 			looked = make(chan struct{})
-			go func() { // while others are read
+			go func() { // while other keys are read
 				t.finds.look(ctx, t.m)
 				close(looked)
 			}()

@@ -140,7 +140,7 @@ func (o *owner) Landed(f *heap.Flight) heap.Landing {
 	h := o.h
 	if isLeaf(&f.Want) {
 		if (*Map)(o).refersToLeaf(&f.Want) {
-			return heap.Kept // by who holds the flight
+			return heap.Kept // by whoever holds the flight
 		}
 		return heap.Elsewhere
 	}

@@ -17,7 +17,7 @@ import (
 // scanStep is about the number of entries of one step of an iteration.
 const scanStep = 32
 
-// scanned is an entry that a step has come by.
+// scanned is an entry that a step has found.
 type scanned struct {
 	key []byte
 	e   Entry
@@ -291,7 +291,7 @@ func (m *Map) random(ctx context.Context, of func(index.Word) bool, dst []byte) 
 	if m.freed.Load() {
 		return dst, m.gone()
 	}
-	// From a random place on, the first step that comes by a key.
+	// The first step, from a random place on, that finds a key.
 	cursor := rand.Uint64N(uint64(m.h.shards))<<32 | uint64(rand.Uint32())
 	for wrapped := 0; wrapped < 2; {
 		found, next, err := m.scan(ctx, cursor, of, nil)

@@ -282,7 +282,7 @@ func (s *settler) empty(f *heap.FarSegment) bool {
 	s.h.cleanedPages.Add(1)
 	var jobs []job
 	for _, m := range *s.h.maps.Load() {
-		shards := m.shards() // they may be others when the map is freed
+		shards := m.shards() // m may have other shards once it is freed
 		for i := range shards {
 			sh := &shards[i]
 			sh.mu.Lock()

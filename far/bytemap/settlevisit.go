@@ -116,7 +116,7 @@ func (s *settler) chooseOf(v *visit, j *job) bool {
 	sh := j.sh
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	for sh.cold.gen == j.gen && !sh.closed && len(j.ranges) > 0 { // otherwise the leaves are others now
+	for sh.cold.gen == j.gen && !sh.closed && len(j.ranges) > 0 { // otherwise the shard has other leaves now
 		u := unit{job: j}
 		u.first, u.n = sh.cold.Group(j.ranges[0])
 		u.ref = sh.cold.At(u.first)

@@ -8,7 +8,7 @@ import (
 
 // Totals is what the maps of a heap have done, and how they stand.
 type Totals struct {
-	Maps []Stats // those of freed ones last, by name
+	Maps []Stats // freed maps last, by name
 
 	// Local is an estimate of the bytes of local entries, and Hot of the bytes of those local entries that the
 	// evacuator would keep, since they were used of late.

@@ -17,8 +17,9 @@ import (
 //
 // An entry that a change replaces stays in the index, hidden, and an entry that it stores is marked there (see
 // index.Word), so the evacuator and the cleaner treat both like all other entries. Commit and Rollback go through the
-// index words of the keys: Commit removes hidden entries and clears the marks of the others; Rollback removes marked
-// entries and shows the others again. A Txn remembers only shards and tags, which do not change when entries move.
+// index words of the keys: Commit removes hidden entries and clears the marks of the new ones; Rollback removes the
+// new entries and shows the hidden ones again. A Txn remembers only shards and tags, which do not change when entries
+// move.
 type Txn struct {
 	h       *Maps
 	changed []changed // the same one may be there several times
@@ -91,7 +92,7 @@ func (t *Txn) deleteLocal(m *Map, keys [][]byte, gone []bool) (n int) {
 	}
 	maps := *m.h.maps.Load()
 	if maps[m.id] != m {
-		return 0 // it was freed, and its number is another's
+		return 0 // it was freed, and another map has its number
 	}
 	l := lockShards(maps, where[:len(keys)])
 	defer l.unlock()
