@@ -10,8 +10,8 @@ import (
 	"polder/internal/sizeclass"
 )
 
-// Audit recounts everything that is counted from the indexes, adds it to t, and returns what
-// does not agree. Nothing may be under way.
+// Audit recounts, from the indexes, everything that is counted, adds it to t, and returns an error for the first
+// count that does not agree. Nothing may be under way.
 func (h *Maps) Audit(t *heap.Tally) error {
 	t.Index[heap.Settling], t.Index[heap.Leaves] = h.settler.bytes()
 	t.Unsure = h.settler.burying() || h.leavesLost.Load()

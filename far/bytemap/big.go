@@ -13,8 +13,8 @@ import (
 // errFarPiece: a piece is far, and has not been asked for in a batch.
 var errFarPiece = errors.New("a piece is far")
 
-// checkBig refuses the value of a far entry, which is big, if it cannot be the head of a
-// large value of this heap. Whoever lends the memory may have made it up.
+// checkBig refuses v, the value of a far entry that is marked as big, if it cannot be the head of a large value of
+// this heap. Whoever lends the memory may have made it up.
 func (h *Maps) checkBig(v []byte) error {
 	if len(v) != entry.LargeSize {
 		return errBigHead
@@ -27,8 +27,8 @@ func (h *Maps) checkBig(v []byte) error {
 
 var errBigHead = errors.New("the head of a large value is malformed")
 
-// setBig stores r, whose value is large, if the entry is still was, which may be
-// nil, when the pieces are in place.
+// setBig stores r, whose value is large: first its pieces, and when these are in place its head, if the entry is
+// still was. A nil was allows any entry.
 func (m *Map) setBig(ctx context.Context, sh *shard, hs entry.Hash, r *newEntry, was *snapshot) error {
 	for {
 		clears := m.clears.Load()
@@ -173,9 +173,8 @@ func (h *Maps) forget(o orphan) {
 	h.core.WakeJanitor()
 }
 
-// bury removes the pieces that are local, and those that are far once it is
-// sure of them, from the last to the first. It stops at the first that it
-// cannot be sure of just now.
+// bury removes the pieces of o, from the last to the first. It removes a far piece once it has read its key, and
+// stops at a piece whose key it cannot read just now.
 func (o *orphan) bury(ctx context.Context) error {
 	for ; o.n > 0; o.n-- {
 		k := o.big.Key(o.n - 1)
@@ -221,10 +220,10 @@ func (h *Maps) buryOrphans() {
 		h.mu.Lock()
 		at := len(h.orphans) - 1
 		for h.orphans[at].big.Version != o.big.Version {
-			at-- // others have been appended
+			at-- // other orphans have been appended
 		}
 		if err != nil {
-			// Let another one have a try first.
+			// Let another orphan have a try first.
 			h.orphans[at], h.orphans[0] = h.orphans[0], o
 		} else {
 			last := len(h.orphans) - 1

@@ -14,8 +14,8 @@ import (
 	"polder/far/index"
 )
 
-// Map is a hash map from byte strings to byte strings on a heap. Entries are local or
-// far, and so is, once it takes much of the budget, the index (16 bytes an entry).
+// Map is a hash map from byte strings to byte strings on a heap. Its entries are local or far. Its index (16 bytes an
+// entry) is local until it takes much of the budget; from then on, parts of it are far.
 //
 // An entry whose Expire has passed is as good as absent: no call returns it.
 type Map struct {
@@ -23,13 +23,13 @@ type Map struct {
 	id   uint16
 	name string
 
-	types string // of keys and values, for a Map; immutable
-	kept  bool   // it is from a checkpoint, and nobody has asked for it; under h.mu
+	types string // of keys and values, for a typed map; immutable
+	kept  bool   // it is from a checkpoint, and nobody has asked New for it yet; under h.mu
 
-	exclusive bool // the far copy of what is read back is given up; immutable
+	exclusive bool // an entry that is read back gives up its far copy; immutable once New has returned the map
 
-	// first is the first of the map's shards, of which there are h.shards side by side. They are made
-	// with its first use, since they take 192 bytes each.
+	// first is the first of the map's h.shards shards, which lie side by side. The first use of the map makes them,
+	// since each takes 192 bytes.
 	first atomic.Pointer[shard]
 	freed atomic.Bool // changes under h.mu
 
@@ -58,10 +58,10 @@ func metaOf(e entry.Local) Entry {
 // newEntry is an entry about to be written.
 type newEntry struct {
 	entry.New
-	txn *Txn // that it is a part of, or nil
+	txn *Txn // the transaction that stores it, or nil
 }
 
-// of makes r, which is zero, e under key.
+// of sets r, which must be zero, to the entry e under key.
 func (r *newEntry) of(key []byte, e Entry) {
 	r.Key, r.Value, r.Tag = key, e.Value, e.Tag
 	if !e.Expire.IsZero() {
@@ -95,14 +95,14 @@ func (m *Map) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 	return ent, err
 }
 
-// GetInto is Get for callers that have memory of their own for large values. If a value
-// is too large to be a single entry, and dst has no room for it behind its length, GetInto
-// returns no value, but how long it is; otherwise it returns the value and 0.
+// GetInto is Get for callers that have memory of their own for large values. If a value is too large to be a single
+// entry, and does not fit into the spare capacity of dst, GetInto returns no value, and the value's length as size;
+// otherwise it returns the value, and 0 as size.
 func (m *Map) GetInto(ctx context.Context, key, dst []byte) (ent Entry, size int, err error) {
 	return m.get(ctx, key, dst, false)
 }
 
-// get is Get, or GetInto unless it may grow dst for a large value.
+// get is Get if grow is set, so that it may grow dst for a large value, and GetInto otherwise.
 func (m *Map) get(ctx context.Context, key, dst []byte, grow bool) (Entry, int, error) {
 	// The fast path: the entry is local.
 	hs := m.hash(key)
@@ -137,8 +137,8 @@ func (m *Map) get(ctx context.Context, key, dst []byte, grow bool) (Entry, int, 
 	return ent, big.Size, err
 }
 
-// getSlow also returns the head of a large value. It returns no value if it may not grow
-// dst for one.
+// getSlow is get for a call that may have to wait. It also returns the head of a large value. If grow is not set and
+// the value does not fit into dst, it returns the head without the value.
 func (m *Map) getSlow(ctx context.Context, sh *shard, hs entry.Hash, key, dst []byte, grow bool) (ent Entry, big entry.Large, err error) {
 	var last, lastClears uint64
 	for {
@@ -209,15 +209,15 @@ func (m *Map) tryStat(sh *shard, hs entry.Hash, key []byte, hd *holding) (Entry,
 	return metaOf(e), e.Vlen(), step{}
 }
 
-// Set stores e under key, replacing what was there. If that is as large, there is
-// room for it in a full heap, too.
+// Set stores e under key and replaces what was there. If the old entry is at least as large, there is room for e even
+// in a full heap.
 func (m *Map) Set(ctx context.Context, key []byte, e Entry) error {
 	var r newEntry
 	r.of(key, e)
 	return m.set(ctx, &r)
 }
 
-// Set is Map.Set of a value that expires at a time, in milliseconds since 1970, or never if that is 0.
+// Set is Map.Set of a value that expires at the time expire, in milliseconds since 1970, or never if expire is 0.
 func Set(ctx context.Context, m *Map, key, value []byte, expire int64) error {
 	var r newEntry
 	r.Key, r.Value, r.Expire = key, value, expire
@@ -237,7 +237,7 @@ func (m *Map) set(ctx context.Context, r *newEntry) error {
 	return m.put(ctx, m.shard(hs), hs, r, nil)
 }
 
-// put stores r if the entry is still was, which may be nil.
+// put stores r if the entry of its key is still was. A nil was allows any entry.
 func (m *Map) put(ctx context.Context, sh *shard, hs entry.Hash, r *newEntry, was *snapshot) error {
 	if len(r.Value) > m.h.pieces {
 		return m.setBig(ctx, sh, hs, r, was)
@@ -258,8 +258,8 @@ func (m *Map) put(ctx context.Context, sh *shard, hs entry.Hash, r *newEntry, wa
 	return m.setSlow(ctx, sh, hs, r, was, nil)
 }
 
-// setSlow stores r if the entry is still was, and if ok allows it under the
-// shard's lock. Either may be nil.
+// setSlow is put for a call that may have to wait. If ok is not nil, setSlow calls it under the shard's lock, and
+// stores r only if ok returns no error.
 func (m *Map) setSlow(ctx context.Context, sh *shard, hs entry.Hash, r *newEntry, was *snapshot, ok func() error) error {
 	return m.slow(ctx, sh, hs, r.Key, func(hd *holding) step {
 		p, old, st := sh.find(m.h, hs, r.Key, index.Entries, hd, was.whole())
@@ -278,9 +278,8 @@ func (m *Map) setSlow(ctx context.Context, sh *shard, hs entry.Hash, r *newEntry
 	})
 }
 
-// Delete removes key and reports whether it was there. A lost entry is
-// removed too, and reported as having been there; so is any key whose part of the
-// index is lost, since nobody knows any more whether it was.
+// Delete removes key and reports whether it was there. A lost entry is removed, too, and reported as having been
+// there. So is any key whose part of the index is lost, since nobody knows any more whether it was there.
 func (m *Map) Delete(ctx context.Context, key []byte) (bool, error) {
 	return m.delete(ctx, key, nil)
 }
@@ -332,9 +331,9 @@ func (m *Map) Len() int {
 // Clear removes every entry. Entries that are set meanwhile may stay.
 func (m *Map) Clear() { m.clear(false) }
 
-// Free frees the map and gives its memory back, local and far. Calls that come
-// later, or are under way, fail with ErrFreed, but for Len, which is 0 from then on, and Clear. No
-// transaction that has changed the map may be open. To free it again does nothing.
+// Free frees the map and gives its memory back, local and far. Later calls, and calls under way, fail with ErrFreed,
+// except Len, which is 0 from then on, and Clear. No transaction that has changed the map may be open. Freeing the
+// map again does nothing.
 func (m *Map) Free() {
 	h := m.h
 	h.mu.Lock()

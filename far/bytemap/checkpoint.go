@@ -12,9 +12,9 @@ import (
 	"polder/far/store"
 )
 
-// A checkpoint is what the maps of a heap are at one moment: what tables know, where leaves are, and those
-// entries that have no far copy yet. It is taken with the locks of all shards held, and so is whole; since it is
-// of what is in local memory, its size depends on the budget and not on what is far. It is
+// A checkpoint is the state of a heap's maps at one moment: what tables know, where leaves are, and those entries
+// that have no far copy yet. It is taken with the locks of all shards held, so it is consistent. As it is of what is
+// in local memory, its size depends on the budget and not on what is far. It is
 //
 //	u32 shards of a map; u32 the longest value that is one entry; u64 local budget; u64 version of large values
 //	u64, u64, u32 and for each segment what farlog.Log.AppendSegments says
@@ -26,30 +26,30 @@ import (
 //	u8 whether there may be pieces without a head; u32 large values to be removed; for each:
 //	  u16 map, u64 version, u64 size, u32 size of a piece, u32 pieces that are left
 
-// ErrBusy: there can be no checkpoint just now, since something that is under way has to end before.
+// ErrBusy: there can be no checkpoint just now, since something that is under way has to end first.
 var ErrBusy = errors.New("a map is being cleared")
 
 // ErrGrown: a checkpoint has more to write than there was room for.
 var ErrGrown = errors.New("indexes grow too fast")
 
-// NewSecrets returns the seed of the hash of keys and the secret that leaves are sealed with, which are new ones: to be kept
-// before anything is stored.
+// NewSecrets makes a new secret that leaves are sealed with, and returns it with the seed of the hash of keys, which
+// is new, too. Both have to be kept before anything is stored.
 func (h *Maps) NewSecrets() (seed uint64, secret [16]byte) {
 	secret = index.NewSecret()
 	h.SetSecrets(h.seed, secret)
 	return h.seed, secret
 }
 
-// SetSecrets makes the secrets those that were kept.
+// SetSecrets sets the secrets to those that were kept.
 func (h *Maps) SetSecrets(seed uint64, secret [16]byte) {
 	h.seed, h.leaves = seed, index.NewKey(secret)
 }
 
-// Settle wakes the goroutine that ends what a checkpoint has found under way.
+// Settle wakes the settler, which ends some of what makes Freeze fail with ErrBusy.
 func (h *Maps) Settle() { h.settler.wake() }
 
-// Freeze puts a checkpoint into mem, with the locks of all shards held, and leaves room for so many bytes more. If mem is too
-// small it fails with ErrGrown, and says how much it has to be.
+// Freeze puts a checkpoint into mem, with the locks of all shards held, and leaves room for more bytes behind it. If
+// mem is too small, it fails with ErrGrown, and returns as need how many bytes mem has to have.
 func (h *Maps) Freeze(mem []byte, more int) (b []byte, segs []store.Segment, need int64, err error) {
 	h.ending.Lock() // so that no transaction counts in part
 	defer h.ending.Unlock()
@@ -150,7 +150,7 @@ func (h *Maps) encode(b []byte, maps []*Map) ([]byte, []store.Segment) {
 	return b, segs
 }
 
-// encodeShard appends what sh knows to b, as if no transaction had begun that has not ended.
+// encodeShard appends what sh knows to b, without the changes of transactions that have not ended.
 func (h *Maps) encodeShard(b []byte, sh *shard) []byte {
 	put32, put64 := binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
 	lost := 0
@@ -206,7 +206,7 @@ func (h *Maps) encodeShard(b []byte, sh *shard) []byte {
 	return b
 }
 
-// Load makes the maps those of a checkpoint, which it takes from d, and the far memory that of its segments.
+// Load decodes a checkpoint from d: it makes the maps of h those of the checkpoint, and the far memory its segments.
 func (h *Maps) Load(ctx context.Context, d *record.Decoder) error {
 	shards, pieces, local := int(d.U32()), int(d.U32()), int64(d.U64())
 	h.version = d.U64()
@@ -266,7 +266,7 @@ func (h *Maps) Load(ctx context.Context, d *record.Decoder) error {
 	return d.Err
 }
 
-// keptMap makes the map of an id that a heap was closed with.
+// keptMap makes the map that has this id in a checkpoint. Ids ascend there.
 func (h *Maps) keptMap(id uint16, name, types string) (*Map, error) {
 	maps := *h.maps.Load()
 	if int(id) < len(maps) {
@@ -275,7 +275,7 @@ func (h *Maps) keptMap(id uint16, name, types string) (*Map, error) {
 	if int(id) >= h.most {
 		return nil, fmt.Errorf("map %d", id)
 	}
-	for len(maps) < int(id) { // those in between were freed
+	for len(maps) < int(id) { // the maps in between were freed
 		m := &Map{h: h, id: uint16(len(maps))}
 		m.freed.Store(true)
 		if h.none == nil {
@@ -359,7 +359,7 @@ func (h *Maps) decodeShard(d *record.Decoder, m *Map, sh *shard) error {
 	return nil
 }
 
-// decodeEntry stores the entry that b is, which has no far copy.
+// decodeEntry stores the entry whose bytes are b. It has no far copy.
 func (h *Maps) decodeEntry(m *Map, sh *shard, hs entry.Hash, b []byte) error {
 	if hs>>entry.HashBits != 0 || m.shard(hs) != sh {
 		return fmt.Errorf("an entry with the hash %#x", uint64(hs))
@@ -383,7 +383,8 @@ func (h *Maps) decodeEntry(m *Map, sh *shard, hs entry.Hash, b []byte) error {
 	return nil
 }
 
-// Changes counts the changes of contents of all maps. It never comes to the same twice if there was one.
+// Changes counts the changes of contents of the maps that there are. Unless a map is freed in between, it returns the
+// same number twice only if nothing has changed.
 func (h *Maps) Changes() (n uint64) {
 	h.eachShard(func(sh *shard) { n += sh.muts })
 	return n

@@ -11,32 +11,31 @@ import (
 // leafIndex is the part of a shard's index that can go far: see package index. There is none for as long
 // as the tables of all maps are within their share of the budget: see Maps.share.
 //
-// A tag is known if the table has a word with it that is not a piece's: then what the
-// tag's leaf has of it is void. Otherwise the leaf has all of its entries. So whatever a call does to an
-// entry, it does to words in the table, after their tag has become known; and the words go back to
-// the leaf when they are settled, by the settler. A word that is settled, or that has come from its leaf
-// and is as it was there, is Settled, and the table may forget it.
+// A tag is known if the table has a word with it that is not a piece's. Then what the leaf has of the tag is void;
+// otherwise the leaf has all of the tag's entries. So a call first makes the tag known, and then works on words in
+// the table alone. The settler settles those words: it moves them back to the leaf. A word is Settled if the leaf has
+// it as it is: it was settled, or it came from the leaf and has not changed since. The table may forget it.
 //
-// What was removed leaves a Gone behind, until that is settled. Only words of entries that are far, and that
-// have no pieces, and are in no transaction, are settled; the others stay in the table.
+// An entry that was removed leaves a Gone behind, until that is settled. Only words of far entries that have no
+// pieces, and are in no transaction, are settled; other words stay in the table.
 type leafIndex struct {
 	index.Dir
-	gen      int  // changes when Dir becomes another one, and when the entries of a leaf were counted again
+	gen      int  // changes when Dir is replaced or doubled, and when the entries of a leaf are counted again
 	settling bool // the settler is to make room in the table
-	crowded  bool // it could not; so the table may grow beyond its share
-	barren   bool // there was too little to forget, when it was last tried, and nothing was settled since
+	crowded  bool // the settler could not make room, so the table may grow beyond its share
+	barren   bool // the last try to forget words freed too little, and nothing was settled since
 	hand     int  // the bucket where forget goes on
-	lost     int  // entries that are lost and have no word in the table, or none anywhere: they were lost with leaves
+	lost     int  // lost entries that have no word in the table, or none anywhere, since they were lost with leaves
 	shelf    *corpse
 }
 
 // SettleEarly: words of all maps are settled as soon as a table of a page is full. It is set by the build tag settle.
 var SettleEarly bool
 
-// errSettling: there is no place in the table before the settler has made some.
+// errSettling: there is no place in the table until the settler has made some.
 var errSettling = errors.New("no place in a table")
 
-// lacksRoom reports whether err is one that a call waits for, and tries again.
+// lacksRoom reports whether err means that the call has to wait, and then to try again.
 func lacksRoom(err error) bool { return heap.LacksRoom(err) || err == errSettling }
 
 // hasLeaves reports whether the shard may know entries by leaves alone.
@@ -47,9 +46,9 @@ func (sh *shard) known(tag uint32) bool {
 	return !sh.hasLeaves() || sh.t.Knows(tag)
 }
 
-// consult makes tag, which is not known, known, with the leaf among what hd holds. It returns
-// present if it has done so, and otherwise absent if there is nothing to be known, unread if the leaf
-// has to be read, or crowded if there is no place in the table. sh.mu must be held.
+// consult makes tag known, which it is not yet, by what its leaf says; hd holds the leaf if it has been read. consult
+// returns present if it has made tag known, absent if tag has no leaf and has lost none, unread if the leaf has to be
+// read first, or crowded if there is no place in the table. sh.mu must be held.
 func (sh *shard) consult(h *Maps, tag uint32, hd *holding) status {
 	c := sh.cold
 	i := c.Of(tag)
@@ -65,7 +64,8 @@ func (sh *shard) consult(h *Maps, tag uint32, hd *holding) status {
 	return sh.learn(h, tag, i, leaf, index.HotOne)
 }
 
-// learn is consult with the leaf of tag, which is that of range i; warmth is what the words are given of HotMask.
+// learn is consult with the leaf of range i, which tag is in; leaf is nil if the range has none. The words get warmth
+// as their bits of HotMask.
 func (sh *shard) learn(h *Maps, tag uint32, i int, leaf index.Leaf, warmth index.Word) status {
 	c := sh.cold
 	ref := c.At(i)
@@ -81,7 +81,7 @@ func (sh *shard) learn(h *Maps, tag uint32, i int, leaf index.Leaf, warmth index
 	}
 	places := sh.t.Places()
 	if warmth == index.HotMask {
-		places -= places / 32 // the last ones are for those who read
+		places -= places / 32 // the cleaner leaves the last places to calls that read
 	}
 	if sh.t.Used+max(n, 1) >= places {
 		return crowded
@@ -118,15 +118,15 @@ func (sh *shard) learn(h *Maps, tag uint32, i int, leaf index.Leaf, warmth index
 	if count < 0 || count > leaf.Len() {
 		h.miscounts.Add(1)
 		count = sh.t.Unknown(leaf)
-		c.gen++ // the settler would add what it was less than
+		c.gen++ // otherwise the settler would take this correction for words forgotten meanwhile, and add it
 	}
 	c.Set(at, c.At(at).WithCount(count))
 	return present
 }
 
-// more makes places in the table: it forgets what is settled; or has the settler settle; or lets the
-// table grow. It does not forget keep. It fails with errSettling if the settler is at work, and as GrowIndex
-// does. sh.mu must be held.
+// more makes places in the table: it forgets settled words, except those of the tag keep; or has the settler settle
+// words; or lets the table grow. It fails with errSettling if the caller has to wait for the settler, and as
+// GrowIndex does. sh.mu must be held.
 func (sh *shard) more(h *Maps, keep uint32) error {
 	if sh.t.Bytes() == 0 || !h.tight() {
 		return sh.grow(h)
@@ -148,7 +148,7 @@ func (sh *shard) more(h *Maps, keep uint32) error {
 		err := sh.grow(h)
 		c.crowded = c.crowded && err != nil
 		if err != nil && c.shelf == nil && sh.ripe() {
-			c.settling = true // for those who come later: it may be possible by now
+			c.settling = true // for later calls: it may be possible by then
 			h.settler.wake()
 		}
 		return err
@@ -158,8 +158,8 @@ func (sh *shard) more(h *Maps, keep uint32) error {
 	return errSettling
 }
 
-// roomy and full are as the table's, but words that a leaf may have make for lower limits: those that the
-// table does not know are looked for along the whole of a chain. sh.mu must be held.
+// roomy and full are Roomy and Full of the table, with lower limits if there are leaves: a search for a tag that the
+// table does not know goes along the whole of a chain. sh.mu must be held.
 func (sh *shard) roomy() bool {
 	if sh.hasLeaves() {
 		return sh.t.Used < sh.t.Places()*3/4
@@ -179,11 +179,11 @@ func (sh *shard) ripe() bool {
 	return 8*sh.t.Count(func(w index.Word) bool { return w.Settles() || w.IsGone() }) >= sh.t.Used
 }
 
-// spared is how many words leave a sixteenth of the table free beyond what makes it roomy.
+// spared is how many words the table may have to be roomy, and to have a sixteenth of its places to spare besides.
 func (sh *shard) spared() int { return sh.t.Places()*11/16 - 1 }
 
-// forget forgets settled words that have not been used for a while, but not those of keep, until the table has no more than
-// enough. sh.mu must be held.
+// forget removes settled words that have not been used for a while, except those of the tag keep, until the table has
+// no more than enough words. sh.mu must be held.
 func (sh *shard) forget(h *Maps, keep uint32, enough int) {
 	c, t := sh.cold, &sh.t
 	if !sh.hasLeaves() || c.shelf != nil {
@@ -211,7 +211,7 @@ func (sh *shard) forget(h *Maps, keep uint32, enough int) {
 	}
 }
 
-// leave removes the word at p from the table, of which its leaf has all that there is to know. sh.mu must be held.
+// leave removes the word at p from the table. The leaf must have all that is known of its tag. sh.mu must be held.
 func (sh *shard) leave(p index.Place) {
 	c, w := sh.cold, *sh.t.Word(p)
 	switch {
@@ -233,8 +233,8 @@ func (h *Maps) cleans(w index.Word) bool {
 	return id != 0 && w.Addr()/h.core.Far.Units == id
 }
 
-// takeOut removes the word at p from the table, and leaves a Gone if its leaf may have it.
-// sh.mu must be held.
+// takeOut removes the word at p from the table. If its leaf may have the word, a Gone takes its place; or, if other
+// words keep its tag known, the table must not forget these from now on. sh.mu must be held.
 func (sh *shard) takeOut(p index.Place) {
 	if !sh.hasLeaves() || !sh.t.Word(p).Tells() {
 		sh.t.Remove(p)
@@ -249,8 +249,8 @@ func (sh *shard) takeOut(p index.Place) {
 	sh.t.Soil(tag)
 }
 
-// loseLeaf takes note that the leaf of range i is gone with its far memory. Of the keys in the range
-// that the table does not know, nobody knows any more whether there were any. sh.mu must be held.
+// loseLeaf takes note that the leaf of range i is gone with its far memory. Nobody knows any more which keys the
+// range had beside those that the table knows. sh.mu must be held.
 func (sh *shard) loseLeaf(h *Maps, i int) {
 	c := sh.cold
 	first, n := c.Group(i)
@@ -272,7 +272,7 @@ func (sh *shard) loseLeaf(h *Maps, i int) {
 	}
 }
 
-// loseLeaves is loseLeaf for those that were in s. sh.mu must be held.
+// loseLeaves is loseLeaf for all leaves that were in s. sh.mu must be held.
 func (sh *shard) loseLeaves(h *Maps, s *heap.FarSegment) {
 	if !s.HasPages() || !sh.hasLeaves() {
 		return
@@ -292,7 +292,7 @@ func (d *leafIndex) count() (n int) {
 	return n
 }
 
-// close gives the memory of the directory back. A nil one has none.
+// close gives back the memory of the directory. c may be nil.
 func (c *leafIndex) close() error {
 	if c == nil {
 		return nil

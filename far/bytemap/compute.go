@@ -16,19 +16,19 @@ import (
 	"polder/internal/offload"
 )
 
-// The values of a map are looked through as it is iterated over, in order of the tags, of which each is come by
-// once. What is local is looked through here. Of what is far, the index knows where the record lies, and the store looks
-// through that; what it cannot, and what may have expired, is read from there.
+// Aggregate iterates over a map in the order of the tags, comes by each value once, and looks through it. It looks
+// through local values here. Of a far entry the index knows where the record lies, and the store looks through the
+// record there. If the store cannot, or the entry may have expired, the record is read from there.
 
 const (
-	// lookEntries is about how many entries are come by with the lock of a shard held.
+	// lookEntries is about how many entries are visited while the lock of a shard is held.
 	lookEntries = 256
-	// lookers is how many goroutines look through a map, each through some shards: where leaves are read,
-	// one after the other, they do not wait for each other.
+	// lookers is how many goroutines look through a map, each through some shards. Each reads leaves one after the
+	// other; it does not wait for the leaves of the others.
 	lookers = 4
-	// lookStep is about how many bytes of values that are here are looked through at a time.
+	// lookStep is about how many bytes of values that are at hand are looked through at a time.
 	lookStep = 64 << 10
-	// lookBytes is about how many bytes of records one of them has looked through, or reads, at a time.
+	// lookBytes is about how many bytes of records one goroutine has the store look through, or reads, at a time.
 	lookBytes = 1 << 20
 )
 
@@ -70,14 +70,14 @@ func Aggregate(ctx context.Context, m *Map, q *offload.Scan) (a offload.Aggregat
 		w := &windows[i]
 		q.Merge(&a, &w.a)
 		if w.err != nil && (err == nil || errors.Is(err, context.Canceled)) {
-			err = w.err // rather than that of one who was stopped by another
+			err = w.err // rather than that of a goroutine that another one has stopped
 		}
 	}
 	return a, err
 }
 
-// window is entries of a map that are being looked through. Those of a step that has not
-// ended, which may be made again, are behind the others.
+// window is the entries of a map that one goroutine is looking through. Entries of the current step, which may have
+// to be repeated, are behind the others.
 type window struct {
 	m    *Map
 	q    offload.Scan
@@ -85,12 +85,12 @@ type window struct {
 	a    offload.Aggregate
 	err  error
 
-	values    []byte           // of those that are here
-	parts     []store.ScanPart // to be looked through by the store,
-	reads     []store.ScanPart // or to be read
+	values    []byte           // the values at hand, for look
+	parts     []store.ScanPart // records that the store is to look through,
+	reads     []store.ScanPart // and those to be read
 	bytes     int              // of both
 	seen      int              // entries of the step
-	lost      error            // the step has come by one that is lost
+	lost      error            // an entry of the step is lost, or its value has a wrong size
 	hasValues int              // bytes of values, and number of parts and of reads, before the step
 	hasParts  int
 	hasReads  int
@@ -170,7 +170,7 @@ func (w *window) lose() {
 	w.lost = &heap.LostError{Segment: *name}
 }
 
-// add adds a value to those that are here.
+// add adds a value to the values at hand.
 func (w *window) add(value []byte) error {
 	if len(value) != w.q.Stride {
 		return &heap.CorruptError{Segment: "map " + w.m.name, Err: fmt.Errorf("a value is %d bytes, want %d", len(value), w.q.Stride)}
@@ -179,13 +179,14 @@ func (w *window) add(value []byte) error {
 	return nil
 }
 
-// look looks through the values that are here.
+// look looks through the values at hand.
 func (w *window) look() {
 	w.q.Aggregate(&w.a, w.values)
 	w.values, w.hasValues = w.values[:0], 0
 }
 
-// finish has the store look through what is left to it, reads what it cannot, and looks through the rest.
+// finish has the store look through parts, reads what the store cannot look through, and looks through all values at
+// hand.
 func (w *window) finish(ctx context.Context) {
 	h := w.m.h
 	o := store.Objects{Owner: w.m.id, Size: w.q.Stride, Entries: true}
@@ -208,7 +209,8 @@ func (w *window) finish(ctx context.Context) {
 	w.parts, w.reads, w.hasParts, w.hasReads, w.bytes = w.parts[:0], w.reads[:0], 0, 0, 0
 }
 
-// read reads the entries that are to be read, from where they lie: what they were when they were come by.
+// read reads the records in reads where they lay when visit took note of them, and adds their values to those at
+// hand.
 func (w *window) read(ctx context.Context) error {
 	h := w.m.h
 	ops := make([]store.ReadOp, len(w.reads))

@@ -2,5 +2,5 @@
 
 package bytemap
 
-// init makes every test of maps one of leaves.
+// init makes every test of maps a test of leaves, too.
 func init() { SettleEarly = true }

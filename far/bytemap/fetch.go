@@ -16,9 +16,8 @@ type holding struct{ flights []*heap.Flight }
 
 func (hd *holding) add(f *heap.Flight) { hd.flights = append(hd.flights, f) }
 
-// of returns the flight that brought the bytes of a far address, or the news
-// that they are corrupt, or nil. One that is not whole does not count if whole
-// is set.
+// of returns the flight that brought the bytes at a far address, or found them corrupt; nil if hd has none. If whole
+// is set, a flight that brought only the head does not count.
 func (hd *holding) of(addr uint64, whole bool) *heap.Flight {
 	if hd == nil {
 		return nil
@@ -38,16 +37,15 @@ func (hd *holding) release(h *Maps) {
 	hd.flights = nil
 }
 
-// board joins the flight of the far entry at p, or begins one of which the caller
-// is the leader; as a part of b, where its number is that, unless that is nil. If there is no buffer for it,
-// it returns no flight but the channel to wait for, and the caller must let go of
-// all its flights before it waits. Who wants the head gets as much of the key as
-// klen bytes. sh.mu must be held.
+// board joins the flight of the far entry at p, or begins one, which the caller then leads. If b is not nil, the
+// flight is a part of b with this number. If there is no buffer for a new flight, board returns no flight but the
+// channel to wait for, and the caller must let go of all its flights before it waits. If use is UseHead, a new flight
+// reads no more than klen bytes of the key. sh.mu must be held.
 func (m *Map) board(b *heap.Batch, number int, sh *shard, p index.Place, use heap.Use, klen int) (f *heap.Flight, leader bool, busy <-chan struct{}) {
 	return m.boardWord(b, number, sh, sh.t.Tag(p), sh.t.Word(p), use, klen)
 }
 
-// boardWord is board for the far entry of a word, which may be a copy if the use is UseHead.
+// boardWord is board for the far entry of the word at, which may be a copy of the table's word if use is UseHead.
 func (m *Map) boardWord(b *heap.Batch, number int, sh *shard, tag uint32, at *index.Word, use heap.Use, klen int) (f *heap.Flight, leader bool, busy <-chan struct{}) {
 	h := m.h
 	w := *at
@@ -85,13 +83,13 @@ func (m *Map) boardWord(b *heap.Batch, number int, sh *shard, tag uint32, at *in
 	}
 	f, busy, err := h.core.Board(b, &want)
 	if err != nil {
-		panic("BUG: " + err.Error()) // it can only be about objects, whose words no lock keeps
+		panic("BUG: " + err.Error()) // Board's errors are about objects, whose words no lock keeps
 	}
 	return f, true, busy
 }
 
-// fly returns when f, which the caller leads or has joined, has landed, with the error that the call has to
-// report.
+// fly reads f if the caller leads it, and otherwise waits until f has landed. It returns the error that the call has
+// to report.
 func (m *Map) fly(ctx context.Context, f *heap.Flight, leader bool) error {
 	if leader {
 		m.h.core.Fly(ctx, f)
@@ -106,9 +104,8 @@ func (m *Map) fly(ctx context.Context, f *heap.Flight, leader bool) error {
 	return f.Failure()
 }
 
-// demand reads the far entry at p, of which the key is to be read. It returns the
-// flight that has brought it, to be ended by done, or none: then the call has to go
-// the long way, unless there is an error.
+// demand reads the far entry at p, which may be the entry of key. It returns the flight that has brought the entry,
+// which the caller ends with done. If it returns neither a flight nor an error, the call has to go the long way.
 //
 // Preconditions: sh.mu is held; demand unlocks it.
 func (m *Map) demand(ctx context.Context, sh *shard, p index.Place, key []byte) (*heap.Flight, error) {
@@ -144,13 +141,12 @@ func brings(f *heap.Flight, key []byte) bool {
 	return e != nil && string(e.Key()) == string(key) && !e.Big() && !e.Expired()
 }
 
-// Prefetch brings the entries of keys that are far into local memory, in
-// one batch, and returns when they are there: calls that follow need not wait. Missing keys are
-// no error, and neither are lost ones, of which Get will tell. Of values that
-// are larger than local memory has room for, a part is brought.
+// Prefetch brings the entries of keys that are far into local memory, in one batch, and returns when they are there:
+// calls that follow need not wait. Missing keys are no error, and neither are lost ones, of which Get will tell. Of
+// values in pieces it brings no more than fit into an eighth of local memory, all together.
 //
-// It is for what is going to be used by other calls: GetMany reads what it is asked
-// for without giving all of it a place in local memory.
+// It is for entries that other calls are going to use: GetMany reads the entries that it is asked for without giving
+// all of them a place in local memory.
 func (m *Map) Prefetch(ctx context.Context, keys ...[]byte) error {
 	h := m.h
 	if err := h.core.Begin(); err != nil {
@@ -177,16 +173,16 @@ func (m *Map) Prefetch(ctx context.Context, keys ...[]byte) error {
 	return nil
 }
 
-// fetch makes those of n entries of a kind local that are far, in one batch; with heads set,
-// it remembers their headers and keys instead, and reads no values if they need not be
-// read. What key returns is valid until it is called again. It calls large with the numbers
-// of entries that may be large ones, of which there is more.
+// fetch makes the far ones among n entries of a kind local, in one batch. With heads set, it reads only their headers
+// and keys, which the shards remember, and reads whole entries only if their keys are too long for that. What key
+// returns is valid until it is called again. fetch calls large with the numbers of entries that may be heads of large
+// values, whose pieces it does not fetch.
 func (m *Map) fetch(ctx context.Context, n int, key func(i int) []byte, kind index.Word, heads bool, large func(i int)) (err error) {
 	b := m.h.core.NewBatch(n)
 	b.Insist = true
 	var failed error // the first of the store
-	var again []int  // of which the leaves had to be read first
-	var todo []int   // nil for all
+	var again []int  // keys whose leaves had to be read first
+	var todo []int   // the numbers that this round is about; nil for all
 	crowd, waited := false, false
 	board := func(i int) (int, <-chan struct{}, error) {
 		if todo != nil {
@@ -234,7 +230,7 @@ func (m *Map) fetch(ctx context.Context, n int, key func(i int) []byte, kind ind
 			again = append(again, i)
 			return
 		}
-		// What is lost or corrupt, whoever reads it will be told.
+		// Whoever reads a lost or corrupt entry will be told.
 		if err == nil && failed == nil {
 			failed = f.Failure()
 		}
@@ -286,10 +282,9 @@ func (m *Map) bigOf(key []byte) (entry.Large, bool) {
 // not its value. FetchHeads reads them for many keys in one batch; until the
 // calls come, the shards remember the latest of what it read.
 
-// FetchHeads reads the headers and keys of those of keys that are far, in one
-// batch, and remembers them for a short while, so that calls to Set, Delete
-// and Stat that follow need not wait; and it waits for some room in local
-// memory to replace them. Missing and lost keys are no error.
+// FetchHeads reads the headers and keys of the far entries of keys, in one batch, and remembers them for a short
+// while, so that calls to Set, Delete and Stat that follow need not wait; and it waits for some room in local memory
+// to replace the entries. Missing and lost keys are no error.
 func (m *Map) FetchHeads(ctx context.Context, keys [][]byte) error {
 	if err := m.h.core.Begin(); err != nil {
 		return err
@@ -322,23 +317,21 @@ func (sh *shard) remember(f *heap.Flight) {
 	sh.heads.Keep(f.Addr, f.Segment(), e)
 }
 
-// What a miss brings is not always worth a place in local memory, which costs the
-// copy of it, and the eviction of something else, perhaps of something better. So
-// an entry is admitted when it is fetched for the second time within
-// a while: as long as it takes to fetch a quarter, at the most, of what local memory holds.
-// The index remembers, in the word of a far entry that was not
-// admitted, when it was fetched. (It is the idea of 2Q's queue A1out, of Johnson
-// and Shasha, VLDB 1994, for which CLOCK's words have some bits to spare.)
+// An entry that a miss fetches is not always worth a place in local memory: that costs a copy of it, and the eviction
+// of something else, which may be worth more. So an entry is admitted when it is fetched for the second time within a
+// while: as long as it takes to fetch a quarter, at the most, of what local memory holds. The word of a far entry
+// that was not admitted remembers when it was fetched. (It is the idea of 2Q's queue A1out, of Johnson and Shasha,
+// VLDB 1994, for which CLOCK's words have some bits to spare.)
 //
-// While there is room that nobody has to make, everything is admitted, and so is
-// what is brought for being used later: by Fetch, FetchHeads and Prefetch.
+// While there is room that nobody has to make, every entry is admitted. Entries that Prefetch brings to be used later
+// need not be admitted to become local.
 
 const (
-	// admitShare is the part of the local memory that is fetched in an epoch. An
-	// entry is admitted if it was fetched in this epoch or in the one before.
+	// admitShare says how long an epoch is: until one admitShare-th of local memory has been fetched. An entry is
+	// admitted if it was fetched in this epoch or in the one before.
 	admitShare = 8
-	// epochs is how many there are before their numbers, from 1, come again. What
-	// was fetched so long ago is taken for recent.
+	// epochs is how many epochs there are before their numbers, which begin at 1, repeat. An entry that was fetched
+	// that long ago is taken for a recent one.
 	epochs = 63
 )
 

@@ -11,9 +11,9 @@ import (
 	"polder/internal/sizeclass"
 )
 
-// An entry whose leaf is far takes two reads, of which the second has to wait for the first. A store that is a
-// store.Finder does both in one round trip, where the data is; its answer leaves nothing behind in the index, so what
-// is looked up again soon is read, and kept.
+// To get an entry whose leaf is far takes two reads, one after the other: of the leaf, and of the entry. A store that
+// is a store.Finder does both in one round trip, where the data is. Its answer leaves nothing behind in the index, so
+// a key that is looked up again soon is read, and its leaf's words are kept.
 
 // soughtAgain is how many keys that were found are remembered, to be read when they are looked up again.
 const soughtAgain = 4096
@@ -22,7 +22,7 @@ const soughtAgain = 4096
 type finds struct {
 	lookups store.Lookups
 	pins    *farlog.Pins
-	asked   []asked // by lookup
+	asked   []asked // the key of each lookup
 	before  uint64  // position of the far log when the first one was asked for
 }
 
@@ -33,8 +33,8 @@ type asked struct {
 	leaf   uint64
 }
 
-// ask adds the key of that number, of which find says that its leaf has to be read, to what the store looks up. It reports
-// false if the leaf had better be read.
+// ask adds the key with this number, whose leaf has to be read, as find has said, to what the store looks up. It
+// reports false if the leaf had better be read.
 //
 // Preconditions: sh.mu has been held since find.
 func (q *finds) ask(m *Map, sh *shard, hs entry.Hash, number int) bool {
@@ -88,8 +88,8 @@ func (q *finds) each(m *Map, keys func(i int) []byte, fn func(number int, e entr
 	}
 }
 
-// answer returns the entry of key, of which lookup i is. It is nil if the store has not found it;
-// if the store has sent the leaf instead, the shard knows by now what is in it.
+// answer returns the entry that lookup i has found, if it is that of key, and nil otherwise. If the store has sent
+// the leaf instead, answer has the shard learn from it what it says of key.
 func (q *finds) answer(m *Map, i int, key []byte) entry.Local {
 	l, a := &q.lookups.Finds[i], &q.asked[i]
 	e := q.check(m, l, key)
@@ -114,9 +114,9 @@ func (q *finds) end() {
 	q.lookups.Finds, q.lookups.Segment, q.asked = q.lookups.Finds[:0], nil, q.asked[:0]
 }
 
-// check returns the entry that was found, or nil if it may not be the one that the leaf knew when the store was asked. The
-// number of the leaf's segment may belong to a younger segment by now, but in one that was there when the store was asked
-// every place is written once.
+// check returns the entry that l has found, or nil if it may not be the entry that the leaf knew when the store was
+// asked. The number of the entry's segment may belong to a younger segment by now, so check takes only a segment that
+// was there when the store was asked: in such a segment every place is written once.
 func (q *finds) check(m *Map, l *store.Lookup, key []byte) entry.Local {
 	far := &m.h.core.Far
 	if l.Entry == nil || l.At == 0 {
@@ -148,8 +148,8 @@ func (q *finds) checkLeaf(m *Map, l *store.Lookup, addr uint64) *heap.Flight {
 	return f
 }
 
-// findOne has the store look up one key, of which find says that its leaf has to be read, and returns the entry, which is
-// good until endFind is called; or nil if the caller has to read.
+// findOne has the store look up one key, whose leaf has to be read, as find has said. It returns the entry, which is
+// good until endFind is called, or nil if the caller has to read.
 //
 // Preconditions: sh.mu has been held since find. findOne unlocks it.
 func (m *Map) findOne(ctx context.Context, sh *shard, hs entry.Hash, key []byte) (*finds, entry.Local) {

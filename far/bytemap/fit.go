@@ -8,10 +8,11 @@ import (
 	"polder/far/index"
 )
 
-// share is the part of a budget that the tables of all maps may take before words are settled: about half, or a fifth if that
-// is more. A word takes 16 bytes, and spares as many reads as an entry that stays local, which takes ten times as much. What
-// pointers take, and may take again, counts twice, so that there is room for as much of that. Of a heap that takes
-// checkpoints it is a fifth: a checkpoint has a copy of the tables.
+// share is how many bytes of a budget the tables of all maps may take before words are settled: half of it, less what
+// buffers, logs and pointers take, or a fifth if that is more. A word takes 16 bytes, and spares as many reads as an
+// entry that stays local, which takes ten times as much. What pointers take, and may take again, counts twice, so
+// that there is room for as much again. If the heap takes checkpoints, the share is a fifth: a checkpoint has a copy
+// of the tables.
 func (h *Maps) share(budget int64) int64 {
 	if h.core.Far.Keeps() {
 		return budget / 5
@@ -25,8 +26,9 @@ func (h *Maps) tight() bool {
 	return h.settleAlways || h.core.Logs.Of(heap.Tables) >= h.share(h.core.Local())
 }
 
-// SetLocal is heap.Heap.SetLocal of the memory. Tables that have more than their share of the new budget become smaller, as
-// far as their words can go far: those of local entries when these have gone, so that it takes several steps.
+// SetLocal is heap.Heap.SetLocal of the memory. Tables that have more than their share of the new budget become
+// smaller, as far as their words can go far. Words of local entries can do so once these entries are far, so a much
+// smaller budget takes several steps.
 func (h *Maps) SetLocal(ctx context.Context, budget int64) error {
 	was := h.core.Local()
 	for now := was; ; now /= 2 {
@@ -80,8 +82,8 @@ func (h *Maps) eachShard(fn func(sh *shard)) {
 	}
 }
 
-// fit gives sh a table of size bytes, or as small a one as what it has to know allows. It reports whether the settler is to
-// help first, which it is asked to with settle. sh.mu must be held.
+// fit shrinks the table of sh to size bytes, or to as few more as hold the words that it cannot forget. With settle
+// set, it may first ask the settler to help; it reports whether it has. sh.mu must be held.
 func (sh *shard) fit(h *Maps, size int64, settle bool) bool {
 	if sh.t.Bytes() <= size || sh.closed {
 		return false

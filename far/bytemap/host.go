@@ -69,24 +69,25 @@ func (h *Maps) Freeing() bool {
 // Learns is for heap.Host.
 func (h *Maps) Learns() bool { return h.settler.learn.Load() != nil }
 
-// Leaks is for heap.Host: with a leaf, what it referred to is lost sight of. What is yet to be buried is not.
+// Leaks is for heap.Host. When a leaf is lost, nobody knows any more what it referred to. Leaks reports false while
+// leaves are yet to be buried, since those still refer to records.
 func (h *Maps) Leaks() bool { return h.leavesLost.Load() && !h.settler.burying() }
 
-// learnPatience is how long the cleaner waits at the most for places in tables, so that what it has read is not read again. Settling, which
-// makes them, needs nothing of it.
+// learnPatience is how long the cleaner waits, at the most, for places in tables, so that it need not read leaves
+// again. The settler makes these places, and needs nothing of the cleaner for that.
 const learnPatience = 10 * time.Millisecond
 
 // learnRounds is how often the cleaner asks again for leaves that have been replaced while it read others.
 const learnRounds = 8
 
-// Learn is for heap.Host: it has the tables know what lives of rs.
+// Learn is for heap.Host: it sees to it that the tables know which of rs live.
 func (h *Maps) Learn(ctx context.Context, rs []heap.Suspect) error {
 	if len(rs) == 0 {
 		h.cleaning.Store(0)
 		return nil
 	}
 	if h.settler.burying() {
-		return heap.ErrNotNow // what it has to bury would stay
+		return heap.ErrNotNow // what the settler has yet to bury would stay there
 	}
 	h.cleaning.Store(rs[0].Addr / h.core.Far.Units)
 	for range learnRounds {
@@ -101,15 +102,16 @@ func (h *Maps) Learn(ctx context.Context, rs []heap.Suspect) error {
 	return heap.ErrNotNow
 }
 
-// unsureOf is a suspect of which only a leaf knows whether it lives.
+// unsureOf is a suspect. Only a leaf knows whether it lives.
 type unsureOf struct {
-	i    int // of the suspects
+	i    int // its number among the suspects
 	sh   *shard
 	part int    // the range of its tag
 	addr uint64 // of the leaf
 }
 
-// unknown returns those of rs of which only leaves know whether they live, in order of the leaves.
+// unknown returns the suspects among rs of which only leaves know whether they live, in order of the leaves'
+// addresses.
 func (h *Maps) unknown(rs []heap.Suspect) (all []unsureOf, err error) {
 	maps := *h.maps.Load()
 	for i := range rs {
@@ -129,15 +131,15 @@ func (h *Maps) unknown(rs []heap.Suspect) (all []unsureOf, err error) {
 		shelved := sh.cold != nil && sh.cold.shelf != nil
 		sh.mu.Unlock()
 		if shelved {
-			return nil, heap.ErrNotNow // it may come back
+			return nil, heap.ErrNotNow // a rollback may bring its leaves back
 		}
 	}
 	slices.SortFunc(all, func(a, b unsureOf) int { return cmp.Compare(a.addr, b.addr) })
 	return all, nil
 }
 
-// learnFrom reads the leaves of all, and has tables know what of rs lives. What a leaf that is replaced
-// meanwhile would say stays unknown.
+// learnFrom reads the leaves of all, and makes tables know which of rs live. If a leaf is replaced meanwhile, what it
+// would say stays unknown.
 func (h *Maps) learnFrom(ctx context.Context, rs []heap.Suspect, all []unsureOf) error {
 	buf := *h.settler.learn.Load()
 	patience, end := context.WithTimeout(ctx, learnPatience)
@@ -199,10 +201,11 @@ func (sh *shard) refers(i int, addr uint64) bool {
 	return sh.hasLeaves() && i < sh.cold.Len() && sh.cold.At(i).Addr() == addr
 }
 
-// suspect finds out from its leaf, which lay at addr and was that of range i, whether r lives. sh.mu must be held.
+// suspect finds out from leaf, which was read at addr for range i, whether r lives. If so, the table learns its tag,
+// or suspect fails with heap.ErrNotNow for want of a place; if not, suspect sets r.Dead. sh.mu must be held.
 func (sh *shard) suspect(h *Maps, r *heap.Suspect, tag uint32, i int, addr uint64, leaf index.Leaf) error {
 	if sh.known(tag) || !sh.refers(i, addr) || sh.cold.Of(tag) != i {
-		return nil // it is known, or asked for again
+		return nil // r is known, or its leaf has to be asked for again
 	}
 	for k := leaf.Find(tag); k < leaf.Len() && leaf.At(k).Tag == tag; k++ {
 		if leaf.At(k).Word.Addr() == r.Addr {

@@ -10,14 +10,14 @@ import (
 	"polder/internal/sizeclass"
 )
 
-// corpse is leaves of a map that was cleared, of which the words are yet to be buried.
+// corpse is the leaves of a shard that was cleared. Their words are yet to be buried.
 type corpse struct {
 	dir   index.Dir
 	lost  int      // see leafIndex
 	known []uint32 // tags that were known, so that what leaves have of them is void; ascending
 }
 
-// bury has what the leaves of d refer to accounted for as dead.
+// bury has the settler account for everything that the leaves of d refer to as dead.
 func (s *settler) bury(d *corpse) {
 	s.mu.Lock()
 	s.dead = append(s.dead, d)
@@ -25,7 +25,7 @@ func (s *settler) bury(d *corpse) {
 	s.wake()
 }
 
-// buryDead accounts for what was cleared. What cannot be read just now is tried again when the settler is
+// buryDead accounts for what was cleared. Leaves that cannot be read just now are tried again when the settler is
 // woken.
 func (s *settler) buryDead() {
 	s.mu.Lock()
@@ -107,7 +107,7 @@ func (s *settler) buryLeaves(d *corpse) bool {
 	return all && s.h.core.Ctx.Err() == nil
 }
 
-// buried accounts for the leaf of range i of d, of which the words are accounted for.
+// buried accounts for the leaf of range i of d as dead. Its words have been accounted for.
 func (s *settler) buried(d *corpse, i int) {
 	first, n := d.dir.Group(i)
 	ref := d.dir.At(first)

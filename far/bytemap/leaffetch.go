@@ -7,7 +7,7 @@ import (
 	"polder/internal/sizeclass"
 )
 
-// wantLeaf is a bit of the number of a heap.Want that is for a leaf. Its lower half is the number of the range.
+// wantLeaf is set in the Number of a heap.Want for a leaf. The lower half of that Number is the number of the range.
 const wantLeaf = 1 << 63
 
 // boardLeaf is board for the leaf of tag.
@@ -34,7 +34,7 @@ func (m *Map) boardLeaf(b *heap.Batch, number int, sh *shard, tag uint32) (f *he
 		Use:    heap.UseBytes,
 	})
 	if err != nil {
-		panic("BUG: " + err.Error()) // it can only be about objects, whose words no lock keeps
+		panic("BUG: " + err.Error()) // Board's errors are about objects, whose words no lock keeps
 	}
 	return f, true, busy
 }
@@ -69,8 +69,8 @@ func (hd *holding) leaf(addr uint64) index.Leaf {
 	return nil
 }
 
-// tell has the shard of key know its tag, with the leaf that f has brought. It reports false
-// if there was no place in the table.
+// tell makes the tag of key known to its shard, by the leaf that f has brought. It reports false if there was no
+// place in the table.
 func (m *Map) tell(f *heap.Flight, key []byte) bool {
 	hs := m.hash(key)
 	sh := m.shard(hs)

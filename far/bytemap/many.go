@@ -14,11 +14,11 @@ type multiget struct {
 	b     *heap.Batch
 	keys  func(i int) []byte
 	fn    func(i int, e Entry, err error)
-	rest  []int  // keys that take the long way
-	again []int  // keys of which the leaves have been read
-	value []byte // a copy of a local one
+	rest  []int  // keys that Get has to read
+	again []int  // keys whose leaves have been read
+	value []byte // a copy of a local value
 	finds finds
-	late  bool // leaves are read from now on: the store has answered
+	late  bool // from now on leaves are read: the store has looked up what it was asked for
 }
 
 // GetMany reads keys, with one read of the store for as many of them as there are
@@ -26,14 +26,14 @@ type multiget struct {
 // return. Entry.Value is valid until fn returns, and fn must not use the map. Each key
 // by itself is read atomically. With heap.NoWait, far keys get heap.ErrWouldBlock.
 //
-// What is far is handed to fn from where it was read to. Local memory has it
-// afterwards if that is likely to pay. Several calls at a time read the same
-// entry twice at the most.
+// A far value is handed to fn in the buffer that it was read into. Local memory has it afterwards if that is likely
+// to pay. Several calls at a time read the same entry from the store twice at the most.
 func (m *Map) GetMany(ctx context.Context, keys [][]byte, fn func(i int, e Entry, err error)) {
 	ReadMany(ctx, m, len(keys), func(i int) []byte { return keys[i] }, fn)
 }
 
-// ReadMany is Map.GetMany of n keys of m, for those who make keys as they go. What keys returns is valid until it is called again.
+// ReadMany is Map.GetMany of n keys of m, for callers that make keys as they go. What keys returns is valid until it
+// is called again.
 func ReadMany(ctx context.Context, m *Map, n int, keys func(i int) []byte, fn func(i int, e Entry, err error)) {
 	h := m.h
 	if err := h.core.Begin(); err != nil {
@@ -89,7 +89,7 @@ func (t *multiget) some(ctx context.Context, first, last int) {
 		}
 		if first+k+1 == last && len(t.finds.asked) > 0 {
 			looked = make(chan struct{})
-			go func() { // while others are read
+			go func() { // while other keys are read
 				t.finds.look(ctx, t.m)
 				close(looked)
 			}()
@@ -132,8 +132,9 @@ func (t *multiget) some(ctx context.Context, first, last int) {
 	t.rest, t.again = t.rest[:0], nil
 }
 
-// get answers the key of number i if that takes no read of the store, and otherwise
-// makes that a part of the batch, or returns the channel to wait for first.
+// get answers key i if that takes no read of the store. Otherwise it makes the read a part of the batch, asks the
+// store to look the key up, or leaves the key to Get. If the batch needs a buffer and there is none, get returns the
+// channel to wait for.
 func (t *multiget) get(ctx context.Context, i int) (busy <-chan struct{}) {
 	m := t.m
 	key := t.keys(i)

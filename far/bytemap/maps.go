@@ -21,39 +21,39 @@ type Maps struct {
 	core     *heap.Heap
 	maxValue int    // Config.MaxValue
 	shards   int    // of every map
-	most     int    // numbers of maps
-	seed     uint64 // of the hash of keys; secret, and what it takes to find a key again
-	pieces   int    // the longest value that is one entry
+	most     int    // how many maps there may be at a time
+	seed     uint64 // of the hash of keys; secret, and needed to find a key again
+	pieces   int    // the longest value that is one entry; longer ones are in pieces of this length
 
-	ending sync.RWMutex // held by what changes many entries that count together, and by a checkpoint
+	ending sync.RWMutex // read-locked to change many entries that count together, locked for a checkpoint
 
-	maps atomic.Pointer[[]*Map] // by id, the freed ones, too, until others have theirs; replaced under mu
+	maps atomic.Pointer[[]*Map] // by id; freed maps stay until others get their ids; replaced under mu
 
 	mu      sync.Mutex
 	past    ended.Sums[Stats] // of maps that were freed, under mu
-	version uint64            // the last one of a large value, under mu
+	version uint64            // the last one given to a large value, under mu
 	writing map[uint64]bool   // versions whose head is not stored yet, under mu
 	orphans []orphan          // large values whose pieces are to be removed, under mu
 	freed   []uint16          // ids of maps that were freed, under mu
-	none    []shard           // of maps that were freed: closed, and empty; made under mu
+	none    []shard           // the shards of all freed maps: closed, and empty; made under mu
 
 	strays    atomic.Bool   // there may be pieces without a head
-	strayWait time.Duration // what strays wait, longer each time it is in vain; the janitor's
-	strayNext time.Time     // the janitor's
+	strayWait time.Duration // how long the next search for strays waits, longer after each failure; the janitor's
+	strayNext time.Time     // when that wait ends; the janitor's
 	sweeper   sweeper       // the janitor's
 
-	leaves       *index.Key // of what tables have no room for
+	leaves       *index.Key // the key that leaves are sealed with
 	settler      settler
 	settleAlways bool          // see tight; for tests
-	fixed        int64         // bytes of a budget that buffers take, and logs at the least
+	fixed        int64         // bytes of the budget that buffers take, and that logs take at the least
 	settled      atomic.Uint64 // tables that the settler has worked on
 	leafReads    atomic.Uint64
-	finder       store.Finder    // that the store is, or nil
+	finder       store.Finder    // the store, if it is a Finder, or nil
 	sought       []atomic.Uint64 // hashes of keys that the store was asked for of late
 	found        atomic.Uint64   // entries that the store has found
-	miscounts    atomic.Uint64   // leaves of which a count was found to be wrong
-	leavesLost   atomic.Bool     // so that nobody knows all of what lives in far memory
-	cleaning     atomic.Uint64   // number of the far segment that is being cleaned, of which no word is forgotten; 0 for none
+	miscounts    atomic.Uint64   // times that the count of a leaf was found to be wrong
+	leavesLost   atomic.Bool     // a leaf was lost, so nobody knows all that lives in far memory
+	cleaning     atomic.Uint64   // number of the far segment being cleaned, whose words no table forgets; 0 for none
 	cleanedPages atomic.Uint64   // far segments of leaves that were cleaned
 
 	multigets sync.Pool // of *multiget
@@ -70,11 +70,11 @@ const (
 type Config struct {
 	MaxValue int  // the largest value in bytes
 	Most     int  // how many maps there may be at a time: their numbers are below it
-	Shards   int  // of every map, a power of two; 0 is by the budget
+	Shards   int  // of every map, a power of two; if 0, the budget decides
 	Early    bool // words of far entries are settled as soon as a table of a page is full; for tests
 }
 
-// Init makes h the maps of a heap, whose memory is core and is divided in that way.
+// Init makes h the maps of the heap core, whose memory is divided as sz says.
 func (h *Maps) Init(core *heap.Heap, sz heap.Sizes, cfg Config) {
 	h.core, h.maxValue, h.most = core, cfg.MaxValue, cfg.Most
 	if h.shards = cfg.Shards; h.shards == 0 {
@@ -99,8 +99,8 @@ func (h *Maps) Start() { h.core.Wg.Go(h.settler.run) }
 // MaxValue is the largest value in bytes that a map takes.
 func (h *Maps) MaxValue() int { return h.maxValue }
 
-// New makes an empty map; or returns the one that had the name at the last checkpoint, which nobody has asked for yet. Types
-// says of what type its keys and values are, or is empty: they are bytes, as all are in the end.
+// New makes an empty map, or returns the map that had this name at the last checkpoint, if nobody has asked for that
+// yet. Types names the types of its keys and values, or is empty if they are plain byte strings.
 func (h *Maps) New(name, types string, exclusive bool) (*Map, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -111,8 +111,7 @@ func (h *Maps) New(name, types string, exclusive bool) (*Map, error) {
 	m := &Map{h: h, name: name, types: types, exclusive: exclusive}
 	var maps []*Map
 	if n := len(h.freed); n > 0 {
-		// What is left in the logs of the map that had the number nobody refers to: an owner is
-		// asked by address.
+		// Nobody refers to what the last map with this number has left in the logs: an owner is asked by address.
 		m.id, h.freed = h.freed[n-1], h.freed[:n-1]
 		maps = slices.Clone(old)
 		maps[m.id] = m
@@ -127,8 +126,8 @@ func (h *Maps) New(name, types string, exclusive bool) (*Map, error) {
 	return m, nil
 }
 
-// keptBy returns the map of a name and types that the heap was closed with, nil if there is none that nobody has
-// yet. h.mu must be held.
+// keptBy returns the map of this name that is from a checkpoint and that nobody has asked for yet, or nil if there is
+// none. It fails if types is not empty and the map has others. h.mu must be held.
 func (h *Maps) keptBy(name, types string, exclusive bool) (*Map, error) {
 	for _, m := range *h.maps.Load() {
 		if !m.kept || m.name != name {
@@ -143,7 +142,7 @@ func (h *Maps) keptBy(name, types string, exclusive bool) (*Map, error) {
 	return nil, nil
 }
 
-// Shut makes all maps closed ones, so that calls fail from now on. The heap's goroutines have ended.
+// Shut closes the shards of all maps, so that calls fail from now on. The heap's goroutines must have ended.
 func (h *Maps) Shut() {
 	h.mu.Lock() // whoever makes shards meanwhile either is seen here, or sees that the heap is closed
 	maps := *h.maps.Load()
@@ -153,7 +152,7 @@ func (h *Maps) Shut() {
 	}
 }
 
-// Close gives the memory of the indexes back, of maps that were shut or never used.
+// Close gives back the memory of the indexes. Each map must have been shut, or never used.
 func (h *Maps) Close() error {
 	var errs []error
 	h.eachShard(func(sh *shard) {

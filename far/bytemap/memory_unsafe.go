@@ -10,7 +10,7 @@ func shardAt(first *shard, i int) *shard {
 // shardsAt is the n shards from first on.
 func shardsAt(first *shard, n int) []shard { return unsafe.Slice(first, n) }
 
-// A shard is some cache lines, of which the counter of hits ends the first.
+// A shard fills whole cache lines, and its counter of hits ends the first of them.
 var (
 	_ [3 * 64]byte = [unsafe.Sizeof(shard{})]byte{}
 	_ [64]byte     = [unsafe.Offsetof(shard{}.count) + unsafe.Sizeof(shardCounters{}.hits)]byte{}

@@ -109,7 +109,7 @@ func entryOf(f *heap.Flight) entry.Local {
 	return entry.Localized(f.Rec)
 }
 
-// placeOf is where the index may refer to what is wanted.
+// placeOf returns the shard and the tag under which the index may refer to what w wants.
 func (m *Map) placeOf(w *heap.Want) (sh *shard, tag uint32) {
 	return m.at(int(w.Number &^ wantLeaf >> 32)), uint32(w.Number)
 }
@@ -140,7 +140,7 @@ func (o *owner) Landed(f *heap.Flight) heap.Landing {
 	h := o.h
 	if isLeaf(&f.Want) {
 		if (*Map)(o).refersToLeaf(&f.Want) {
-			return heap.Kept // by who holds the flight
+			return heap.Kept // by whoever holds the flight
 		}
 		return heap.Elsewhere
 	}
@@ -188,7 +188,7 @@ func (o *owner) Live(r record.Record, addr uint64) bool {
 	defer sh.mu.Unlock()
 	p := sh.copyOf(m.h, hs.Tag(), addr)
 	if p == index.None || sh.t.Word(p).Size() != sizeclass.Round(r.Size()) {
-		return false // what is longer would hide its neighbours, and count as more when it is moved
+		return false // a longer one would hide its neighbours, and count for more when it is moved
 	}
 	if entry.Expired(r.Expiry()) {
 		e := sh.bytesAt(m.h, p)
@@ -239,8 +239,7 @@ func (sh *shard) copyOf(h *Maps, tag uint32, addr uint64) index.Place {
 	return index.None
 }
 
-// unclean makes a local entry one without a far copy. Its shard's lock must be
-// held.
+// unclean gives up the far copy of a local entry, if it has one. Its shard's lock must be held.
 func (h *Maps) unclean(e entry.Local, addr uint64) {
 	if !e.Clean() {
 		return

@@ -9,24 +9,24 @@ import (
 	"polder/far/index"
 )
 
-// Reading is a value where it lies, for those who need not copy it: in local memory, of which it holds a lock, or where it was
-// read to. End ends it, and has to be called before anything else is
-// asked of the map, or waited for.
+// Reading is a value where it lies, for callers that need not copy it: in local memory, with the lock of its shard
+// held, or in the buffer that it was read into. The caller must call End before it asks anything else of the map, or
+// waits for anything.
 type Reading struct {
 	m  *Map
 	e  entry.Local
 	sh *shard       // whose lock keeps e in place, or nil
 	at index.Place  // of e in sh
-	f  *heap.Flight // that has brought e, or nil
-	q  *finds       // which have found e, or nil
+	f  *heap.Flight // that has brought e from the store, or nil
+	q  *finds       // that have found e, or nil
 }
 
 // ErrLong: a value cannot be read where it lies, since it is in pieces, or something else has to be done first. Get
 // reads it.
 var ErrLong = errors.New("to be read by Get")
 
-// Read finds the value of key in m. It fails with ErrNotFound, with ErrLong, or as Get does, and then there is nothing
-// to be ended.
+// Read finds the value of key in m. It fails with ErrNotFound, with ErrLong, or as Get does; after a failure End must
+// not be called.
 func (r *Reading) Read(ctx context.Context, m *Map, key []byte) error {
 	// The fast path: the entry is local.
 	hs := m.hash(key)
@@ -51,7 +51,7 @@ func (m *Map) hit(sh *shard, p index.Place, e entry.Local) {
 	}
 }
 
-// readFar is Read of an entry that is not here.
+// readFar goes on for Read when find has found no local value that can be read where it lies.
 //
 // Preconditions: sh.mu has been held since find. readFar unlocks it.
 func (r *Reading) readFar(ctx context.Context, m *Map, sh *shard, hs entry.Hash, key []byte, p index.Place, st status) error {
@@ -91,7 +91,7 @@ func (r *Reading) readFar(ctx context.Context, m *Map, sh *shard, hs entry.Hash,
 // Value is the bytes of the value, which must not be changed. They are good until r ends.
 func (r *Reading) Value() []byte { return r.e.Value() }
 
-// View keeps the value in place until s, which is open, is left, and reports whether it can.
+// View keeps the value in place until the open scope s is left, and reports whether it can.
 func (r *Reading) View(s *heap.Scope) bool {
 	return r.sh != nil && r.m.h.core.View(s, r.sh.t.Word(r.at).Addr())
 }
@@ -113,7 +113,7 @@ func (r *Reading) endFar() {
 	}
 }
 
-// disown gives up the far copy of an entry of key that is local.
+// disown gives up the far copy of the entry of key, if the entry is local.
 func (m *Map) disown(sh *shard, hs entry.Hash, key []byte) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 // scanStep is about the number of entries of one step of an iteration.
 const scanStep = 32
 
-// scanned is an entry that a step has come by.
+// scanned is an entry that a step has found.
 type scanned struct {
 	key []byte
 	e   Entry
@@ -33,7 +33,7 @@ func (m *Map) Scan(ctx context.Context, cursor uint64, yield func(key []byte, e 
 	return m.step(ctx, cursor, index.Word.Committed, yield)
 }
 
-// step is Scan of the entries whose words are of a kind.
+// step is Scan of the entries for whose words of reports true.
 func (m *Map) step(ctx context.Context, cursor uint64, of func(index.Word) bool, yield func(key []byte, e Entry)) (uint64, error) {
 	if err := m.h.core.Begin(); err != nil {
 		return cursor, err
@@ -53,7 +53,8 @@ func (m *Map) step(ctx context.Context, cursor uint64, of func(index.Word) bool,
 	return next, nil
 }
 
-// scan returns the entries of the step from cursor, and the next cursor. With look, that is given them instead.
+// scan returns the entries of the step from cursor, and the next cursor. If look is not nil, it gets the entries
+// instead.
 func (m *Map) scan(ctx context.Context, cursor uint64, of func(index.Word) bool, look *window) ([]scanned, uint64, error) {
 	klen := 64 // read that much of a far key at once
 	var read []entry.Head
@@ -93,15 +94,15 @@ type scanner struct {
 	of    func(index.Word) bool
 	look  *window // what is given the entries, or nil
 	found []scanned
-	read  []entry.Head    // far keys, so that trying again reads others; E is nil if corrupt
+	read  []entry.Head    // far keys that were read by earlier tries; E is nil if corrupt
 	busy  <-chan struct{} // there was no buffer; closed when there is
 	short bool            // a key was longer than what was read of it
-	leaf  scannedLeaf     // the last that was read
+	leaf  scannedLeaf     // the last leaf that was read
 	again bool            // another leaf has to be read first
-	stop  bool            // there is another leaf, for the next step
+	stop  bool            // the next leaf is for the next step
 }
 
-// scannedLeaf is a copy of the leaf at an address, for as long as that means the same segment.
+// scannedLeaf is a copy of the leaf at addr. It holds good as long as addr is in the segment seg.
 type scannedLeaf struct {
 	addr uint64
 	seg  *heap.FarSegment
@@ -128,7 +129,7 @@ func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 	defer sh.mu.Unlock()
 	if s.look != nil {
 		defer func() {
-			if sh.lost > 0 { // with leaves, too, of which the loss may have been noticed just now
+			if sh.lost > 0 { // this includes leaves whose loss may have been noticed just now
 				s.look.lose()
 			}
 		}()
@@ -173,8 +174,9 @@ func (s *scanner) collect(cursor uint64, klen int) (next uint64) {
 	return at << 32
 }
 
-// collectRange gathers the entries with tags from lo up to hi, which range i has, if its leaf has been
-// read; otherwise, if it is the first range of the step, it begins to read that. sh.mu must be held.
+// collectRange gathers the entries of range i with tags from lo up to hi, if the range has no leaf or its leaf has
+// been read. Otherwise it begins to read the leaf if i is the first range of the step, and ends the step if not.
+// sh.mu must be held.
 func (s *scanner) collectRange(sh *shard, i int, lo, hi uint64, klen int, first bool) {
 	h := s.m.h
 	ref := sh.cold.At(i)
@@ -289,7 +291,7 @@ func (m *Map) random(ctx context.Context, of func(index.Word) bool, dst []byte) 
 	if m.freed.Load() {
 		return dst, m.gone()
 	}
-	// From a random place on, the first step that comes by a key.
+	// The first step, from a random place on, that finds a key.
 	cursor := rand.Uint64N(uint64(m.h.shards))<<32 | uint64(rand.Uint32())
 	for wrapped := 0; wrapped < 2; {
 		found, next, err := m.scan(ctx, cursor, of, nil)

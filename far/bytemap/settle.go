@@ -13,38 +13,39 @@ import (
 	"polder/internal/arena"
 )
 
-// settler is the goroutine that moves words from the tables of maps to their leaves, range by range, and
-// cleans the far segments of leaves. It holds no lock while the store works; what has changed meanwhile
-// in a table stays there.
+// settler is the goroutine that moves words from the tables of maps to their leaves, range by range, and cleans the
+// far segments of leaves. It holds no lock while the store works; a word that changes in a table meanwhile stays
+// there.
 //
-// It needs memory of its own, which it gets when it has to settle for the first time, and beside that only
-// far memory. If it cannot have that, or settling makes too few places, the tables grow beyond their share, until
-// the budget ends that: so nobody waits for it longer than one try.
+// It takes local memory for its buffers when it has to settle for the first time; from then on it needs only far
+// memory. If it cannot have one or the other, or settling makes too few places, the tables grow beyond their share,
+// for as long as the budget allows: so nobody waits for the settler longer than one try.
 type settler struct {
 	h     *Maps
 	kick  chan struct{}
 	mu    sync.Mutex
 	round chan struct{}          // closed, and replaced, when a table has been settled; under mu
 	dead  []*corpse              // yet to be buried; under mu
-	learn atomic.Pointer[[]byte] // what the evacuator reads leaves to; nil if there are no leaves yet
+	learn atomic.Pointer[[]byte] // the buffer that Learn reads leaves into; nil if there are no leaves yet
 
 	// The rest is the goroutine's.
 	mem    *arena.Mapping
 	pages  *pagelog.Log
 	visits [2]visit
 	merged index.Merged
-	hot    []index.Slot // words of tables
-	groups [][2]int     // those of a tag, as they were when its leaf was made: in hot, from the one to the other
+	hot    []index.Slot // words of tables, as they were when leaves were made of them
+	groups [][2]int     // the words of each tag that went into a leaf: in hot, from the first index up to the second
 	forced bool         // leaves are written although they have not changed
 }
 
 const (
-	// The settler has three buffers, one of which two visits share, each a 128th of the budget, within these bounds.
+	// The settler has three buffers, each a 128th of the budget, within these bounds. Two visits share one of them.
 	leastSettler = 16 << 10
 	mostSettler  = 64 << 10
-	// mostLeaf is the longest leaf: it fits into half a buffer with any budget, since a heap may be opened with another one.
+	// mostLeaf is the longest leaf. It fits into half a buffer with any budget, since a heap may be opened with
+	// another budget.
 	mostLeaf = leastSettler / 4
-	// A visit is of so many leaves at the most.
+	// visitLeaves is how many leaves a visit has at the most.
 	visitLeaves = 512
 )
 
@@ -59,7 +60,7 @@ func (s *settler) wake() {
 	}
 }
 
-// wait returns when some table has been settled, or there was a try.
+// wait wakes the settler, and returns when it has settled some table, or has tried.
 func (s *settler) wait(ctx context.Context) error {
 	s.mu.Lock()
 	c := s.round
@@ -75,7 +76,7 @@ func (s *settler) wait(ctx context.Context) error {
 	}
 }
 
-// ended wakes who waits.
+// ended wakes whoever is in wait.
 func (s *settler) ended() {
 	s.mu.Lock()
 	close(s.round)
@@ -162,7 +163,7 @@ func (s *settler) settle(m *Map, sh *shard) {
 	s.clean(errors.Is(err, heap.ErrStoreFull))
 }
 
-// sweep visits the leaves of sh of which words are in the table.
+// sweep visits the leaves of sh for which the table has words to be settled, and those that two ranges share.
 func (s *settler) sweep(m *Map, sh *shard) error {
 	err := s.double(sh)
 	sh.mu.Lock()
@@ -199,7 +200,7 @@ func (s *settler) double(sh *shard) error {
 		sh.mu.Lock()
 		c := sh.cold
 		n := c.count() + sh.t.Count(index.Word.Settles)
-		least, size := 2*c.Len(), c.DoubledBytes() // the settler alone changes them, and who clears the map
+		least, size := 2*c.Len(), c.DoubledBytes() // only the settler changes them, and whoever clears the map
 		enough := n <= c.Len()*index.Most
 		for i := range c.Len() {
 			enough = enough || c.At(i).Shared() // the sweep first has to end that
@@ -227,8 +228,8 @@ func (s *settler) double(sh *shard) error {
 	}
 }
 
-// keepSpare has so many segments kept for leaves that, when the store is full, they can be cleaned, and what is
-// in tables can be settled.
+// keepSpare keeps as many spare segments for leaves as it takes, when the store is full, to clean the leaves' far
+// memory and to settle the words that tables have.
 func (s *settler) keepSpare() {
 	n := 0
 	s.h.core.Far.All(func(f *heap.FarSegment) {
@@ -240,15 +241,15 @@ func (s *settler) keepSpare() {
 }
 
 const (
-	// cleanPagesAbove is the part of the far memory of leaves that may be dead, provided there
-	// are at least cleanPagesFrom segments of it; and cleanPagesFull when the store is full.
+	// cleanPagesAbove is the part of the far memory of leaves that may be dead before it is cleaned, if there are at
+	// least cleanPagesFrom segments of it. When the store is full, the part is cleanPagesFull, and one segment is
+	// enough.
 	cleanPagesAbove = 1.0 / 2
 	cleanPagesFull  = 0.1
 	cleanPagesFrom  = 3
 )
 
-// clean writes the leaves anew that are in segments of which little lives, until far memory is clean
-// enough.
+// clean empties segments of leaves, always the one of which least lives, until far memory is clean enough.
 func (s *settler) clean(full bool) {
 	above, least := cleanPagesAbove, cleanPagesFrom
 	if full {
@@ -281,7 +282,7 @@ func (s *settler) empty(f *heap.FarSegment) bool {
 	s.h.cleanedPages.Add(1)
 	var jobs []job
 	for _, m := range *s.h.maps.Load() {
-		shards := m.shards() // they may be others when the map is freed
+		shards := m.shards() // m may have other shards once it is freed
 		for i := range shards {
 			sh := &shards[i]
 			sh.mu.Lock()

@@ -13,16 +13,16 @@ import (
 	"polder/internal/sizeclass"
 )
 
-// unit is one leaf that is visited, and the one or two ranges that it is of.
+// unit is one leaf that is visited, with the one or two ranges whose leaf it is.
 type unit struct {
 	*job
 	first, n int
 	ref      index.Ref
 	body     index.Leaf
 	news     [2]newLeaf
-	groups   [2]int // those of the visit that are of it: from the one to the other
+	groups   [2]int // its part of the settler's groups: from the first index up to the second
 	count    int    // of ref, when the new leaves were made
-	bad      bool   // it could not be read
+	bad      bool   // it cannot be read or made anew, or the directory has another leaf by now
 }
 
 // newLeaf is what a leaf is replaced by.
@@ -36,7 +36,7 @@ type newLeaf struct {
 	cold   int        // words of tags that are not known
 }
 
-// job is ranges of a shard, which ascend, of which the leaves are to be visited.
+// job is ranges of a shard, in ascending order, whose leaves are to be visited.
 type job struct {
 	m      *Map
 	sh     *shard
@@ -49,10 +49,10 @@ type visit struct {
 	units  []unit
 	reads  pagelog.Reads
 	bodies []byte     // what is read
-	done   chan error // says that it has been
+	done   chan error // gets the error of that read, or nil
 }
 
-// visitAll visits the leaves of jobs, and reads some while it deals with those before.
+// visitAll visits the leaves of jobs, some at a time: while it writes some, the next ones are read.
 func (s *settler) visitAll(jobs []job) error {
 	var errs []error
 	var v *visit
@@ -81,7 +81,8 @@ func (s *settler) write(units []unit) error {
 	for len(units) > 0 {
 		k, err := s.stage(units)
 		if pagelog.IsStagingFull(err) {
-			// What is staged is of nobody: one of two leaves for which there was no room behind it.
+			// What is staged is the first of two new leaves of a unit, which nobody refers to: there was no room for
+			// the second.
 			if err = s.pages.Flush(); err == nil {
 				k, err = s.stage(units)
 			}
@@ -99,7 +100,8 @@ func (s *settler) write(units []unit) error {
 	return nil
 }
 
-// choose makes v the leaves of the first ranges of jobs, as many as there is room for, which it takes from those, and reports whether there are any.
+// choose makes v the leaves of the first ranges of jobs, as many as there is room for, and takes these ranges out of
+// jobs. It reports whether v has any leaves.
 func (s *settler) choose(v *visit, jobs *[]job) bool {
 	v.units = v.units[:0]
 	v.reads.Begin(v.bodies)
@@ -114,7 +116,7 @@ func (s *settler) chooseOf(v *visit, j *job) bool {
 	sh := j.sh
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	for sh.cold.gen == j.gen && !sh.closed && len(j.ranges) > 0 { // otherwise the leaves are others now
+	for sh.cold.gen == j.gen && !sh.closed && len(j.ranges) > 0 { // otherwise the shard has other leaves now
 		u := unit{job: j}
 		u.first, u.n = sh.cold.Group(j.ranges[0])
 		u.ref = sh.cold.At(u.first)
@@ -169,7 +171,7 @@ func (h *Maps) readLeaves(ctx context.Context, reads []pagelog.Read) ([]index.Le
 	return leaves, errs
 }
 
-// each calls fn for units, with the lock of the shard of each, until it returns false.
+// each calls fn for units, with the lock of the unit's shard held, until fn returns false.
 func each(units []unit, fn func(u *unit) bool) {
 	for i, more := 0, true; more && i < len(units); {
 		sh := units[i].sh
@@ -181,7 +183,8 @@ func each(units []unit, fn func(u *unit) bool) {
 	}
 }
 
-// stage makes new leaves of units, until the staging buffer is full, and returns of how many.
+// stage makes the new leaves of units, until the staging buffer is full, and returns how many units it has dealt
+// with.
 func (s *settler) stage(units []unit) (n int, err error) {
 	s.hot, s.groups = s.hot[:0], s.groups[:0]
 	each(units, func(u *unit) bool {
@@ -200,7 +203,7 @@ func (s *settler) stage(units []unit) (n int, err error) {
 			}
 		}
 		if err != nil {
-			// Not in part: its ranges may share a leaf.
+			// A unit is staged as a whole or not at all: its ranges may share a leaf.
 			for k := range u.news {
 				if u.news[k].staged {
 					u.news[k].seg.Live.Add(-int64(sizeclass.Round(u.news[k].size)))
@@ -260,8 +263,9 @@ func (s *settler) renew(u *unit, k int) error {
 
 var errLeafFull = errors.New("cannot settle: a leaf would be too long")
 
-// apply makes the directories refer to the new leaves of units, if they were written, and
-// the words that are in them settled ones, unless they have changed meanwhile.
+// apply ends the visit of units. If a unit's new leaves were written, and its old leaf is still the directory's,
+// apply makes the directory refer to the new leaves and settles their words. Otherwise it accounts for the new leaves
+// as dead.
 func (s *settler) apply(units []unit, written bool) {
 	each(units, func(u *unit) bool {
 		sh, c := u.sh, u.sh.cold
@@ -278,8 +282,8 @@ func (s *settler) apply(units []unit, written bool) {
 			return true
 		}
 		if u.n > 1 || !u.news[0].same {
-			// What has been forgotten meanwhile, less what was learned. Of a leaf that is split nobody knows
-			// of which half that was.
+			// Add the words that the table has forgotten meanwhile, less those that it has learned. If the leaf is
+			// split, nobody knows which half they are in.
 			u.news[0].cold += c.At(u.first).Count() - u.count
 			for k := range u.n {
 				nl, ref := &u.news[k], index.Ref(0)
@@ -305,8 +309,9 @@ func (s *settler) apply(units []unit, written bool) {
 	})
 }
 
-// settleGroup makes the words of a tag, which its leaf has now, settled. If they are others by now,
-// they stay as they are. sh.mu must be held.
+// settleGroup settles the words of a tag, which its leaf has now. The word of a single entry becomes Settled; other
+// words leave the table. If words have changed since was, or refer to the segment that is being cleaned, they stay,
+// and must not be forgotten. sh.mu must be held.
 func (s *settler) settleGroup(sh *shard, was []index.Slot) {
 	tag := was[0].Tag
 	live, same := sh.t.Agrees(was, s.h.cleans)

@@ -43,9 +43,8 @@ func (m *Map) hash(key []byte) entry.Hash {
 	return entry.Hash(xxh3.HashSeed(key, m.h.seed) >> (64 - entry.HashBits))
 }
 
-// shard is the shard of the keys with that hash. Where there are more shards than the
-// bits above the tag can tell apart, the lowest bits of the tag are used, too: those
-// least matter to where in its table an entry lies.
+// shard returns the shard of the keys with the hash h. If there are more shards than the bits above the tag can tell
+// apart, the lowest bits of the tag are used, too: they matter least to where in its table an entry lies.
 func (m *Map) shard(h entry.Hash) *shard {
 	return m.at(int(h>>32|h<<(entry.HashBits-32)) & (m.h.shards - 1))
 }
@@ -107,22 +106,22 @@ func (h *Maps) openLog(sh *shard) *heap.OpenLog {
 // status is what the index knows of a key.
 type status uint8
 
-// waits reports whether the store has to be read to know more.
+// waits reports whether the call has to wait, for the store or for a place in the table, to know more.
 func (st status) waits() bool { return st == remote || st >= unread }
 
 const (
 	absent  status = iota
 	present        // here are its bytes
 	remote         // there is a far entry that may be the key's
-	lost           // there was one
+	lost           // there was such an entry
 	corrupt        // there is one, but its bytes are damaged
-	unread         // its leaf has to be read to know
-	crowded        // the same, and then there would be no place for what it says
+	unread         // the leaf of its tag has to be read
+	crowded        // the table has no place for what the leaf of its tag says
 )
 
-// find looks key up among the entries of a kind. Far entries count as present if hd holds their bytes:
-// the whole of them if whole is set, otherwise their header and key.
-// sh.mu must be held, and is what keeps the bytes in place.
+// find looks key up among the entries of a kind. A far entry counts as present if hd holds its bytes: the whole entry
+// if whole is set, otherwise its header and key, which sh.heads may have, too. sh.mu must be held, and is what keeps
+// the bytes in place.
 func (sh *shard) find(h *Maps, hs entry.Hash, key []byte, kind index.Word, hd *holding, whole bool) (index.Place, entry.Local, status) {
 	t := &sh.t
 	tag := hs.Tag()
@@ -193,7 +192,7 @@ func (sh *shard) remove(h *Maps, p index.Place, e entry.Local) {
 	sh.uncount(w)
 }
 
-// uncount takes an entry that is to go out of the counts.
+// uncount takes the entry of w, which is about to be removed or hidden, out of the counts of sh.
 func (sh *shard) uncount(w index.Word) {
 	switch {
 	case !w.Visible():
@@ -228,16 +227,16 @@ func (h *Maps) bury(w index.Word, e entry.Local) {
 	h.core.Logs.Stir()
 }
 
-// insert stores r in place of what is at p, whose bytes are old; p is none if
-// the key is new. It fails with errNoRoom or errNoShrink if it has to wait, having
-// changed nothing. sh.mu must be held.
+// insert stores r in place of the entry at p, whose bytes are old; p is None if the key is new. If the caller has to
+// wait first, insert changes no entry and fails with heap.ErrNoRoom, heap.ErrNoShrink or errSettling. sh.mu must be
+// held.
 func (m *Map) insert(sh *shard, hs entry.Hash, p index.Place, old entry.Local, r *newEntry) error {
 	if err := r.txn.claim(m, sh, hs.Tag(), p); err != nil {
 		return err
 	}
-	// What a transaction replaces stays, and so what it stores takes a place.
+	// The entry that a transaction replaces stays in the table, so the new one takes another place.
 	hide := r.txn != nil && p != index.None && *sh.t.Word(p)&index.Txn == 0
-	gone := index.None // the word of which is not true any more, unless the transaction is rolled back
+	gone := index.None // place of the tag's Gone, which r replaces; a transaction leaves it there, for a rollback
 	if p == index.None && r.txn == nil && r.Flags&entry.Piece == 0 && sh.hasLeaves() {
 		gone = sh.t.Gone(hs.Tag())
 	}
@@ -246,7 +245,7 @@ func (m *Map) insert(sh *shard, hs entry.Hash, p index.Place, old entry.Local, r
 		if hide {
 			was = *sh.t.Word(p)
 		}
-		// A transaction gives back the place that it takes.
+		// A transaction gives this place back when it ends, so it may take one of the last.
 		if err := sh.more(m.h, hs.Tag()); err != nil && (sh.full() && !hide || sh.t.Filled()) {
 			return err
 		}
@@ -306,10 +305,9 @@ func (m *Map) insert(sh *shard, hs entry.Hash, p index.Place, old entry.Local, r
 	return nil
 }
 
-// overwrite stores r where the local entry old is, if it has the same lengths and
-// is neither being written to far memory nor used in place. The evacuator does not mind, since
-// it copies under the shard's lock, too; it walks over entries without the lock,
-// but by words that are overwritten with what they were.
+// overwrite stores r where the local entry old is, if both have the same lengths and old is neither being written to
+// far memory nor used in place. The evacuator does not mind: it copies entries under the shard's lock, too. It walks
+// over entries without the lock, but the words by which it walks are overwritten with what they were.
 func (m *Map) overwrite(sh *shard, hs entry.Hash, p index.Place, old entry.Local, r *newEntry) bool {
 	w := sh.t.Word(p)
 	if w.Far() || old.Staged() || old.Big() || r.Flags != 0 || old.End() != entry.Header+r.Body() || old.Klen() != len(r.Key) || m.h.core.Logs.Viewed(w.Addr()) {
@@ -327,8 +325,7 @@ func (m *Map) overwrite(sh *shard, hs entry.Hash, p index.Place, old entry.Local
 // grow gives sh a larger table. sh.mu must be held.
 func (sh *shard) grow(h *Maps) error { return sh.resize(h, sh.t.GrownBytes()) }
 
-// shrink gives sh a smaller table if that it has is much too large. sh.mu must
-// be held.
+// shrink gives sh a smaller table if its table is much too large. sh.mu must be held.
 func (sh *shard) shrink(h *Maps) error {
 	if size := sh.t.ShrunkBytes(); size != sh.t.Bytes() {
 		return sh.resize(h, size)
@@ -336,8 +333,8 @@ func (sh *shard) shrink(h *Maps) error {
 	return nil
 }
 
-// resize gives sh a table of size bytes. To become smaller needs no room: for as long as there are both tables, the smaller is not
-// counted. sh.mu must be held.
+// resize gives sh a table of size bytes. A smaller table needs no room in the budget: while there are both tables,
+// only the larger one is counted. sh.mu must be held.
 func (sh *shard) resize(h *Maps, size int64) error {
 	l := &h.core.Logs
 	old := sh.t.Bytes()

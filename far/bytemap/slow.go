@@ -85,8 +85,7 @@ func (sh *shard) expireNow(h *Maps, p index.Place, e entry.Local) step {
 	return step{err: ErrNotFound}
 }
 
-// do calls try with the shard's lock held, and again, as slow does, until it
-// need not wait.
+// do calls try with the shard's lock held. If that has to wait, do goes on as slow does.
 func (m *Map) do(ctx context.Context, sh *shard, hs entry.Hash, key []byte, try func(*holding) step) error {
 	sh.mu.Lock()
 	if !sh.closed {
@@ -99,8 +98,8 @@ func (m *Map) do(ctx context.Context, sh *shard, hs entry.Hash, key []byte, try 
 	return m.slow(ctx, sh, hs, key, try)
 }
 
-// slow calls try with the shard's lock held until it need not wait, and waits
-// without the lock for what it needs in between.
+// slow calls try, with the shard's lock held, until try need not wait. Between two calls it waits, without the lock,
+// for what try needs.
 func (m *Map) slow(ctx context.Context, sh *shard, hs entry.Hash, key []byte, try func(*holding) step) error {
 	h := m.h
 	if err := h.core.Begin(); err != nil {
@@ -118,7 +117,7 @@ func (m *Map) slow(ctx context.Context, sh *shard, hs entry.Hash, key []byte, tr
 			return m.gone()
 		}
 		s := try(&hd)
-		late := ctx.Err() != nil // asked once: who leads a flight makes it
+		late := ctx.Err() != nil // asked once: a call that leads a flight has to make it
 		var f *heap.Flight
 		var leader bool
 		var busy <-chan struct{}
@@ -154,7 +153,7 @@ func (m *Map) slow(ctx context.Context, sh *shard, hs entry.Hash, key []byte, tr
 				return err
 			}
 		case s.need == needPlace:
-			hd.release(h) // what it reads may be what others wait for
+			hd.release(h) // others may wait for what these flights hold
 			if lacking.IsZero() {
 				lacking = time.Now()
 			} else if time.Since(lacking) > heap.StoreTimeout {

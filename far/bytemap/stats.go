@@ -8,9 +8,9 @@ import (
 
 // Totals is what the maps of a heap have done, and how they stand.
 type Totals struct {
-	Maps []Stats // those of freed ones last, by name
+	Maps []Stats // freed maps last, by name
 
-	// Local is an estimate of the bytes of entries that are local, and Hot of those of them that the
+	// Local is an estimate of the bytes of local entries, and Hot of the bytes of those local entries that the
 	// evacuator would keep, since they were used of late.
 	Local, Hot float64
 
@@ -52,7 +52,7 @@ type Stats struct {
 	Misses     uint64 // calls that needed a far entry
 	Absent     uint64 // reads of keys that were not there
 	Coalesced  uint64 // misses that joined somebody else's fetch
-	Prefetched uint64 // keys that Fetch found far; a read that follows is a hit
+	Prefetched uint64 // keys that Prefetch found far; a read that follows is a hit
 	Sets       uint64
 	Deletes    uint64
 	Expired    uint64
@@ -73,7 +73,7 @@ func (s *Stats) Add(o *Stats) {
 	s.Expired += o.Expired
 }
 
-// stats also adds what is local of m to t.
+// stats returns the statistics of m, and adds to t what is local of m.
 func (m *Map) stats(t *Totals) Stats {
 	s := Stats{Name: m.name, Computed: m.computed.Load()}
 	for i := range m.shards() {
@@ -88,9 +88,8 @@ func (m *Map) stats(t *Totals) Stats {
 	return s
 }
 
-// sampled is how many buckets of an index Totals looks at to say how much of what is
-// local was used of late. The estimate is off by a few per cent; to look at all of them would hold up who uses
-// the maps.
+// sampled is how many buckets of a map's index Totals looks at to estimate how much of what is local was used of
+// late. The estimate is off by a few per cent; looking at all buckets would hold up whoever uses the maps.
 const sampled = 2048
 
 // sample looks at some n buckets of sh. sh.mu must be held.

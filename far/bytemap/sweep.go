@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// A look takes in so many buckets of the index, and reads so many headers of far entries. If more
-	// than a quarter of the entries with an expiry have expired, the next look follows at once.
+	// A look goes through at most sweepBuckets buckets of the index, and reads about sweepHeads headers of far
+	// entries. If more than a quarter of the entries with an expiry have expired, the next look follows at once.
 	sweepBuckets = 1024
 	sweepHeads   = 64
 )
 
-// sweeper walks over the index, a little at a time, in search of entries
-// whose time has come: over the table of a shard, and then over its leaves, of which a look has one.
+// sweeper walks over the index, a little at a time, in search of entries whose time has come. It goes over the table
+// of a shard, and then over its leaves, one leaf a look.
 type sweeper struct {
 	m, shard, bucket int
 	leaf, slot       int         // when the table is done
@@ -98,7 +98,8 @@ func (sw *sweeper) sweep(h *Maps) bool {
 	return 4*expired > seen
 }
 
-// sweepLeaf boards what may have expired of the next leaf of sh, which it returns if there is one.
+// sweepLeaf boards those entries of the next leaf of sh that may have expired. It returns the leaf, with seg nil if
+// there is none.
 func (sw *sweeper) sweepLeaf(m *Map, sh *shard, b *heap.Batch) (leaf scannedLeaf) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -135,7 +136,8 @@ func (sw *sweeper) sweepLeaf(m *Map, sh *shard, b *heap.Batch) (leaf scannedLeaf
 	return leaf
 }
 
-// expireFar removes the entry that f found expired, if it is still there. If only a leaf knew it, that is the one.
+// expireFar removes the entry that f found expired, and reports whether it was still there. If only a leaf knows the
+// entry, expireFar has the table learn it from leaf, which this look has read.
 func (m *Map) expireFar(f *heap.Flight, leaf scannedLeaf) bool {
 	sh, tag := m.placeOf(&f.Want)
 	sh.mu.Lock()

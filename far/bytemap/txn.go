@@ -8,32 +8,29 @@ import (
 	"slices"
 )
 
-// Txn makes several changes to maps of one heap that count together or not at
-// all: after Rollback everything is as it was, and neither Commit nor Rollback
-// can fail or wait. Each single change can, and has then changed nothing.
+// Txn makes several changes to maps of one heap that count together or not at all: after Rollback everything is as it
+// was, and neither Commit nor Rollback can fail or wait. A single change can; if it fails, it has changed nothing.
 //
-// A key that it changes must not be changed by anyone else until it ends, and
-// who reads the key meanwhile sees the change: callers have locks for that. Scan,
-// All and Random go by what was there before; Len by what is there now. A Txn may be used again after its
-// end. It is for one goroutine at a time.
+// Until the Txn ends, nobody else may change a key that it changes, and whoever reads the key sees the change:
+// callers have locks for that. Scan, All and Random of the map go by what was there before; Len by what is there now.
+// A Txn may be used again after its end. It is for one goroutine at a time.
 //
-// What a change replaces stays in the index, hidden, and what it stores is
-// marked there (see word), so the evacuator and the cleaner treat both like all
-// other entries. To end a transaction is to go through the index words of its
-// keys: the one kind loses its mark and the other is removed. Only their shard
-// and tag are remembered, which do not change when entries move.
+// An entry that a change replaces stays in the index, hidden, and an entry that it stores is marked there (see
+// index.Word), so the evacuator and the cleaner treat both like all other entries. Commit and Rollback go through the
+// index words of the keys: Commit removes hidden entries and clears the marks of the new ones; Rollback removes the
+// new entries and shows the hidden ones again. A Txn remembers only shards and tags, which do not change when entries
+// move.
 type Txn struct {
 	h       *Maps
-	changed []changed // once or more often
+	changed []changed // the same one may be there several times
 	cleared []*Map
-	// index is of what is in changed: most transactions do not need it, and to
-	// make it takes as long as the changes.
+	// index is the set of what is in changed. Most transactions do not need it, and making it takes as long as the
+	// changes.
 	index map[changed]struct{}
 }
 
-// changed is where the keys with a tag are that a transaction has changed: in
-// its upper 16 bits the number of the map, in the next that of the shard, then
-// the tag.
+// changed says where a key is that a transaction has changed: its upper 16 bits are the number of the map, the next
+// 16 that of the shard, and the rest is the key's tag.
 type changed uint64
 
 func changedIn(sh *shard, m *Map, tag uint32) changed {
@@ -48,7 +45,7 @@ func (c changed) shard(maps []*Map) *shard { return maps[c>>48].at(int(c >> 32 &
 // one with the same hash.
 var ErrConflict = errors.New("another transaction changes an entry of the same hash")
 
-// manyChanged is how many changes are too many for their list to be kept.
+// manyChanged is how long the list of changes may be to be kept for the next use of the Txn.
 const manyChanged = 1 << 10
 
 // NewTxn makes a transaction without changes.
@@ -66,8 +63,8 @@ func (t *Txn) Delete(ctx context.Context, m *Map, key []byte) (bool, error) {
 	return m.delete(ctx, key, t)
 }
 
-// DeleteMany is Delete of keys. It sets in gone, which is as long, which of them were
-// there, or of keys that are the same the first. If it fails, t may have deleted some.
+// DeleteMany is Delete of keys. It sets in gone, which is as long as keys, which of them were there; of equal keys
+// only the first was. If it fails, t may have deleted some.
 func (t *Txn) DeleteMany(ctx context.Context, m *Map, keys [][]byte, gone []bool) error {
 	t.changed = slices.Grow(t.changed, len(keys))
 	for len(keys) > 0 {
@@ -84,8 +81,8 @@ func (t *Txn) DeleteMany(ctx context.Context, m *Map, keys [][]byte, gone []bool
 	return nil
 }
 
-// deleteLocal is DeleteMany of the first of keys, of which it returns the number: it
-// stops before one that it would have to wait for, or that cannot be deleted.
+// deleteLocal is DeleteMany of the first n of keys, and returns n. It stops before a key for which it would have to
+// wait, or that cannot be deleted.
 func (t *Txn) deleteLocal(m *Map, keys [][]byte, gone []bool) (n int) {
 	keys = keys[:min(len(keys), maxLocked)]
 	var where [maxLocked]changed
@@ -95,7 +92,7 @@ func (t *Txn) deleteLocal(m *Map, keys [][]byte, gone []bool) (n int) {
 	}
 	maps := *m.h.maps.Load()
 	if maps[m.id] != m {
-		return 0 // it was freed, and its number is another's
+		return 0 // it was freed, and another map has its number
 	}
 	l := lockShards(maps, where[:len(keys)])
 	defer l.unlock()
@@ -148,8 +145,8 @@ func (t *Txn) Commit() {
 // Rollback undoes the changes.
 func (t *Txn) Rollback() { t.end((*shard).rollback, (*shard).attach) }
 
-// end calls fn for the index words of all keys that t has changed, and perhaps
-// for others, and then leaves for the leaves of the shards that it has cleared.
+// end calls fn for the index words of all keys that t has changed, and perhaps for other words. Then it calls the
+// function leaves for each shard that t has cleared, with the leaves that t has taken from the shard.
 func (t *Txn) end(fn func(sh *shard, h *Maps, p index.Place), leaves func(sh *shard, d *corpse)) {
 	t.h.ending.RLock()
 	defer t.h.ending.RUnlock()
@@ -182,7 +179,7 @@ func (t *Txn) end(fn func(sh *shard, h *Maps, p index.Place), leaves func(sh *sh
 	}
 }
 
-// owns reports whether t has changed what has this tag.
+// owns reports whether t has changed a key with the map, shard and tag of c.
 func (t *Txn) owns(c changed) bool {
 	if t.index == nil {
 		t.index = make(map[changed]struct{}, len(t.changed))
@@ -194,9 +191,9 @@ func (t *Txn) owns(c changed) bool {
 	return ok
 }
 
-// claim makes t the transaction that changes what has this tag in m, if there is
-// no other. A nil t claims nothing, but must not change the entry at p, which may
-// be none, if it is a transaction's. sh.mu must be held.
+// claim makes t the transaction that changes keys with this tag in m. It fails with ErrConflict if another
+// transaction has changed one. A nil t claims nothing, and claim fails if a transaction has changed the entry at p,
+// which may be None. sh.mu must be held.
 func (t *Txn) claim(m *Map, sh *shard, tag uint32, p index.Place) error {
 	if t == nil {
 		if p != index.None && *sh.t.Word(p)&index.Txn != 0 {
@@ -221,8 +218,7 @@ func (t *Txn) claim(m *Map, sh *shard, tag uint32, p index.Place) error {
 	return nil
 }
 
-// commit ends the part of a transaction that the word at p has in it, if it
-// has. sh.mu must be held.
+// commit ends a transaction for the word at p, if that is a part of one. sh.mu must be held.
 func (sh *shard) commit(h *Maps, p index.Place) {
 	switch w := sh.t.Word(p); {
 	case w.Hidden():
@@ -235,7 +231,7 @@ func (sh *shard) commit(h *Maps, p index.Place) {
 	}
 }
 
-// rollback is commit for a transaction that is to have changed nothing.
+// rollback undoes a transaction for the word at p, if that is a part of one. sh.mu must be held.
 func (sh *shard) rollback(h *Maps, p index.Place) {
 	switch w := sh.t.Word(p); {
 	case w.Hidden():
@@ -279,19 +275,19 @@ func (sh *shard) bytesAt(h *Maps, p index.Place) entry.Local {
 // maxLocked is how many entries' shards are locked together.
 const maxLocked = 32
 
-// lockedShards are those of entries that follow one another, all locked.
+// lockedShards are the shards of entries that follow one another in a list, all locked.
 type lockedShards struct {
 	list [maxLocked]*shard
 	n    int
-	over uint32 // has a use, so that the compiler leaves the reads of it where they are
+	over uint32 // a use of what lockShards reads ahead, so that the compiler keeps these reads where they are
 }
 
-// lockShards locks the shards of the first of entries, at least of one: as many as it can
-// without waiting, and so in any order, and while they are different ones.
+// lockShards locks the shards of the first of entries. It waits for the first lock, and takes further ones, in any
+// order, as long as it can without waiting and all shards are different.
 //
-// It exists because most of what many changes take is to wait for the index's memory, one
-// entry after the other. Here nothing that follows depends on what was read, and no lock
-// keeps the processor from reading on, so the lines come side by side.
+// It exists because many changes spend most of their time waiting for the index's memory, one entry after the other.
+// In the second loop no read depends on another, and no lock keeps the processor from reading on, so the cache lines
+// arrive side by side.
 func lockShards(maps []*Map, entries []changed) (l lockedShards) {
 	for l.n < min(len(entries), maxLocked) {
 		sh := entries[l.n].shard(maps)

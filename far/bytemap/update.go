@@ -8,15 +8,13 @@ import (
 	"polder/far/index"
 )
 
-// Update calls fn with the present entry of key (found false and a zero
-// Entry if there is none; old.Value is a copy that is fn's during the call) and
-// does what fn returns: Keep, Put or Remove. If others have changed the key while fn
-// ran, fn is called again with what is there then, until ctx ends: so what it does
-// is done to the entry that it was given, in one step. An error from fn is
-// returned as it is, and nothing changed.
+// Update calls fn with the present entry of key (found false and a zero Entry if there is none; old.Value is a copy
+// that is fn's during the call) and does what fn returns: Keep, Put or Remove. If others have changed the key while
+// fn ran, Update calls fn again with what is there then, until ctx ends. So what fn returns is done, in one step, to
+// the very entry that fn was given. An error from fn is returned as it is, and nothing is changed.
 //
-// No lock is held while fn runs: it may take its time, wait, panic, and use the
-// heap and this map, but for a change of key itself, which would make it run again for ever.
+// No lock is held while fn runs: it may take its time, wait, panic, and use the heap and this map, but it must not
+// change key itself, which would make it run again for ever.
 func (m *Map) Update(ctx context.Context, key []byte, fn UpdateFunc) error {
 	if err := m.check(key, 0); err != nil {
 		return err
@@ -53,8 +51,8 @@ func (m *Map) Update(ctx context.Context, key []byte, fn UpdateFunc) error {
 // errChanged: the entry is not the one that an update was computed from.
 var errChanged = errors.New("changed")
 
-// snapshot is an entry as an update has seen it, which may find another one when
-// it is done. The nil snapshot asks for nothing.
+// snapshot is an entry as an update has seen it. By the time the update is done, the map may have another entry. The
+// nil snapshot allows any entry.
 type snapshot struct {
 	Entry          // its Value is nil if it is large
 	found   bool   // there was one
@@ -97,7 +95,7 @@ func (m *Map) lookSlow(ctx context.Context, sh *shard, hs entry.Hash, key []byte
 	return nil
 }
 
-// take makes s the entry e, of which value is a copy that s may have.
+// take makes s a snapshot of the entry e with this value, a copy that s may keep.
 func (s *snapshot) take(e Entry, version uint64, value []byte) {
 	own := s.Value[:0]
 	if version == 0 {
@@ -106,7 +104,7 @@ func (s *snapshot) take(e Entry, version uint64, value []byte) {
 	*s = snapshot{Entry: Entry{Value: own, Expire: e.Expire, Tag: e.Tag}, found: true, version: version, lent: value}
 }
 
-// whole reports whether it takes an entry's value to tell whether it is s.
+// whole reports whether the value of an entry is needed to tell whether that is the entry that s has seen.
 func (s *snapshot) whole() bool { return s != nil && s.found && s.version == 0 }
 
 func (s *snapshot) need() need {
@@ -116,7 +114,7 @@ func (s *snapshot) need() need {
 	return needHead
 }
 
-// is reports whether e is the entry, nil if there is none.
+// is reports whether e, nil if there is no entry, is the entry that s has seen.
 func (s *snapshot) is(e entry.Local) bool {
 	switch {
 	case e == nil || e.Expired():
