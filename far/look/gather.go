@@ -106,8 +106,8 @@ func Gather(ctx context.Context, e *ahead.Engine, st *ahead.Structure, dst []byt
 }
 
 const (
-	digit = 11  // bits by which picks are put in order at a time
-	few   = 512 // picks for which comparing them is as fast
+	digit = 11  // bits by which one pass puts picks in order
+	few   = 512 // with fewer picks, sorting by comparing is as fast
 )
 
 // inOrder returns picks, which are in the order of their places, in the order of their elements, and a buffer for the
