@@ -12,19 +12,17 @@ import (
 )
 
 const (
-	// Most is the most objects that one goroutine may be ahead of.
+	// Most is how many objects at most are fetched ahead of one goroutine.
 	Most = 256
 	// JobObjects is how many objects one read asks for at the most.
 	JobObjects = 64
-	// DemandBytes is about how much a goroutine fetches that has to wait for
-	// some of it.
+	// DemandBytes is about how many bytes a goroutine fetches at once when it has to wait for some of them anyway.
 	DemandBytes = 256 << 10
 
-	// goroutines is how many of a heap prefetch. Each has one read
-	// of the store under way.
+	// goroutines is how many goroutines of a heap prefetch. Each has one read of the store under way.
 	goroutines = 4
 	queued     = 64 // jobs
-	// firstAhead is the bytes in flight before anything has been measured.
+	// firstAhead is how many bytes may be in flight before anything has been measured.
 	firstAhead = 256 << 10
 )
 
@@ -39,10 +37,9 @@ type job struct {
 	before int64     // bytes that had come in until then
 }
 
-// Engine is a heap's goroutines that prefetch, and what they have
-// measured. How much is in flight follows BBR: twice the rate at which bytes come
-// in times the least time from a request to the arrival of its objects, so that
-// it grows while that makes reading faster and no longer.
+// Engine is the goroutines of a heap that prefetch, and what they have measured. How much may be in flight follows
+// BBR: twice the rate at which bytes come in, times the least time from a request to the arrival of its objects. So
+// it grows only as long as that makes reading faster.
 type Engine struct {
 	Core  *heap.Heap
 	Space *objects.Space // of its objects
@@ -53,16 +50,16 @@ type Engine struct {
 	delivered atomic.Int64 // bytes
 	rate      atomic.Int64 // bytes a second, the largest of late
 	latency   atomic.Int64 // ns, the least of late
-	reads     atomic.Int64 // that were measured
+	reads     atomic.Int64 // how many were measured
 	limit     atomic.Int64 // bytes that may be in flight; 0: not known
 
-	// pending is the words of objects that were prefetched and not yet used, by
-	// a hash of the word. One that is displaced counts neither as used nor as
-	// unused.
+	// pending has the words of objects that were prefetched and not yet used, by their numbers: each in the slot of a
+	// hash of its number. An object that another one displaces counts neither as used nor as unused.
 	pending [1 << 12]atomic.Uint64
 }
 
-// Init makes e that of the heap core with the objects of space. Its goroutines begin with the first job, and end with the heap.
+// Init makes e the engine of the heap core, whose objects are those of space. The goroutines of e begin with the
+// first job, and end with the heap.
 func (e *Engine) Init(core *heap.Heap, space *objects.Space) { e.Core, e.Space = core, space }
 
 // InFlight is how many bytes may be in flight.
@@ -73,15 +70,16 @@ func (e *Engine) InFlight() int64 {
 	return firstAhead
 }
 
-// Measured is the bytes a second that come in, and the least time of a read. Both are 0 until something was prefetched.
+// Measured is how many bytes come in per second, and the least time of a read. Both are 0 until something was
+// prefetched.
 func (e *Engine) Measured() (rate int64, latency time.Duration) {
 	return e.rate.Load(), time.Duration(e.latency.Load())
 }
 
 func (e *Engine) slot(n uint64) *atomic.Uint64 { return &e.pending[n*0x9e3779b97f4a7c15>>52] }
 
-// submit hands a job to the goroutines that prefetch, unless all are busy and
-// enough waits for them.
+// submit hands a job to the goroutines that prefetch. If all of them are busy and the queue is full, it drops the
+// job.
 func (e *Engine) submit(b *job) {
 	e.once.Do(func() {
 		e.jobs = make(chan job, queued)
@@ -103,7 +101,7 @@ func (e *Engine) submit(b *job) {
 	}
 }
 
-// forget undoes that objects are on their way.
+// forget removes the words with these numbers from pending: their objects will not arrive.
 func (e *Engine) forget(refs []uint64) {
 	for _, n := range refs {
 		e.slot(n).CompareAndSwap(n, 0)
@@ -123,10 +121,10 @@ func (e *Engine) work() {
 }
 
 func (e *Engine) run(b *job) {
-	// What has been used meanwhile was late.
+	// Objects that have been used meanwhile are not fetched: the job is too late for them.
 	refs := slices.DeleteFunc(b.refs[:b.n], func(n uint64) bool { return e.slot(n).Load() != n })
-	// Words in a row are fetched as one, which a walk backwards has the other
-	// way round.
+	// Adjacent words are fetched as one run, if they are in ascending order. A walk backwards has them in descending
+	// order.
 	slices.Sort(refs)
 	what := 0
 	if b.stream {
@@ -136,7 +134,7 @@ func (e *Engine) run(b *job) {
 	defer cancel()
 	read, err := e.Space.Fetch(ctx, refs, what, 0, true)
 	if err != nil {
-		// Whoever uses the objects is told; they were not prefetched.
+		// Whoever uses the objects gets the error; they do not count as prefetched.
 		e.forget(refs)
 		return
 	}
@@ -145,12 +143,11 @@ func (e *Engine) run(b *job) {
 	}
 }
 
-// measure takes note of a read of n bytes that took so long, when before bytes
-// had come in until it began.
+// measure takes note of a read of n bytes. It was submitted took ago, when before bytes had come in.
 func (e *Engine) measure(before, n int64, took time.Duration) {
 	ns := max(int64(took), 1)
 	rate := int64(float64(e.delivered.Add(n)-before) / float64(ns) * 1e9)
-	// The largest and the least of late: what is not seen again fades.
+	// The rate is the largest of late, the latency the least of late: a value that is not seen again fades.
 	rate = max(rate, e.rate.Load()/64*63)
 	e.rate.Store(rate)
 	if old := e.latency.Load(); old != 0 {
@@ -167,9 +164,9 @@ func (e *Engine) measure(before, n int64, took time.Duration) {
 }
 
 const (
-	// minAhead is the least bytes that may be in flight.
+	// minAhead is how many bytes may be in flight at least.
 	minAhead = 32 << 10
-	// usualAhead is the least where the budget allows that: with less, waking
+	// usualAhead is how many bytes may be in flight at least where the budget allows that: with less, waking
 	// goroutines for a few objects each would cost more than reading them.
 	usualAhead = 1 << 20
 )

@@ -27,8 +27,8 @@ func (NoPrefetch) Access(i, window int, dst []int) []int { return dst }
 // zero Stride is ready.
 type Stride struct {
 	last, step int
-	seen       int // so many equal steps
-	next       int // the first that was not asked for
+	seen       int // how many equal steps in succession
+	next       int // the first object that was not asked for
 	begun      bool
 }
 
@@ -46,7 +46,7 @@ func (p *Stride) Access(i, window int, dst []int) []int {
 		p.begun = true
 		return dst
 	}
-	// Objects that are hot are skipped, so a multiple of the step is one, too.
+	// Hot objects are not seen, so a multiple of the step counts as a step, too.
 	if p.step == 0 || d%p.step != 0 || d/p.step < 1 || d/p.step > max(window, 1) {
 		p.step, p.seen, p.next = d, 1, i+d
 		return dst

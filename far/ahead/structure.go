@@ -41,10 +41,9 @@ func (st *Structure) Stats() Stats {
 	return Stats{st.issued.Load(), st.used.Load(), st.unused.Load(), st.dropped.Load()}
 }
 
-// Enter enters s and returns object i, whose word is p, as a structure uses it whose objects are next to each other. If
-// it cannot, it returns nil, and the scope's error says why, and s is as it was. With i
-// negative the prefetcher is not told. What follows up to object n, not included,
-// is next.
+// Enter enters s and returns object i, whose word is p. It is for structures whose objects are next to each other. If
+// it fails, it returns nil, s is as it was, and the scope's error says why. If i is negative, the prefetcher is not
+// told. The objects behind i up to n, not included, are those that will be used next.
 func (e *Engine) Enter(s *heap.Scope, st *Structure, p *uint64, i, n, what int) object.Object {
 	if w := objects.Load(p); w.Far() || w.Coldness() != 0 {
 		e.Used(st, p)
@@ -67,8 +66,8 @@ func (e *Engine) Enter(s *heap.Scope, st *Structure, p *uint64, i, n, what int) 
 	}
 }
 
-// enterFor enters s and returns the object of p, or else leaves s as it was: nil, and
-// its error says why, or a panic.
+// enterFor enters s and returns the object of p. If it fails, it leaves s as it was and returns nil, and the scope's
+// error says why. It also leaves s as it was if it panics.
 func (e *Engine) enterFor(s *heap.Scope, p *uint64, what int) (o object.Object) {
 	s.Enter()
 	defer func() {
@@ -83,8 +82,8 @@ func (e *Engine) enterFor(s *heap.Scope, p *uint64, what int) (o object.Object) 
 	return o
 }
 
-// WithScope calls fn in a scope of the heap's pool, closed, for what fn enters and
-// leaves by itself.
+// WithScope calls fn with a scope of the heap's pool, and returns the scope's error. The scope is closed: fn enters
+// and leaves it itself.
 func (e *Engine) WithScope(ctx context.Context, fn func(s *heap.Scope)) error {
 	s := e.Core.Acquire(ctx)
 	defer e.Core.Release(s)
@@ -92,7 +91,7 @@ func (e *Engine) WithScope(ctx context.Context, fn func(s *heap.Scope)) error {
 	return s.Err()
 }
 
-// Access lets the prefetcher of s work: object i is used for the first time in a while.
+// Access tells the prefetcher of s that object i is used for the first time in a while, and fetches what it asks for.
 func (e *Engine) Access(s *heap.Scope, st *Structure, i int, stream bool) {
 	a := e.of(s)
 	if guesses := a.of(st).Access(i, e.Window(st), a.guesses[:0]); len(guesses) > 0 {
@@ -105,7 +104,7 @@ func (e *Engine) Access(s *heap.Scope, st *Structure, i int, stream bool) {
 	}
 }
 
-// Fetch asks for the far ones among the objects of words, which may be nil.
+// Fetch has those objects of words fetched that are far and have not been asked for. Any of words may be nil.
 func (e *Engine) Fetch(st *Structure, words []*uint64, stream bool) {
 	b := job{st: st, stream: stream}
 	limit := max(1, min(JobObjects, int(e.InFlight())/goroutines/max(st.Class.Size, 1)))
@@ -128,16 +127,15 @@ func (e *Engine) Fetch(st *Structure, words []*uint64, stream bool) {
 	}
 }
 
-// demand brings the far object i, and those that follow up to n, not included, and
-// are next to be used in an iteration, as far as they are far: the caller would have to wait
-// anyway, and fetches many for not much more than one. That is what becomes of
-// prefetching when no processor is left for it. It takes no local memory that is
-// kept for scopes, and waits for it only as long as the evacuator usually takes to make
-// some: what is missing then, and whatever goes wrong, who dereferences the objects comes upon. It must not be called in a
+// demand fetches the far object i. With it, it fetches the far objects that follow without a gap, up to object n, not
+// included, which will be used next in an iteration: the caller has to wait anyway, and many objects take not much
+// longer than one. That is what becomes of prefetching when no processor is left for it. demand takes no local memory
+// that is kept for scopes, and waits for local memory only as long as the evacuator usually takes to make some. It
+// reports no errors: whoever dereferences an object that is still missing finds out why. It must not be called in a
 // scope.
 func (e *Engine) demand(s *heap.Scope, st *Structure, i, n int, stream bool) {
 	if st.New != nil {
-		n = i + 1 // what is fetched ahead is the prefetcher's
+		n = i + 1 // the structure's own prefetcher decides what is fetched ahead
 	}
 	p := st.Word(i)
 	w := objects.Load(p)
@@ -187,7 +185,8 @@ func (e *Engine) Used(st *Structure, p *uint64) {
 	}
 }
 
-// Evacuated notes that the object with number n of a word has been evacuated, and with that what was prefetched in vain.
+// Evacuated notes that the object whose word has number n has been evacuated. If it was prefetched and not used
+// since, that was in vain.
 func (e *Engine) Evacuated(st *Structure, n uint64) {
 	if s := e.slot(n); s.Load() == n && s.CompareAndSwap(n, 0) {
 		st.unused.Add(1)

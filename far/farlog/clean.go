@@ -1,11 +1,12 @@
 package farlog
 
-// cleanAbove is the part of far memory that may be dead, provided there
-// are at least cleanFrom segments.
+// cleanAbove is how large a part of far memory may be dead before it is cleaned, provided there are at least
+// cleanFrom segments.
 const (
 	cleanAbove = 1.0 / 3
 	cleanFrom  = 4
-	tightShare = 4 // memory is tight if the store has room for less than this share of the segments that there are
+	// Memory is tight if the store has room for fewer segments than a tightShare-th of those in use.
+	tightShare = 4
 )
 
 // cleanable reports whether the writer may clean s.
@@ -13,12 +14,13 @@ func (s *Segment) cleanable() bool {
 	return s.sealed.Load() && !s.Broken && s.Writes == 0 && !s.HasPages() && s.Live.Load() > 0 && !s.Gone()
 }
 
-// Yields reports whether at least such a part of s is dead, or was never written. Records count in whole classes, which may come to more than a segment.
+// Yields reports whether at least the given part of s is dead, or was never written. Records count in whole classes,
+// which may come to more than a segment.
 func (s *Segment) Yields(part float64) bool {
 	return float64(s.Live.Load()) <= (1-part)*float64(max(s.filled.Load(), int64(s.log.SegSize)))
 }
 
-// Sparsest returns the segment to be cleaned with the fewest live bytes, or nil. It is the writer's.
+// Sparsest returns the segment with the fewest live bytes of those that may be cleaned, or nil. It is the writer's.
 func (f *Log) Sparsest() (best *Segment) {
 	f.All(func(s *Segment) {
 		if s.cleanable() && (best == nil || s.Live.Load() < best.Live.Load()) {
@@ -28,11 +30,11 @@ func (f *Log) Sparsest() (best *Segment) {
 	return best
 }
 
-// Worst returns the segment whose cleaning yields most for its cost, which is
-// to read what has not been cleaned of it and to write what lives; old segments come first,
-// since what lives in a young one may soon be dead. It is nil if far memory is
-// clean enough. Where memory is tight, what was never written counts as dead, too, in segments that ended
-// early, with a checkpoint or since a copy was late. It is the writer's.
+// Worst returns the segment whose cleaning yields most for its cost, or nil if far memory is clean enough. The cost
+// is to read the part of the segment that has not been cleaned yet, and to write what lives. Old segments come first,
+// since what lives in a young one may soon be dead. Where memory is tight, the unwritten part counts as dead, too, in
+// segments that are less than half full: they ended early, with a checkpoint or since a copy was late. It is the
+// writer's.
 func (f *Log) Worst() (best *Segment) {
 	var live, filled, n int64
 	var most float64
@@ -61,7 +63,7 @@ func (f *Log) Worst() (best *Segment) {
 	return best
 }
 
-// tight reports whether the store has little room, but some: what is cleaned needs it first.
+// tight reports whether the store has little room, but some: cleaning takes room before it makes some.
 func (f *Log) tight() bool {
 	room, _ := f.room()
 	f.mu.Lock()
@@ -69,7 +71,7 @@ func (f *Log) tight() bool {
 	return room > 0 && room*tightShare < f.count
 }
 
-// Dying reports whether there is a segment that waits for pins of it to end.
+// Dying reports whether there is a segment that only waits for its pins to end.
 func (f *Log) Dying() (yes bool) {
 	f.All(func(s *Segment) { yes = yes || s.sealed.Load() && s.Live.Load() == 0 })
 	return yes

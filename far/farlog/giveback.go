@@ -10,10 +10,10 @@ import (
 	"polder/far/store"
 )
 
-// What dies is given back to the store, unless something is to be gained by keeping it: see Drop.
+// A dead segment is given back to the store, unless it is worth keeping: see Drop.
 
-// Drop forgets a dead segment and gives it back to the store, or keeps it as
-// a spare one or as an idle one. It fails if the store did not take it back.
+// Drop forgets a dead segment. It keeps it for the next checkpoint or a pin (see retain), as a spare segment, or as
+// an idle one, or else gives it back to the store, as GiveBack does.
 func (f *Log) Drop(ctx context.Context, s *Segment) error {
 	f.mu.Lock()
 	at := &(*f.Segs.Load())[s.ID]
@@ -56,20 +56,20 @@ func (f *Log) Drop(ctx context.Context, s *Segment) error {
 	return f.GiveBack(ctx, s.Seg)
 }
 
-// Forsake takes a segment for lost that the store still has: all was moved that could be found
-// in it, and yet something counts as live. Either owners have lost sight of that
-// (as the heap's Host.Leaks says), or whoever lends the memory has hidden it, and a word of an owner's still
-// refers to it. So the memory can be given back, but not the id, which the next segment
-// would be found by: what the word stands for would be counted as dead there, and with it
-// another's records, from another lender. It is free when nothing counts as live.
-// No more segments are kept like this than there were when owners lost sight of something.
+// Forsake treats as lost a segment that the store still has: cleaning has moved all records that it found to live
+// there, and yet some bytes count as live. Either owners have lost sight of records (see the heap's Host.Leaks), or
+// whoever lends the memory has hidden a record, and a word of an owner's still refers to it. The memory can be given
+// back (see MayGo), but the id cannot be used again yet. The word would refer to whatever segment has the id next,
+// and the death of its record would be accounted for there, at the expense of records that another lender has. The id
+// is free when nothing counts as live. No more segments are kept like this than there were when owners lost sight of
+// something.
 func (s *Segment) Forsake() {
 	s.forsaken.Store(true)
 	s.lost.Store(true)
 }
 
-// MayGo reports whether the memory of s is to be given back now, which it says once: s is
-// forsaken, and nobody reads it any more. Since it counts as lost, nobody begins to.
+// MayGo reports whether the memory of s is to be given back now: s is forsaken, and nobody reads it any more. Since s
+// counts as lost, nobody begins to read it. MayGo reports true only once.
 func (f *Log) MayGo(s *Segment) bool {
 	if !s.forsaken.Load() {
 		return false
@@ -87,22 +87,21 @@ func (f *Log) MayGo(s *Segment) bool {
 // debt is a segment to be given back to the store.
 type debt struct {
 	seg   store.Segment
-	tries int // that failed
+	tries int // how many tries have failed
 }
 
 // maxTries is how often a segment is offered back, a tenth of a second apart:
 // a store that hangs needs some time to notice it.
 const maxTries = 100
 
-// GiveBack gives a segment back, or else leaves it to PayBack. It fails if it
-// has been tried too often.
+// GiveBack gives a segment back. If the store does not take it, that is no error: PayBack tries again.
 func (f *Log) GiveBack(ctx context.Context, seg store.Segment) error {
 	_, err := f.pay(ctx, debt{seg: seg})
 	return err
 }
 
-// Discard gives back a segment that is none of the log's any more, or keeps it until the next
-// checkpoint if the last one may refer to it.
+// Discard gives back a segment that is no longer one of the log, or keeps it for the next checkpoint or a pin: see
+// retain.
 func (f *Log) Discard(ctx context.Context, seg store.Segment) error {
 	f.mu.Lock()
 	retained := f.retain(seg)
@@ -113,7 +112,8 @@ func (f *Log) Discard(ctx context.Context, seg store.Segment) error {
 	return f.GiveBack(ctx, seg)
 }
 
-// pay is GiveBack of d, and reports whether the store has taken it.
+// pay gives the segment of d back, and reports whether the store has taken it. If not, the log owes it, and PayBack
+// tries again; but after maxTries, pay fails instead.
 func (f *Log) pay(ctx context.Context, d debt) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, store.Timeout)
 	defer cancel()
@@ -127,8 +127,8 @@ func (f *Log) pay(ctx context.Context, d debt) (done bool, err error) {
 	return false, nil
 }
 
-// PayBack offers the store again what it would not take back, up to the first
-// that it still does not take. It returns how many it took, and how many it is not offered any more.
+// PayBack offers the store again the segments that it would not take back, until it does not take one. It returns how
+// many segments the store took, and how many it will not be offered any more.
 func (f *Log) PayBack(ctx context.Context) (paid, unreturned int) {
 	owed := f.takeOwed()
 	for i, d := range owed {
@@ -145,8 +145,8 @@ func (f *Log) PayBack(ctx context.Context) (paid, unreturned int) {
 	return paid, unreturned
 }
 
-// GiveIdle gives back the segments that have been idle for long enough, and spare
-// ones that are too many. It returns how many the store did not take.
+// GiveIdle gives back the segments that have been idle for long enough, and the spare ones that are too many. It
+// returns how many of them will not be offered to the store any more.
 func (f *Log) GiveIdle(ctx context.Context) (unreturned int) {
 	for ctx.Err() == nil {
 		s := f.takeSurplus()
@@ -163,8 +163,8 @@ func (f *Log) GiveIdle(ctx context.Context) (unreturned int) {
 	return unreturned
 }
 
-// Close gives back all that is borrowed when nothing refers to it any more; without what outlives the heap,
-// if the store is a Keeper.
+// Close gives back all borrowed segments, when nothing refers to them any more. If the store is a Keeper, it leaves
+// the segments that outlive the heap.
 func (f *Log) Close(ctx context.Context) error {
 	var errs []error
 	free := func(s store.Segment) { errs = append(errs, s.Free(ctx)) }
@@ -207,9 +207,9 @@ func (f *Log) takeOwed() []debt {
 	return slices.DeleteFunc(owed, func(d debt) bool { return store.Gone(d.seg) })
 }
 
-// idle is a segment in which nothing lives any more. It is kept for IdleFor, and
-// no more than half as many as are in use: what is written anew finds memory that
-// the store need not clear and hand over again.
+// idle is a segment in which nothing lives any more. It is kept for IdleFor, so that there is memory for new records
+// that the store need not clear and hand over again. GiveIdle leaves at most half as many idle segments as are in
+// use.
 type idle struct {
 	seg   store.Segment
 	since time.Time
@@ -218,8 +218,8 @@ type idle struct {
 // IdleFor is how long a segment is idle before it is given back.
 const IdleFor = 500 * time.Millisecond
 
-// takeIdle returns an idle segment, or nil. With old set it must have been one for
-// IdleFor, or one too many.
+// takeIdle returns the segment that became idle last, or nil. With old set, it returns the one that became idle
+// first, if it has been idle for IdleFor or there are too many idle segments.
 func (f *Log) takeIdle(old bool) store.Segment {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -241,8 +241,8 @@ func (f *Log) takeIdle(old bool) store.Segment {
 	return nil
 }
 
-// takeSurplus returns a spare segment of which there is one too many now that
-// fewer segments are in use, or nil.
+// takeSurplus returns a spare segment that is no longer needed, since fewer segments are in use or fewer are to be
+// kept for pages; or nil.
 func (f *Log) takeSurplus() store.Segment {
 	f.mu.Lock()
 	defer f.mu.Unlock()

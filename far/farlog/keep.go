@@ -13,30 +13,29 @@ import (
 	"polder/far/store"
 )
 
-// What is in far memory outlives the heap if its store is a Keeper: a checkpoint says where everything
-// lies, and the root says where the last checkpoint lies, and what it takes to believe it. A heap that is opened
-// again is as it was at that checkpoint; what was written to far memory later is no part of it. So that
-// all of it is still there, segments that a checkpoint refers to are given back only after the next one.
+// What is in far memory outlives the heap if its store is a Keeper. A checkpoint says where everything lies. The root
+// says where the last checkpoint lies, and has what it takes to verify it. A heap that is opened again is as it was
+// at that checkpoint; what was written to far memory later is no part of it. The segments that a checkpoint refers to
+// are given back only after the next checkpoint, so that all of them are still there when the heap is opened.
 
 // keeping is what a far log remembers for its Keeper.
 type keeping struct {
 	keeper  store.Keeper
 	root    record.Root
-	parts   []store.Segment        // the last checkpoint is in these,
-	spares  []store.Segment        // reserved for the next one, and for what has to be written back before it,
-	most    int                    // of which there are to be so many,
-	kept    map[store.Segment]bool // and refers to these; nil if nothing outlives the heap
-	listed  []store.Segment        // those of kept, in the order in which the checkpoint lists them; nil before there is one of this process's
-	pins    []*Pinned              // checkpoints whose segments stay, whatever has followed them
-	due     chan struct{}          // tells that there should be another one
-	wanted  bool                   // by somebody who waits for it
-	holding bool                   // a checkpoint is being made, to which everything may belong
-	waiting []store.Segment        // dead ones that go when there is another checkpoint
-	pinned  []store.Segment        // dead ones that no checkpoint keeps any more, and a pin does
+	parts   []store.Segment        // the segments that the last checkpoint is in
+	spares  []store.Segment        // reserved for the next checkpoint, and for what has to be written back before it
+	most    int                    // how many spares there should be
+	kept    map[store.Segment]bool // those that the last checkpoint, or a failed one since, refers to; nil before there is any
+	listed  []store.Segment        // kept in the order of the checkpoint; nil until this process has taken one
+	pins    []*Pinned              // checkpoints whose segments stay although others have followed
+	due     chan struct{}          // receives when a checkpoint should be taken
+	wanted  bool                   // somebody waits for the next checkpoint
+	holding bool                   // a checkpoint is being made: it may refer to any segment
+	waiting []store.Segment        // dead segments that are given back after the next checkpoint
+	pinned  []store.Segment        // dead segments that only pins keep
 }
 
-// Keeps reports whether the heap outlives its process, and Waits how many segments wait for the next
-// checkpoint to be given back.
+// Keeps reports whether the heap outlives its process.
 func (f *Log) Keeps() bool { return f.keeping.keeper != nil }
 
 // Waits is how many dead segments wait for the next checkpoint.
@@ -46,7 +45,8 @@ func (f *Log) Waits() int {
 	return len(f.keeping.waiting)
 }
 
-// retain keeps a dead segment until the next checkpoint if the last one may refer to it. f.mu must be held.
+// retain keeps a dead segment, and reports true, if the last checkpoint or the one that is being made may refer to
+// it, or a pin needs it. f.mu must be held.
 func (f *Log) retain(seg store.Segment) bool {
 	k := &f.keeping
 	switch {
@@ -65,7 +65,8 @@ func (f *Log) retain(seg store.Segment) bool {
 	return true
 }
 
-// keepPinned keeps a dead segment for a pin that needs it, if there is memory to be had. f.mu must be held.
+// keepPinned keeps a dead segment for the pins that need it; if the store is full, it breaks the pins instead. f.mu
+// must be held.
 func (f *Log) keepPinned(seg store.Segment) {
 	f.keeping.pinned = append(f.keeping.pinned, seg)
 	if f.scarce.Load() {
@@ -81,8 +82,8 @@ func (k *keeping) remind() {
 	}
 }
 
-// Due tells when there should be a checkpoint, since dead segments wait for it that somebody needs, or that are more than
-// a share of those in use.
+// Due returns a channel that receives when a checkpoint should be taken. See starved for the reasons, such as
+// somebody needing the dead segments that wait for the checkpoint.
 func (f *Log) Due() <-chan struct{} { return f.keeping.due }
 
 // Want says that somebody waits for the next checkpoint.
@@ -93,7 +94,7 @@ func (f *Log) Want() {
 	f.keeping.remind()
 }
 
-// Hold begins a checkpoint: until Release no segment is given back.
+// Hold begins a checkpoint: until Commit or Unhold, no segment that dies is given back.
 func (f *Log) Hold() {
 	f.mu.Lock()
 	f.keeping.holding = true
@@ -121,7 +122,8 @@ func (f *Log) Starved() bool {
 	return f.starved()
 }
 
-// starved is Starved with f.mu held.
+// starved is Starved with f.mu held. A checkpoint is due when the keeper wants one or needs a segment, when somebody
+// waits for one, and when dead segments wait for it while the store is full, or too many of them.
 func (f *Log) starved() bool {
 	k := &f.keeping
 	n := len(k.waiting)
@@ -129,13 +131,14 @@ func (f *Log) starved() bool {
 }
 
 const (
-	// leastWaiting is how many dead segments may wait for a checkpoint in any case, and
-	// waitingShare of how many in use one may.
+	// leastWaiting is how many dead segments may wait for a checkpoint in any case. More may wait if they are at most
+	// a waitingShare-th of those in use.
 	leastWaiting = 4
 	waitingShare = 8
 )
 
-// Reserve sees to it that n segments are kept for the next checkpoint in a store that gets full, as far as that has room.
+// Reserve borrows segments until n are reserved for the next checkpoint, or the store is full. It borrows none while
+// the keeper needs one: see Needs.
 func (f *Log) Reserve(ctx context.Context, n int) error {
 	for atOnce := reserveAtOnce; ; {
 		f.mu.Lock()
@@ -164,7 +167,7 @@ func (f *Log) Reserve(ctx context.Context, n int) error {
 		switch err := errors.Join(errs...); {
 		case err == nil:
 		case f.full(err) && atOnce > 1:
-			atOnce = 1 // they may have taken each other's last room
+			atOnce = 1 // borrowing at the same time, they may have taken each other's last room
 		case f.full(err):
 			return nil
 		default:
@@ -173,13 +176,13 @@ func (f *Log) Reserve(ctx context.Context, n int) error {
 	}
 }
 
-// reserveAtOnce is how many segments are borrowed at a time for a reserve: a heap that is opened waits for them.
+// reserveAtOnce is how many segments Reserve borrows at a time: a heap that is being opened waits for them.
 const reserveAtOnce = 4
 
-// A roomy store says how many segments it could lend now, if it knows. Others may be faster.
+// A roomy store says how many segments it could lend now, if it knows. Somebody else may borrow them first.
 type roomy interface{ Room() (n int, known bool) }
 
-// room is what the store says.
+// room returns how many segments the store could lend now, if it knows.
 func (f *Log) room() (n int, known bool) {
 	if r, ok := f.Store.(roomy); ok {
 		return r.Room()
@@ -196,7 +199,7 @@ func (f *Log) Plenty(n int) bool {
 	return room >= plenty*n
 }
 
-// TakeReserved returns a segment of the reserve, nil if there are no more than are to be left.
+// TakeReserved returns a reserved segment, or nil if fewer than leave would be left.
 func (f *Log) TakeReserved(leave int) store.Segment {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -217,8 +220,9 @@ func (f *Log) Reserved() int {
 	return len(f.keeping.spares)
 }
 
-// AppendSegments appends to b what a checkpoint says of far memory. Nothing that lives may be moved meanwhile: the
-// caller holds all locks of owners.
+// AppendSegments appends to b what a checkpoint says of far memory, and returns the segments that it lists, in that
+// order: those in which something lives. The caller holds all locks of owners, so that nothing that lives is moved
+// meanwhile.
 func (f *Log) AppendSegments(b []byte) ([]byte, []store.Segment) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -244,9 +248,10 @@ func (f *Log) AppendSegments(b []byte) ([]byte, []store.Segment) {
 	return b, segs
 }
 
-// Commit writes a checkpoint, which refers to segs, and makes it the one that the heap will be opened
-// with. It ends what Hold began, whether it fails or not. It returns the segments that are to be given back,
-// and keeps up to most for the next checkpoint; one less than there were if the keeper needs one, but not less than least.
+// Commit writes a checkpoint, which refers to segs, and makes it the one that the heap will be opened with. Whether
+// it fails or not, it ends what Hold began. It returns the segments that the caller has to give back. It keeps up to
+// most segments reserved for the next checkpoint; if the keeper needs a segment, one less than are reserved now, but
+// not less than least.
 func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segment, least, most int) (free []store.Segment, err error) {
 	k := &f.keeping
 	if f.Needs() {
@@ -259,8 +264,8 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 	for rest := checkpoint; len(rest) > 0 && err == nil; {
 		var seg store.Segment
 		if seg, err = f.borrowForCheckpoint(ctx); len(sealed) > 0 && again > 0 && errors.Is(err, store.ErrStoreFull) {
-			for _, s := range sealed { // they may be all the room that there is
-				_ = f.GiveBack(ctx, s) // or PayBack does
+			for _, s := range sealed { // in a full store, they may be all the room that there is
+				_ = f.GiveBack(ctx, s) // if it fails, PayBack tries again
 			}
 			sealed, again, err = nil, again-1, nil
 			continue
@@ -273,7 +278,7 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 		case err == nil:
 			root.Parts = append(root.Parts, p)
 			rest = rest[p.Length:]
-		case errors.Is(err, store.ErrSealed): // it goes on in another one
+		case errors.Is(err, store.ErrSealed): // the checkpoint goes on in another segment
 			sealed = append(sealed, seg)
 			parts = parts[:len(parts)-1]
 			err = nil
@@ -308,13 +313,14 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 		}
 		free = slices.DeleteFunc(free, func(s store.Segment) bool {
 			switch {
-			case k.kept[s]: // it has died since
+			case k.kept[s]: // it has died since the checkpoint listed it
 				k.waiting = append(k.waiting, s)
 			case k.hasPinned(s):
 				f.keepPinned(s)
 			case len(k.spares) < min(least, most):
 				k.spares = append(k.spares, s)
-			case f.scarce.Load() && len(f.paged) < f.pageSpares: // or nothing could be settled until the store has room
+			case f.scarce.Load() && len(f.paged) < f.pageSpares:
+				// Otherwise no words could be settled until the store has room.
 				f.paged = append(f.paged, s)
 			case len(k.spares) < most:
 				k.spares = append(k.spares, s)
@@ -339,16 +345,18 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 	return slices.Concat(free, sealed), err
 }
 
-// A needy keeper may need a segment beside those of the log, and cannot have one since the store is full. Without it nothing is written any more.
+// A needy keeper may need a segment that is none of the log, when the store is full. Until it has that, nothing more
+// can be written.
 type needy interface{ Needs() bool }
 
-// Needs reports whether the keeper needs one.
+// Needs reports whether the keeper needs such a segment.
 func (f *Log) Needs() bool {
 	n, ok := f.keeping.keeper.(needy)
 	return ok && n.Needs()
 }
 
-// borrowForCheckpoint gets a segment for a part of a checkpoint: one that is reserved for it, or another one.
+// borrowForCheckpoint gets a segment for a part of a checkpoint: a reserved one, or else one from the store, or, if
+// the store is full, an idle or a spare one.
 func (f *Log) borrowForCheckpoint(ctx context.Context) (store.Segment, error) {
 	if s := f.TakeReserved(0); s != nil {
 		return s, nil
@@ -364,7 +372,8 @@ func (f *Log) borrowForCheckpoint(ctx context.Context) (store.Segment, error) {
 	return s, err
 }
 
-// mostAgain is how often a checkpoint in a full store gives back segments that late copies have closed, to go on in others.
+// mostAgain is how often Commit, in a full store, gives back segments that late copies have closed, to go on in
+// others.
 const mostAgain = 16
 
 // mostOfCheckpoint is the longest body of a checkpoint's record.
@@ -412,10 +421,11 @@ func (f *Log) readPart(ctx context.Context, seg store.Segment, p record.Part, b 
 	return b, nil
 }
 
-// stretch is room for a record of a checkpoint.
+// stretch returns room for any record of a checkpoint.
 func (f *Log) stretch() []byte { return make([]byte, record.Size(min(mostOfCheckpoint, f.SegSize/2))) }
 
-// readStretch reads a record of a part of a checkpoint into mem, whose body has at most so many bytes.
+// readStretch reads into mem the record at off of a part of a checkpoint. The body of the record has at most most
+// bytes.
 func (f *Log) readStretch(ctx context.Context, seg store.Segment, p record.Part, off, most int, mem []byte) (record.Record, error) {
 	n := min(len(mem), f.SegSize-off, record.Size(most))
 	ops := []store.ReadOp{{Seg: seg, Off: off, Buf: mem[:n], Bulk: true}}
@@ -435,8 +445,9 @@ func (f *Log) readStretch(ctx context.Context, seg store.Segment, p record.Part,
 
 var errNoCheckpoint = errors.New("they are not those of a checkpoint")
 
-// OpenKeeper makes the heap one that outlives its process. It is called before the log is used, and returns the root
-// that keeper has, raised by an epoch, and the checkpoint; or none of both if there is none: then SetSecrets has to follow.
+// OpenKeeper makes the heap one that outlives its process. It is called before the log is used. It returns the root
+// that keeper has, with the epoch raised by one, and the checkpoint. If keeper has no root it returns nil for both,
+// and SetSecrets has to follow.
 func (f *Log) OpenKeeper(ctx context.Context, keeper store.Keeper) (*record.Root, []byte, error) {
 	k := &f.keeping
 	k.keeper, k.due = keeper, make(chan struct{}, 1)
@@ -473,15 +484,16 @@ func (f *Log) OpenKeeper(ctx context.Context, keeper store.Keeper) (*record.Root
 	return r, checkpoint, nil
 }
 
-// maxCheckpoint bounds what a root can have a heap allocate.
+// maxCheckpoint bounds how much memory a root can make the heap allocate.
 const maxCheckpoint = 1 << 36
 
-// SetSecrets begins a heap that outlives its process.
+// SetSecrets begins a new heap that outlives its process, with these secrets.
 func (f *Log) SetSecrets(seed uint64, key [16]byte) {
 	f.keeping.root = record.Root{Heap: f.heap, Epoch: 1, Seed: seed, Key: key}
 }
 
-// Reopened ends the opening: the epoch is raised, and what the checkpoint does not refer to is given back.
+// Reopened ends the opening: it makes the keeper remember the raised epoch, and give back what the checkpoint does
+// not refer to.
 func (f *Log) Reopened(ctx context.Context) error {
 	k := &f.keeping
 	if err := k.keeper.SetRoot(ctx, k.root.Encode()); err != nil {
@@ -490,7 +502,8 @@ func (f *Log) Reopened(ctx context.Context) error {
 	return k.keeper.Prune(ctx)
 }
 
-// LoadSegments takes from d what AppendSegments has written.
+// LoadSegments reads from d what AppendSegments has written, and borrows the segments again. A segment that the
+// keeper has lost becomes a lostSegment.
 func (f *Log) LoadSegments(ctx context.Context, d *record.Decoder) error {
 	k := &f.keeping
 	f.version.Store(d.U64())

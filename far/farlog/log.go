@@ -17,32 +17,32 @@ type Log struct {
 	Store   store.Store
 	SegSize int
 	Units   uint64 // SegSize in units of addresses
-	heap    uint64 // number of the heap, which no other has but by chance
-	died    func() // is told when a segment may be dead; immutable
+	heap    uint64 // number of the heap; it is random, so two heaps have the same only by chance
+	died    func() // called when a segment may be dead; immutable
 
-	version atomic.Uint64 // the last that was given out
+	version atomic.Uint64 // the last version that was given out
 
 	// Segs are the segments by id, from 1. The slice is replaced to grow.
 	Segs atomic.Pointer[[]atomic.Pointer[Segment]]
 
 	mu         sync.Mutex
 	ids        []uint64        // ids to use again, under mu
-	spare      []store.Segment // kept so that a full store can be cleaned, and what shrinks has room, under mu
-	lent       int             // how many of those are in use for what shrinks, under mu
-	paged      []store.Segment // spare ones for pages, under mu,
-	pageSpares int             // and how many there should be, under mu
+	spare      []store.Segment // for cleaning a full store, and for shrinking writes: see spares; under mu
+	lent       int             // spare segments lent to shrinking writes and not replaced yet, under mu
+	paged      []store.Segment // spare segments for pages, under mu
+	pageSpares int             // how many segments paged should have, under mu
 	idle       []idle          // kept for a while, the oldest first, under mu
-	count      int             // segments that are in use, without those that are away, under mu
+	count      int             // segments that are in use, without those that are away (see Segment.away), under mu
 	lastID     uint64          // the highest id that was ever given out, under mu
 	owed       []debt          // segments that the store would not take back, under mu
 
-	scarce atomic.Bool   // the store had none when it was last asked for one for data
-	age    atomic.Uint64 // position of the last segment that was opened
+	scarce atomic.Bool   // set when Borrow or BorrowForPages finds the store full, cleared when Borrow does not
+	age    atomic.Uint64 // position of the last segment that was opened, including parts of checkpoints
 
 	keeping keeping
 }
 
-// Init makes the log, in st. It calls died when a segment may be dead.
+// Init makes the log, whose segments st lends. The log calls died when a segment may be dead.
 func (f *Log) Init(st store.Store, died func()) {
 	f.Store, f.SegSize, f.died = st, st.SegmentSize(), died
 	f.Units = uint64(f.SegSize / record.Unit)
@@ -55,13 +55,13 @@ func (f *Log) Init(st store.Store, died func()) {
 	}
 }
 
-// Seg returns the segment of a far address. There is one as long as an owner
-// refers to it.
+// Seg returns the segment of a far address. There is one as long as an owner refers to the address.
 func (f *Log) Seg(addr uint64) *Segment {
 	return (*f.Segs.Load())[addr/f.Units].Load()
 }
 
-// SegOf is Seg for an address that may be any number. It returns nil if no segment has it, or the segment is gone.
+// SegOf is Seg for an address that may be any number. It returns nil if no segment has the address, or the segment is
+// gone.
 func (f *Log) SegOf(addr uint64) *Segment {
 	if segs := *f.Segs.Load(); addr/f.Units < uint64(len(segs)) {
 		if s := segs[addr/f.Units].Load(); s != nil && !s.Gone() {
@@ -71,7 +71,7 @@ func (f *Log) SegOf(addr uint64) *Segment {
 	return nil
 }
 
-// Position is that of the segment that was opened last.
+// Position is the position of the segment that was opened last.
 func (f *Log) Position() uint64 { return f.keeping.root.Epoch<<epochShift | f.age.Load() }
 
 // Offset is the offset in bytes of a far address in its segment.
@@ -108,7 +108,7 @@ func (f *Log) Add(seg store.Segment, stream record.Stream) (*Segment, error) {
 	return s, nil
 }
 
-// place makes s one of the segments. f.mu must be held, or the heap not be shared yet.
+// place makes s one of the segments. Either f.mu is held, or nobody else uses the heap yet.
 func (f *Log) place(s *Segment) {
 	segs := *f.Segs.Load()
 	if s.ID >= uint64(len(segs)) {
@@ -122,12 +122,12 @@ func (f *Log) place(s *Segment) {
 	segs[s.ID].Store(s) // from now on everybody may see it
 }
 
-// spares is how many spare segments there should be: one to clean into, and one in
-// 32 for what shrinks. f.mu must be held.
+// spares is how many spare segments there should be: one to clean into, and one in 32 for shrinking writes, which are
+// writes that replace something at least as large (heap.ForShrink). f.mu must be held.
 //
-// What shrinks uses up no more of those than it leaves dead elsewhere. When they
-// are used up, some segment is therefore so far dead that the heap's shrinkCleaning allows to
-// clean it, which makes room again at a bounded cost.
+// Shrinking writes use up no more of the spare segments than they leave dead elsewhere. So when the spare segments
+// are used up, enough of some segment is dead for the heap to clean it (its shrinkCleaning), which makes room again
+// at a bounded cost.
 func (f *Log) spares() int { return 1 + (f.count+24)/32 }
 
 // addSpare keeps seg as a spare segment. f.mu must be held.
@@ -138,8 +138,8 @@ func (f *Log) addSpare(seg store.Segment) {
 	}
 }
 
-// TakeSpare returns a spare segment, or nil. To lend it to what shrinks, there
-// has to be another.
+// TakeSpare returns a spare segment, or nil if there is none. With lend set, the segment is lent to a shrinking
+// write; the last spare segment is not lent.
 func (f *Log) TakeSpare(lend bool) store.Segment {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -155,15 +155,15 @@ func (f *Log) TakeSpare(lend bool) store.Segment {
 	return s
 }
 
-// Owing reports whether spare segments are lent, so that nothing else may be
-// written.
+// Owing reports whether spare segments are lent. While they are, only shrinking writes and the writing back for a
+// checkpoint may use far memory.
 func (f *Log) Owing() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.lent > 0
 }
 
-// Borrow gets a segment from the store, and a spare one behind it.
+// Borrow gets a segment for data, from the store unless one is idle, and then a spare segment if there are too few.
 func (f *Log) Borrow(ctx context.Context) (store.Segment, error) {
 	ctx, cancel := context.WithTimeout(ctx, store.Timeout)
 	defer cancel()
@@ -188,17 +188,19 @@ func (f *Log) Borrow(ctx context.Context) (store.Segment, error) {
 	need := len(f.spare) < f.spares()
 	f.mu.Unlock()
 	if need {
-		_ = f.BorrowSpare(ctx) // there is one less to be had, if there is none
+		_ = f.BorrowSpare(ctx) // if it fails, there is one spare segment less
 	}
 	return seg, nil
 }
 
-// cleaningPages is how many of the spare segments for pages are for cleaning them alone: what is written
-// anew is a little longer than it was.
+// cleaningPages is how many of the spare segments for pages only the cleaning of pages may take: pages that are
+// written anew are a little longer than they were.
 const cleaningPages = 2
 
-// BorrowForPages gets a segment for pages from the store, with those that are to be spare; or, since
-// nothing but data may use what becomes free in a store that was full, a spare one.
+// BorrowForPages gets a segment for pages, and borrows as many spare segments for pages as there should be. It does
+// not ask the store if that was full, or while spare segments for data are lacking, since only data may use what
+// becomes free then: it takes a spare segment for pages instead. Only with cleaning set may it take the last
+// cleaningPages of them.
 func (f *Log) BorrowForPages(ctx context.Context, cleaning bool) (store.Segment, error) {
 	ctx, cancel := context.WithTimeout(ctx, store.Timeout)
 	defer cancel()
@@ -256,7 +258,8 @@ func (f *Log) Version() uint64 { return f.version.Load() }
 // NextVersion is the version for another record.
 func (f *Log) NextVersion() uint64 { return f.version.Add(1) }
 
-// KeepForPages has n spare segments kept for pages, or as many as the store had until it was full.
+// KeepForPages sets how many spare segments are kept for pages. There are fewer if the store is full before it has
+// lent that many.
 func (f *Log) KeepForPages(n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -6,7 +6,8 @@ import (
 	"polder/far/store"
 )
 
-// Mend looks through all records of a segment whose copies have different bytes, in all of them, so that the store replaces those that are not right.
+// Mend is called with a segment whose copies have different bytes. It reads all records of the segment from all
+// copies, so that the store replaces the copies that are wrong.
 func (f *Log) Mend(ctx context.Context, seg store.Segment) {
 	m := f.Store.(store.Mirror)
 	var s *Segment
@@ -15,7 +16,7 @@ func (f *Log) Mend(ctx context.Context, seg store.Segment) {
 			s = o
 		}
 	})
-	if s == nil { // a spare one
+	if s == nil { // not in use: a spare segment, or a part of a checkpoint
 		return
 	}
 	defer s.Unpin(s.Pin())
@@ -23,7 +24,8 @@ func (f *Log) Mend(ctx context.Context, seg store.Segment) {
 	mem := make([]byte, min(mendPiece, k.Written))
 	for off := 0; off < k.Written && !s.Dead() && ctx.Err() == nil; {
 		op := store.ReadOp{Seg: seg, Off: off, Buf: mem[:min(len(mem), k.Written-off)]}
-		most := 0 // the first bytes of them that some copy has, all of which are records that are right
+		// most is how many bytes at the beginning of op.Buf are correct records in some copy.
+		most := 0
 		m.Reread(ctx, op, func() bool {
 			n, _ := k.check(op.Buf, off)
 			most = max(most, n)
@@ -35,12 +37,12 @@ func (f *Log) Mend(ctx context.Context, seg store.Segment) {
 			m.Reread(ctx, op, func() bool { _, err := k.check(op.Buf, off); return err == nil })
 			off += most
 		case len(op.Buf) == k.Written-off:
-			return // no copy has it: whoever reads it is told so
+			return // no copy has the record right: whoever reads it gets the error
 		default:
 			mem = make([]byte, min(2*len(mem), f.SegSize))
 		}
 	}
 }
 
-// mendPiece is how much of a segment Mend reads at once, if no record is larger.
+// mendPiece is how many bytes of a segment Mend reads at once, unless a record is larger.
 const mendPiece = 64 << 10

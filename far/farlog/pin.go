@@ -13,23 +13,24 @@ import (
 	"polder/far/store"
 )
 
-// ErrPinBroken says that far memory was full, and what a pinned checkpoint refers to was needed for what is written.
+// ErrPinBroken says that far memory was full, and that segments which a pinned checkpoint refers to were given up to
+// make room for writes.
 var ErrPinBroken = errors.New("far memory is full, and what the snapshot still needed was given back to make room for writes")
 
-// Pinned is the last checkpoint of a log as it was when it was pinned. All that it refers to stays in far memory until Unpin, whatever
-// dies or is cleaned meanwhile, and though other checkpoints follow. But if the store has no more to lend, the pin breaks:
-// those who write need the memory, and whoever reads the checkpoint can begin again with a newer one.
-// It has one user.
+// Pinned is the checkpoint that was the last of its log when it was pinned. All that it refers to stays in far memory
+// until Unpin, whatever dies or is cleaned meanwhile, and whatever checkpoints follow. But if the store has no more
+// to lend, the pin breaks: those who write need the memory, and whoever reads the checkpoint can begin again with a
+// newer one. It has one user.
 type Pinned struct {
 	Root   record.Root
 	log    *Log
 	listed []store.Segment        // in the order of the checkpoint's own list
-	parts  []store.Segment        // that have the checkpoint
-	segs   map[store.Segment]bool // both
+	parts  []store.Segment        // segments that hold the checkpoint itself
+	segs   map[store.Segment]bool // those of listed and of parts
 	broken atomic.Bool
 }
 
-// Pin pins the last checkpoint, which this process has to have taken: until then it returns nil.
+// Pin pins the last checkpoint. Until this process has taken one, it returns nil.
 func (f *Log) Pin() *Pinned {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -61,7 +62,8 @@ func (p *Pinned) Unpin() {
 	})
 }
 
-// release lets go of a segment that only pins have kept: it is reserved for the next checkpoint if that needs more, or idle. f.mu must be held.
+// release lets go of a segment that only pins have kept: it is reserved for the next checkpoint, if that lacks
+// segments, and otherwise becomes idle. f.mu must be held.
 func (f *Log) release(s store.Segment) {
 	if k := &f.keeping; len(k.spares) < k.most {
 		k.spares = append(k.spares, s)
@@ -75,8 +77,9 @@ func (k *keeping) hasPinned(s store.Segment) bool {
 	return slices.ContainsFunc(k.pins, func(p *Pinned) bool { return p.segs[s] })
 }
 
-// breakPins lets go of what only pins keep, since the store has no more to lend. Those who have asked the store find it at once, idle: they
-// would refuse what waits for room otherwise. f.mu must be held.
+// breakPins breaks all pins and lets go of the segments that only pins keep, since the store has no more to lend.
+// Callers that have just found the store full find these segments among the idle ones at once; otherwise they would
+// refuse those who wait for room. f.mu must be held.
 func (f *Log) breakPins() {
 	k := &f.keeping
 	if len(k.pinned) == 0 {
@@ -91,7 +94,8 @@ func (f *Log) breakPins() {
 	k.pins, k.pinned = nil, nil
 }
 
-// full breaks pins if err says that the store has no segment to lend. There may be idle ones then.
+// full reports whether err says that the store has no segment to lend. If so, it breaks the pins, and there may be
+// idle segments after that.
 func (f *Log) full(err error) bool {
 	if !errors.Is(err, store.ErrStoreFull) {
 		return false
@@ -102,7 +106,8 @@ func (f *Log) full(err error) bool {
 	return true
 }
 
-// whole is err, or ErrPinBroken if what was read until now may be something else.
+// whole returns ErrPinBroken if the pin is broken, since what was read until now may be bytes of something else;
+// otherwise err.
 func (p *Pinned) whole(err error) error {
 	if p.broken.Load() {
 		return ErrPinBroken
@@ -110,7 +115,7 @@ func (p *Pinned) whole(err error) error {
 	return err
 }
 
-// Stretches are what a pinned checkpoint consists of.
+// Stretches reads a pinned checkpoint, one record at a time.
 type Stretches struct {
 	p    *Pinned
 	part int
@@ -119,10 +124,10 @@ type Stretches struct {
 	mem  []byte
 }
 
-// Checkpoint reads the checkpoint from its beginning.
+// Checkpoint returns the checkpoint, to be read from its beginning.
 func (p *Pinned) Checkpoint() *Stretches { return &Stretches{p: p, part: -1, mem: p.log.stretch()} }
 
-// Next returns more of the checkpoint, in memory that is used again, and io.EOF at its end.
+// Next returns the next bytes of the checkpoint, in memory that the next call uses again, and io.EOF at the end.
 func (s *Stretches) Next(ctx context.Context) ([]byte, error) {
 	for s.left == 0 {
 		if s.part++; s.part == len(s.p.parts) {
@@ -142,17 +147,17 @@ func (s *Stretches) Next(ctx context.Context) ([]byte, error) {
 // Kept is a segment as a checkpoint lists it.
 type Kept struct {
 	ID       uint64
-	Position uint64 // no two segments of a heap have the same, whoever has opened them
-	Written  int    // bytes of it, from its header on, which never change
+	Position uint64 // no two segments of a heap have the same, even if different owners opened them
+	Written  int    // bytes, from its header on; they never change
 
 	seg  store.Segment
 	seed uint32
 }
 
-// listEntry is how many bytes there are of an entry of a checkpoint's list of segments, but for its name.
+// listEntry is how many bytes an entry of a checkpoint's list of segments has, without its name.
 const listEntry = 7*8 + 2
 
-// Segments takes the list of segments from what AppendSegments has written.
+// Segments reads from d the list of segments that AppendSegments has written.
 func (p *Pinned) Segments(d *record.Decoder) ([]Kept, error) {
 	list, err := readSegments(d, p.Root.Heap)
 	if err == nil && len(list) != len(p.listed) {
@@ -167,7 +172,7 @@ func (p *Pinned) Segments(d *record.Decoder) ([]Kept, error) {
 	return list, nil
 }
 
-// readSegments takes from d what AppendSegments has written for a heap. It may be anything.
+// readSegments reads from d what AppendSegments has written for a heap. The bytes may be anything.
 func readSegments(d *record.Decoder, heap uint64) ([]Kept, error) {
 	d.U64() // version
 	d.U64() // age
@@ -196,12 +201,13 @@ func readSegments(d *record.Decoder, heap uint64) ([]Kept, error) {
 	return list, nil
 }
 
-// mostOfSegment bounds the size of segments that are believed in.
+// mostOfSegment is the largest size of a segment that readSegments believes.
 const mostOfSegment = 1 << 40
 
-// ReadRecords reads the records of s from off on into mem, as many as there is room for and one at least, for which mem may be replaced
-// by more. It checks all of them, and reads again what is not right, from other copies if the store has some. The first
-// ones come with the header of the segment before them, at offset 0.
+// ReadRecords reads the records of s from off on into mem: as many as there is room for, and at least one. If mem is
+// too short for the first record, a longer buffer takes its place. It returns the records and the buffer. It checks
+// all records, and reads bytes that are wrong again, from other copies if the store has some. At offset 0, the header
+// of the segment comes before the records.
 func (p *Pinned) ReadRecords(ctx context.Context, s *Kept, off int, mem []byte) (b, room []byte, err error) {
 	for {
 		b := mem[:min(len(mem), s.Written-off)]
@@ -229,8 +235,9 @@ func (p *Pinned) ReadRecords(ctx context.Context, s *Kept, off int, mem []byte) 
 	}
 }
 
-// check returns how many bytes of b, which was read at off, are records that are right, and what is wrong with the one behind them: if
-// it goes on behind b, that it is short.
+// check returns how many bytes at the beginning of b, which was read at off, are correct records, including the
+// header of the segment at offset 0; and what is wrong with the record behind them: record.ErrShort if it goes on
+// behind b.
 func (s *Kept) check(b []byte, off int) (n int, err error) {
 	if off == 0 {
 		if len(b) < record.SegmentSize {

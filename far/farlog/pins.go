@@ -1,17 +1,17 @@
 package farlog
 
-// Pins keeps segments from being given back, for who has their records looked at by
-// somebody else. It has one user. It may be used again after Release.
+// Pins keeps segments from being given back while somebody else, such as the store, looks at their records for the
+// user of Pins. It has one user. It may be used again after Release.
 type Pins struct {
 	f    *Log
-	segs map[*Segment]int // their pins
+	segs map[*Segment]int // what Pin has returned for each
 }
 
-// NewPins returns pins of nothing, to be released.
+// NewPins returns Pins that hold nothing yet. They have to be released.
 func (f *Log) NewPins() *Pins { return &Pins{f: f, segs: make(map[*Segment]int)} }
 
-// Hold pins the segment of the far record at addr and returns it, if the record's owner still
-// refers to that afterwards, as refers says. Otherwise it returns nil.
+// Hold pins the segment of the far record at addr and returns it, if after that refers says that the owner of the
+// record still refers to it. Otherwise it returns nil.
 func (p *Pins) Hold(addr uint64, refers func() bool) *Segment {
 	s := p.f.Seg(addr)
 	if s == nil || s.Gone() {
@@ -22,7 +22,8 @@ func (p *Pins) Hold(addr uint64, refers func() bool) *Segment {
 	if !held {
 		part = s.Pin()
 	}
-	// The cleaner turns words first and looks for pins afterwards.
+	// The cleaner changes owners' words first and looks for pins afterwards: so we pin first, and look at the word
+	// afterwards.
 	if !refers() || p.f.Seg(addr) != s {
 		if !held {
 			s.Unpin(part)

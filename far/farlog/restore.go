@@ -9,12 +9,14 @@ import (
 	"polder/far/store"
 )
 
-// ListedSegments takes from d the list of segments that AppendSegments has written for a heap. It may be anything.
+// ListedSegments reads from d the list of segments that AppendSegments has written for a heap. The bytes may be
+// anything.
 func ListedSegments(d *record.Decoder, heap uint64) ([]Kept, error) { return readSegments(d, heap) }
 
-// Restore makes of a checkpoint, and of segments that were written anew, what keeper keeps: a heap that can be opened. In front of what
-// AppendSegments has written are at bytes of the checkpoint; segs has for each segment that is listed there the one that takes its
-// place. Nothing counts before Restore has returned nil.
+// Restore makes what keeper keeps a heap that can be opened, from a checkpoint and from segments of keeper that have
+// been written anew. What AppendSegments has written begins at offset at of the checkpoint. For each segment that is
+// listed there, segs has the segment that takes its place, in the same order. Nothing counts before Restore has
+// returned nil.
 func Restore(ctx context.Context, keeper store.Keeper, root *record.Root, checkpoint []byte, at int, segs []store.Segment) error {
 	f := new(Log)
 	f.Init(keeper, func() {})
@@ -34,7 +36,8 @@ func Restore(ctx context.Context, keeper store.Keeper, root *record.Root, checkp
 	return err
 }
 
-// renameSegments is a checkpoint in which segments have the names of others, and the position of the last segment that was opened before it.
+// renameSegments returns the checkpoint with the names of segs in its list of segments, and the position of the
+// segment that was opened last before the checkpoint.
 func renameSegments(checkpoint []byte, at int, segs []store.Segment) (b []byte, age uint64, err error) {
 	if at > len(checkpoint) {
 		return nil, 0, fmt.Errorf("a checkpoint of %d bytes", len(checkpoint))

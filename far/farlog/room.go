@@ -9,33 +9,40 @@ import (
 	"polder/far/store"
 )
 
-// Room is what those know who wait in a full store for the room that checkpoints make. Its methods may be called by any number of goroutines.
+// Room is what those who wait in a full store know of the room that checkpoints make. Its methods may be called by
+// any number of goroutines.
 type Room struct {
 	looked  atomic.Bool // see Looked
 	mu      sync.Mutex
 	now     Waiting
-	counted time.Time // when Refuses has had it counted what lives
+	counted time.Time // when Refuses last counted what lives
 }
 
-// Waiting is a moment of that.
+// Waiting is what Room knows at one moment.
 type Waiting struct {
-	More        chan struct{} // closed when there may be more
-	Checkpoints int64         // that there have been, or have failed
-	Why         error         // the last one failed, or could not be reserved for: other than lack of room, it says nothing of the room that there is
-	Fruitless   int           // checkpoints, the last ones, before which somebody looked for room, and after which nothing could be stored and no more was reserved than before
+	More        chan struct{} // closed when there may be more room, after the next checkpoint
+	Checkpoints int64         // how many there have been, including those that failed
+	// Why is why the last checkpoint failed, or could not reserve segments for the next one. Unless it is lack of
+	// room, it says nothing of how much room there is.
+	Why error
+	// Fruitless is how many checkpoints in succession have been in vain: somebody had looked for room before, and yet
+	// nothing could be stored after it, no more was reserved than before, and no less lived in far memory.
+	Fruitless int
 
-	since, last time.Time // when the first of those was, and the last
-	reserved    int       // segments, after the last one of all
+	since, last time.Time // when the first fruitless checkpoint was, and the last
+	reserved    int       // segments, after the last checkpoint, fruitless or not
 	live        int64     // bytes in far memory, then
 }
 
 const (
-	// After so many checkpoints that have made no room, or a few and so long after the first of them, those who wait are refused: what cleaning yields may
-	// just be what the checkpoint takes that knows of it.
+	// After mostFruitless checkpoints that made no room, or someFruitless if the first of them was fruitlessFor ago,
+	// those who wait are refused. The room that cleaning yields may be just what the checkpoint takes that records
+	// it.
 	mostFruitless = 16
 	someFruitless = 2
 	fruitlessFor  = 2 * time.Second
-	// fruitlessRest is for how long all are refused then, unless so much dies that it is worth a look, which is counted once in countEvery.
+	// fruitlessRest is for how long everybody is refused then, unless so much dies that it is worth another look.
+	// What has died is counted at most once in countEvery.
 	fruitlessRest = time.Second
 	countEvery    = 10 * time.Millisecond
 )
@@ -50,10 +57,12 @@ func (r *Room) Now() Waiting {
 	return r.now
 }
 
-// Looked says that somebody has looked for room, so that the next checkpoint tells whether there is some.
+// Looked says that somebody has looked for room, so that the next checkpoint shows whether there is some.
 func (r *Room) Looked() { r.looked.Store(true) }
 
-// Committed has those who wait look again, after a checkpoint with which so many segments are reserved, and so many bytes may be stored and live in far memory, or which failed.
+// Committed makes those who wait look again. It is called after a checkpoint, with the number of segments that are
+// reserved now, with how many bytes may be stored and how many live in far memory, and with why the checkpoint or the
+// reserving failed.
 func (r *Room) Committed(reserved int, most, live int64, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -73,8 +82,8 @@ func (r *Room) Committed(reserved int, most, live int64, why error) {
 	w.More = make(chan struct{})
 }
 
-// Refuses reports whether nothing is to be gained by waiting. Live counts the bytes that live in far memory: if that is
-// a segment less than after the last checkpoint, there is something to clean.
+// Refuses reports whether waiting is in vain. live counts the bytes that live in far memory: if they are fewer by at
+// least a segment than after the last checkpoint, there is something to clean, and waiting is not in vain.
 func (r *Room) Refuses(segment int, live func() int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

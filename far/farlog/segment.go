@@ -8,9 +8,8 @@ import (
 	"polder/internal/processor"
 )
 
-// Segment is a segment borrowed from the store. It is written once, from
-// the front to the back, and lives until nothing refers to it. It begins with its header, as package
-// record has it.
+// Segment is a segment borrowed from the store. It is written once, from the front to the back, and lives until
+// nothing refers to it. It begins with its header, whose format is in package record.
 type Segment struct {
 	Seg  store.Segment
 	ID   uint64
@@ -19,23 +18,24 @@ type Segment struct {
 	age  uint64 // order of opening: its position in the log
 
 	stream record.Stream // what is in it
-	epoch  uint64        // of the owner that has opened it
+	epoch  uint64        // of the owner that opened it
 
 	lost     atomic.Bool // the store has lost it, or it is forsaken
 	forsaken atomic.Bool // see Forsake
 	sealed   atomic.Bool // nothing is written to it any more
 
-	Restored bool        // it was there when the heap was opened: what lives in it may be less than Live; immutable
-	Worn     atomic.Bool // the store takes no more in it: it is not used again
+	Restored bool        // a checkpoint listed it at opening: less may live in it than Live says; immutable
+	Worn     atomic.Bool // the store takes no more writes to it: once dead, it is not used again
 	Counted  atomic.Bool // its loss is accounted for
-	away     bool        // it is forsaken, and given back; under mu of the log
+	away     bool        // it is forsaken, and its memory has been given back; under the log's mu
 
 	// The writer's:
 	Broken bool // it cannot be walked, so it cannot be cleaned
-	Failed bool // a write has; what was to be written behind it fails, too
-	Writes int  // under way
+	Failed bool // a write to it has failed; writes behind that one fail, too
+	Writes int  // writes under way
 	End    int  // bytes written, or about to be
-	// Cleaned is where the writer is to go on with cleaning it, 0 if it has not begun: what lay before that has been moved.
+	// Cleaned is the offset at which the writer goes on cleaning the segment: what lay before it has been moved. It
+	// is 0 if cleaning has not begun.
 	Cleaned int
 
 	_ [64]byte // what is above seldom changes
@@ -45,9 +45,10 @@ type Segment struct {
 	Live    atomic.Int64
 	filled  atomic.Int64 // End in whole size classes
 	written atomic.Int64 // bytes that the store is known to have
-	// pins counts the reads under way, by processor, since two of them for every miss would be at
-	// the same number. They are taken while a lock of the owner's keeps a record here alive, or
-	// the owner looks again afterwards, so none counts once Live is 0.
+	// pins counts the reads under way. The count is split by processor, because every miss changes it twice and all
+	// misses would contend for one number. A reader takes a pin while a lock of the owner keeps a record here alive,
+	// or checks afterwards that the owner still refers to the record; so a pin that is taken once Live is 0 protects
+	// nothing.
 	pins [pinParts]pinPart
 }
 
@@ -88,8 +89,8 @@ func (s *Segment) Bury(size int) {
 	}
 }
 
-// Append accounts for a record that is going to be written behind the others, with size bytes in whole
-// classes. It counts as live.
+// Append accounts for a record that is about to be written behind the others and has size bytes, in whole classes.
+// From now on it counts as live.
 func (s *Segment) Append(size int) {
 	s.Live.Add(int64(size))
 	s.filled.Add(int64(size))
@@ -121,13 +122,14 @@ func (s *Segment) Decode(b []byte, off int) (record.Record, error) {
 // Address is the far address of what lies at off.
 func (s *Segment) Address(off int) uint64 { return s.ID*s.log.Units + uint64(off)/record.Unit }
 
-// Position says when s was opened: no two segments of a heap have the same, whoever has opened them.
+// Position says when s was opened. No two segments of a heap have the same position, even if they were opened by
+// different owners.
 func (s *Segment) Position() uint64 { return s.epoch<<epochShift | s.age }
 
 // epochShift leaves room for 2^40 segments in an epoch, and for 2^24 epochs.
 const epochShift = 40
 
-// HasPages reports whether pages of indexes are in s, which their owner cleans.
+// HasPages reports whether s has pages of indexes. Such a segment is cleaned by the owner of the pages.
 func (s *Segment) HasPages() bool { return s.stream == record.Pages }
 
 // Filled is the bytes of the records that were written to s, in whole size classes.

@@ -4,16 +4,16 @@ import (
 	"polder/internal/arena"
 )
 
-// Ref says where a leaf is. The zero Ref says that there is none, and no word either.
+// Ref says where the leaf of a range is. The zero Ref says that there is no leaf, and that the table has all words of
+// the range.
 //
-//	63      shared: the leaf is that of the next or the previous range, too, since the directory was
-//	        doubled
-//	62      lost: what there was before is gone with its far memory; a leaf has been written since then
-//	        if there is an address
-//	61..48  count: how many of its entries are known by the leaf alone; of a shared leaf, with the
-//	        even one of the two
-//	47..40  class of the size of its record
-//	39..0   address of its record
+//	63      shared: since the directory was doubled, the leaf is also that of the neighbouring range
+//	62      lost: a leaf of the range was lost with its far memory; if there is an address, another leaf has been
+//	        written since then
+//	61..48  count: how many of the leaf's entries the table does not know; if the leaf is shared, the Ref of the
+//	        even range has the count
+//	47..40  class of the size of the leaf's record
+//	39..0   address of the leaf's record
 type Ref uint64
 
 const (
@@ -26,7 +26,7 @@ const (
 	refShared Ref = 1 << 63
 )
 
-// NewRef is the reference to a leaf at addr, whose record has a class of size.
+// NewRef is the reference to a leaf at addr, whose record is of that size class.
 func NewRef(addr uint64, class uint8) Ref { return Ref(addr) | Ref(class)<<classShift }
 
 func (r Ref) Addr() uint64 { return uint64(r & addrMask) }
@@ -35,13 +35,13 @@ func (r Ref) Count() int   { return int(r >> countShift & countMask) }
 func (r Ref) Lost() bool   { return r&refLost != 0 }
 func (r Ref) Shared() bool { return r&refShared != 0 }
 
-// WithCount is r with another count, or with the nearest that there is: a wrong count is found, and counted again, when
-// the leaf is read.
+// WithCount is r with count n, or the nearest that fits. A wrong count is noticed, and counted again, when the leaf
+// is read.
 func (r Ref) WithCount(n int) Ref {
 	return r&^(countMask<<countShift) | Ref(min(max(n, 0), countMask))<<countShift
 }
 
-// AsLost is a reference to nothing, after what r referred to, or what was there before, was lost.
+// AsLost is a reference to no leaf, which says that the range has lost one. It is shared if r is.
 func (r Ref) AsLost() Ref { return r&refShared | refLost }
 
 // firstLeaves is how many leaves a new directory has. It is a power of two.
@@ -68,7 +68,7 @@ func (d *Dir) Range(i int) (lo, hi uint64) {
 func (d *Dir) At(i int) Ref     { return d.refs[i] }
 func (d *Dir) Set(i int, r Ref) { d.refs[i] = r }
 
-// Group is the ranges that have the same leaf as range i: it, or it and another one.
+// Group returns the ranges that have the same leaf as range i: range i alone, or it and its neighbour.
 func (d *Dir) Group(i int) (first, n int) {
 	if d.refs[i].Shared() {
 		return i &^ 1, 2
@@ -89,8 +89,8 @@ func (d *Dir) DoubledBytes() int64 {
 	return LoadedBytes(2 * len(d.refs))
 }
 
-// Double gives d twice as many ranges, of which two at a time share a leaf; or its first ones. No leaf
-// may be shared before. There has to be memory in the budget for DoubledBytes beside what d has.
+// Double gives d twice as many ranges, and an empty d its first ones. The two halves of a range share its leaf. No
+// leaf may be shared before. The budget must have room for DoubledBytes beside what d has.
 func (d *Dir) Double() error {
 	n := 2 * len(d.refs)
 	if n == 0 {
@@ -104,7 +104,7 @@ func (d *Dir) Double() error {
 		}
 	}
 	refs := refsOf(mem.Bytes())[:n]
-	for i := len(old) - 1; i >= 0; i-- { // it may be the same memory
+	for i := len(old) - 1; i >= 0; i-- { // from the end, since old and refs may be the same memory
 		r := old[i]
 		if r != 0 {
 			r |= refShared
@@ -122,7 +122,7 @@ func (d *Dir) Double() error {
 	return nil
 }
 
-// Load makes an empty directory that of refs, of which there is a power of two. There has to be memory in the budget for
+// Load makes an empty directory the directory of refs, whose number is a power of two. The budget must have room for
 // LoadedBytes.
 func (d *Dir) Load(refs []Ref) error {
 	mem, err := arena.Anonymous(int(LoadedBytes(len(refs))), false)

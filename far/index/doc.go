@@ -2,13 +2,11 @@
 // the part that can go far: leaves, which are pages in far memory, and the directory that says where they are, which
 // is local. It reads and writes nothing, and takes no locks.
 //
-// A map keeps its words in a hash table in local memory for as
-// long as that does not take too much of the budget: see [Table]. Beyond that, words of entries
-// that are far are settled: they go to the leaf of their tag, the 32 bits of the key's hash by which the table is ordered. A
-// directory divides the tags into ranges of the same length, with a leaf for each; since hashes are spread
-// evenly, so are words over leaves, and a reference of 8 bytes for each leaf is all that remains in
-// local memory: a directory is doubled when its leaves hold more than [Most] words on
-// average.
+// A map keeps its words in a hash table in local memory for as long as that does not take too much of the budget: see
+// [Table]. Beyond that, words of entries that are far are settled: they go to the leaf of their tag, the 32 bits of
+// the key's hash by which the table is ordered. A directory divides the tags into ranges of the same length, with a
+// leaf for each. Since hashes are spread evenly, so are words over leaves, and all that remains in local memory is a
+// reference of 8 bytes for each leaf. A directory is doubled when its leaves hold more than [Most] words on average.
 //
 // # Leaf
 //
@@ -16,22 +14,22 @@
 //
 //	 0  16 B  authentication code, AES-GMAC, of what follows
 //	16  u32  tag of the first slot
-//	20  u24  of the first word, all but the address: bits 63..40
-//	23  u8   bits of a value of the third column below
+//	20  u24  the first word without its address: bits 63..40
+//	23  u8   bits of a value in the third column
 //	24  u16  number of slots
-//	26  u8   bits of a value of the first column
-//	27  u8   bits of a value of the second column
-//	28       three columns, each of whole bytes, with a value for each slot: the tag, less the first one;
-//	         the address; the rest of the word, xor that of the first
+//	26  u8   bits of a value in the first column
+//	27  u8   bits of a value in the second column
+//	28       three columns, each of whole bytes, with a value for each slot: the tag minus the first tag;
+//	         the address; the rest of the word, xor the rest of the first word
 //
-// The slots are in ascending order of the tags. Their values take the bits that they need: six bytes or seven a slot,
-// of maps whose entries are of much the same size, where a word and a tag have twelve. What is far
-// of the index, and what is moved for it, is as much smaller.
+// The slots are in ascending order of the tags. The values of a column have as many bits as the largest one needs: in
+// maps whose entries are of much the same size, a slot takes six or seven bytes, where a word and a tag take twelve.
+// The far part of the index, and what is moved for it, is that much smaller.
 //
-// Its words are addresses that the heap relies on, so a checksum, which whoever lends the memory can
-// make right, is not enough. The code's nonce is the position of the segment in the log and the leaf's offset
-// in it, at which nothing is ever written twice: neither a made-up leaf nor an older one at the same
-// place passes.
+// The heap relies on the addresses in a leaf. A checksum does not protect them, since whoever lends the memory can
+// compute the right one. The nonce of the authentication code is the position of the segment in the log and the
+// leaf's offset in the segment. Nothing is ever written twice there, so neither a made-up leaf nor an older one at
+// the same place passes.
 //
 // # Files
 //

@@ -23,7 +23,7 @@ const (
 	// MaxSlots is the most slots of a leaf.
 	MaxSlots = 1<<16 - 1
 
-	mostTag, mostAddr, mostRest = 32, 40, 24 // bits in a column
+	mostTag, mostAddr, mostRest = 32, 40, 24 // the most bits of a value in each column
 )
 
 // Slot is a word and its tag.
@@ -32,13 +32,13 @@ type Slot struct {
 	Tag  uint32
 }
 
-// rest is what a word has beside its address.
+// rest is w without its address.
 func (w Word) rest() uint64 { return uint64(w >> mostAddr) }
 
 // shape is how many bits the values of each column have.
 type shape struct{ tag, addr, rest int }
 
-// shapeOf returns the shape of a leaf of slots, which are in order of their tags.
+// shapeOf returns the shape of a leaf of slots, which are in the order of their tags.
 func shapeOf(slots []Slot) shape {
 	if len(slots) == 0 {
 		return shape{}
@@ -62,8 +62,8 @@ func columnSize(n, width int) int { return (n*width + 7) / 8 }
 // Size is the length of a leaf of slots, which are in order of their tags.
 func Size(slots []Slot) int { return shapeOf(slots).size(len(slots)) }
 
-// Leaf is the bytes of a leaf. Only of what Key.Open or Unchecked has returned may the methods be called. The nil Leaf
-// has no slots.
+// Leaf is the bytes of a leaf. Its methods may be called only on a leaf that Key.Open or Unchecked has returned, or
+// Key.Seal has made. The nil Leaf has no slots.
 type Leaf []byte
 
 // Len is the number of slots.
@@ -93,7 +93,7 @@ func (l Leaf) tag(i, width int) uint32 {
 
 // value returns value i of a column.
 //
-// Hot path: it reads eight bytes at once, but at the leaf's end.
+// Hot path: it reads eight bytes at once, except at the leaf's end.
 func (l Leaf) value(column, i, width int) uint64 {
 	at := i * width
 	b := l[column+at/8:]
@@ -124,7 +124,7 @@ func (l Leaf) Find(tag uint32) int {
 	return lo
 }
 
-// fill makes l, of Size(slots) bytes, the leaf of slots, but for its code.
+// fill writes the leaf of slots, without its code, to l, which has Size(slots) bytes.
 func (l Leaf) fill(slots []Slot) {
 	clear(l)
 	if len(slots) == 0 {
@@ -144,7 +144,7 @@ func (l Leaf) fill(slots []Slot) {
 	}
 }
 
-// set sets value i of a column, which is 0.
+// set sets value i of a column, which must be 0 before.
 func (l Leaf) set(column, i, width int, v uint64) {
 	at := i * width
 	v <<= at % 8
@@ -188,8 +188,8 @@ func (k *Key) sum(slots []byte, position uint64, off int) []byte {
 	return k.code
 }
 
-// Seal makes b, of Size(slots) bytes, the leaf of slots, which are in order of their tags, at most [MaxSlots]. It is to
-// lie at off of the segment with that position, where nothing has been sealed before.
+// Seal writes the leaf of slots to b, which has Size(slots) bytes. The slots are in the order of their tags, and at
+// most [MaxSlots]. The leaf is to lie at off of the segment with that position, where nothing has been sealed before.
 func (k *Key) Seal(b []byte, slots []Slot, position uint64, off int) {
 	Leaf(b).fill(slots)
 	k.mu.Lock()
@@ -197,7 +197,7 @@ func (k *Key) Seal(b []byte, slots []Slot, position uint64, off int) {
 	copy(b, k.sum(b[codeSize:], position, off))
 }
 
-// Open checks that b, which may be anything, is a leaf that was sealed for that place.
+// Open checks that b, which may be anything, is a leaf that was sealed for that position and offset.
 func (k *Key) Open(b []byte, position uint64, off int) (Leaf, error) {
 	l, ok := Unchecked(b)
 	if !ok {
@@ -212,7 +212,7 @@ func (k *Key) Open(b []byte, position uint64, off int) (Leaf, error) {
 }
 
 // Unchecked is Open without the check of the code, for those who have no key. What such a leaf says need not be true.
-// Unchecked reports false if b has not the length that it says.
+// Unchecked reports false if the length of b is not what its head implies.
 func Unchecked(b []byte) (Leaf, bool) {
 	if len(b) < headSize {
 		return nil, false

@@ -5,17 +5,18 @@ import (
 	"slices"
 )
 
-// Merged is what becomes of a leaf when the words that a table knows of its tags are settled.
+// Merged is the leaf that results when the words that a table has of the tags of a leaf are settled.
 type Merged struct {
 	Slots   []Slot // of the new leaf
-	Cold    int    // of those, of tags that the table does not know, without the lost
-	Changed bool   // they are not those of the old one
+	Cold    int    // how many of Slots have tags that the table does not know, without lost ones
+	Changed bool   // Slots differ from those of the old leaf
 }
 
-// Merge sets m to the leaf of the tags from lo up to hi, of which old, that of perhaps more tags, has had words so far, and
-// a table has those of hot[from:], which it sorts. Those that cannot be settled stay out: then the leaf keeps what
-// it has of their tag. Lost says that the range has lost a leaf. It appends to groups those of hot's words, from the
-// one to the other, of which the leaf knows the tag as they say.
+// Merge sets m to the new leaf of the tags from lo up to hi. The old leaf, which may be one of more tags, has had
+// their words so far. hot[from:] are the words that a table has of these tags; Merge sorts them. A tag of which not
+// all words can be settled stays as it is in the old leaf. lost says that the range has lost a leaf. For each tag
+// whose words Merge takes from the table, it appends to groups the range of these words in hot, from the first one up
+// to the one behind the last.
 func (m *Merged) Merge(old Leaf, lo, hi uint64, hot []Slot, from int, lost bool, groups [][2]int) [][2]int {
 	slices.SortFunc(hot[from:], func(a, b Slot) int {
 		return cmp.Or(cmp.Compare(a.Tag, b.Tag), cmp.Compare(a.Word.AsSettled(), b.Word.AsSettled()))
@@ -25,7 +26,7 @@ func (m *Merged) Merge(old Leaf, lo, hi uint64, hot []Slot, from int, lost bool,
 	if hi <= 1<<32-1 {
 		end = old.Find(uint32(hi))
 	}
-	keep := func(before uint64, known bool) { // what the leaf has of tags before that one
+	keep := func(before uint64, known bool) { // takes over what the old leaf has of tags below before
 		for ; at < end && uint64(old.At(at).Tag) < before; at++ {
 			s := old.At(at)
 			m.Slots = append(m.Slots, s)
@@ -43,7 +44,8 @@ func (m *Merged) Merge(old Leaf, lo, hi uint64, hot []Slot, from int, lost bool,
 		keep(uint64(tag), false)
 		due, clean := true, true
 		for _, x := range words {
-			// What was removed from a range that was lost stays: otherwise it would be lost again.
+			// Where a leaf was lost, the word of a removed entry stays: without it, the entry would count as lost
+			// again.
 			due = due && (x.Word.Settles() || x.Word.IsGone() && !lost)
 			clean = clean && x.Word&Settled != 0
 		}

@@ -149,7 +149,7 @@ func (t *Table) Alone(p Place) bool {
 	return true
 }
 
-// Soil makes the words with a tag ones that the table must not forget.
+// Soil clears Settled in the words with this tag: the table must not forget them.
 func (t *Table) Soil(tag uint32) {
 	for p := range t.Matches(tag) {
 		*t.Word(p) &^= Settled
@@ -177,7 +177,7 @@ func (t *Table) All() iter.Seq[Place] {
 	}
 }
 
-// Count is how many words are as is says.
+// Count is the number of words for which is returns true.
 func (t *Table) Count(is func(Word) bool) (n int) {
 	for p := range t.All() {
 		if is(*t.Word(p)) {
@@ -237,10 +237,11 @@ func (t *Table) Remove(p Place) {
 	t.Used--
 }
 
-// Tighten fills the place of an entry that was removed at p: with one that lies behind that bucket, since it found no place
-// there or before; then the place of that one, and so on. Without it, a table in which entries come and go
-// has them ever farther from their homes, and a search goes through most of it. Other entries have other places
-// afterwards, so nobody may be iterating.
+// Tighten fills the place of an entry that was removed at p. It moves there an entry that lies behind that bucket
+// because the buckets from its home to there were full; then it fills the place of the moved entry in the same way,
+// and so on. Otherwise, in a table in which entries come and go, entries would lie ever farther from their homes, and
+// a search would go through most of the table. Other entries have other places afterwards, so nobody may be
+// iterating.
 func (t *Table) Tighten(p Place) {
 	for b := int(p) / BucketEntries; t.Buckets[b].Over > 0; {
 		to := slices.Index(t.Buckets[b].Words[:], 0)
@@ -257,7 +258,8 @@ func (t *Table) Tighten(p Place) {
 	}
 }
 
-// displaced returns the first entry behind bucket b whose home is b or before it. There is one: b is Over.
+// displaced returns the first entry behind bucket b whose home is b or before it. There is one, since the Over of b
+// is not 0.
 func (t *Table) displaced(b int) (c, i int) {
 	for away := 1; ; away++ {
 		c = (b + away) % len(t.Buckets)
@@ -313,9 +315,9 @@ func (t *Table) Resize(size int64) error {
 	return old.Close()
 }
 
-// Clear removes all entries and returns how many bytes of memory it has given
-// back. A table of one page keeps it, unless it is the last time: most maps that are cleared are filled again,
-// and to map a page takes longer than to fill it.
+// Clear removes all entries and returns how many bytes of memory it has given back. A table of one page keeps its
+// page, unless last is set: most maps that are cleared are filled again, and to map a page takes longer than to fill
+// it.
 func (t *Table) Clear(last bool) int64 {
 	if t.Bytes() == int64(arena.PageSize) && !last {
 		clear(t.Buckets)
@@ -339,7 +341,7 @@ func (t *Table) Close() error {
 	return mem.Close()
 }
 
-// Unknown is how many entries of leaf, that are not lost, have tags of which t knows nothing.
+// Unknown is how many entries of leaf are not lost and have tags of which t knows nothing.
 func (t *Table) Unknown(leaf Leaf) (n int) {
 	for i := range leaf.Len() {
 		if s := leaf.At(i); !s.Word.IsLost() && !t.Knows(s.Tag) {
@@ -349,8 +351,9 @@ func (t *Table) Unknown(leaf Leaf) (n int) {
 	return n
 }
 
-// Agrees reports whether what t tells of the tag of was, which are words of one tag in the order that settled ones have, is still what was
-// told there, and nothing that busy says is in use; and how many of those are entries.
+// Agrees reports whether t still has the same words as was, which are the words that t had of one tag, in the order
+// of settled words; and whether all of them can be settled, and busy holds for none. It also returns how many of them
+// are entries and not Gone.
 func (t *Table) Agrees(was []Slot, busy func(Word) bool) (live int, same bool) {
 	var now [8]Word
 	n := 0

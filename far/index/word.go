@@ -35,7 +35,7 @@ const (
 	Big   Word = 1 << 54
 
 	Settled Word = 1 << 61
-	// Gone is in the place of an entry that was removed, and may be in its leaf still.
+	// Gone is the word in the place of an entry that was removed. The leaf of its tag may still have the entry.
 	Gone = Far | Lost | Piece
 
 	Hidden = Piece | Txn
@@ -58,7 +58,7 @@ func (w Word) Hot() int     { return int(w >> hotShift) }
 func (w Word) IsLost() bool { return w&Lost != 0 }
 func (w Word) Hidden() bool { return w&Hidden == Hidden }
 
-// Flags is what w says of the entry wherever that lies.
+// Flags are the flags of w that hold wherever the entry lies.
 func (w Word) Flags() Word { return w & (TTL | Piece | Big | Txn) }
 
 // Visible reports whether w is that of an entry that users see.
@@ -66,11 +66,10 @@ func (w Word) Visible() bool { return w.Is(Entries) }
 
 func (w Word) where() Word { return w & whereMask }
 
-// Committed reports whether w is that of an entry that users see, or would if all
-// transactions were rolled back.
+// Committed reports whether w is that of an entry that users would see if all transactions were rolled back.
 func (w Word) Committed() bool { return w != 0 && (w&Piece != 0) == (w&Txn != 0) }
 
-// What a key can be looked up among: the entries that users see, and pieces.
+// The kinds of entries among which a key can be looked up: entries that users see, and pieces.
 const (
 	Entries Word = 0
 	Pieces  Word = Piece
@@ -84,7 +83,7 @@ func (w Word) Is(kind Word) bool {
 	return w != 0 && w&Piece == 0
 }
 
-// OfEntry is those flags of w that are the entry's own, and not what has become of it.
+// OfEntry are the flags of w that belong to the entry itself, and do not say what has become of it.
 func (w Word) OfEntry() Word {
 	f := w & (TTL | Piece | Big)
 	if w.Hidden() {
@@ -93,8 +92,8 @@ func (w Word) OfEntry() Word {
 	return f
 }
 
-// Touched is w with its hot counter raised. The use that an entry was fetched
-// for does not count: it says nothing of the next one.
+// Touched is w with its hot counter raised. The use for which an entry was fetched does not count: it says nothing of
+// the next use.
 func (w Word) Touched() Word {
 	switch {
 	case w&Fresh != 0:
@@ -119,7 +118,7 @@ func (w Word) Settles() bool { return w.Far() && w.Flags()&^TTL == 0 && w.Addr()
 // IsGone reports whether w says that its tag has no other entry.
 func (w Word) IsGone() bool { return w&^(Settled|HotMask) == Gone }
 
-// Tells reports whether w makes its tag known.
+// Tells reports whether w makes its tag known: then the table has all words of the tag, whatever its leaf has.
 func (w Word) Tells() bool { return w != 0 && !w.Is(Pieces) }
 
 // Unsure reports whether w says that its tag may have had an entry that was lost with its leaf.

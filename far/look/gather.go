@@ -16,21 +16,22 @@ import (
 const (
 	// GatherMost is how many elements are gathered at a time.
 	GatherMost = 1 << 16
-	// gatherParts and gatherBytes are how many parts the store is asked for at a time, and about the bytes of their records: as many
-	// as fit a request, so that it has begun with the first ones when the next are looked for.
+	// gatherParts is how many parts the store is asked for at a time, and gatherBytes is about how many bytes their
+	// records have: as many as fit a request, so that the store has begun with them while the next ones are looked
+	// for.
 	gatherParts = 1024
 	gatherBytes = 1 << 20
-	// askBytes is what it takes to ask a node for an element (far/remote/scan).
+	// askBytes is how many bytes of a request ask a node for one element (far/remote/scan).
 	askBytes = 24
-	// partElements and partBytes are the most elements of one part, and about the most bytes of them.
+	// partElements is how many elements one part has at most, and partBytes about how many bytes these have.
 	partElements = 1024
 	partBytes    = 32 << 10
 	// readers is how many batches are read at a time.
 	readers = 4
 )
 
-// A pick is an element that is wanted, and where it goes to: the element's index, and that among those that are gathered
-// with it in the lowest 16 bits.
+// A pick is an element that is wanted, and where it goes to: the index of the element, and in the lowest 16 bits its
+// place among the elements that are gathered together.
 type pick uint64
 
 func (p pick) element() int { return int(p >> 16) }
@@ -40,16 +41,17 @@ func (p pick) place() int   { return int(p & (GatherMost - 1)) }
 type gathering struct {
 	looking
 	stride int
-	dst    []byte   // of all that are gathered with them
-	of     [][]pick // that are the elements of each part
-	todo   [][]pick // of objects that are to be read, each those of one
-	ids    []uint32 // elements of parts, as far as it is used
-	out    []byte   // where parts with several have them copied to, likewise
+	dst    []byte   // for all elements that are gathered together
+	of     [][]pick // for each part, the picks of its elements
+	todo   [][]pick // for each object that is to be read, the picks of its elements
+	ids    []uint32 // memory for the Elements of parts, in use up to its length
+	out    []byte   // memory for the Out of parts with several elements, likewise
 }
 
 var gatherings = sync.Pool{New: func() any { return new(gathering) }}
 
-// newGathering makes a part of a call that gathers elements of stride bytes to dst, out of what another one needs no more.
+// newGathering returns a gathering that copies elements of stride bytes to dst. It is a part of a call of Gather, and
+// uses the memory of another gathering that is no longer needed.
 func newGathering(e *ahead.Engine, st *ahead.Structure, stride int, dst []byte) *gathering {
 	g := gatherings.Get().(*gathering)
 	parts := g.parts[:0]
@@ -104,12 +106,13 @@ func Gather(ctx context.Context, e *ahead.Engine, st *ahead.Structure, dst []byt
 }
 
 const (
-	digit = 11  // bits by which picks are put in order at a time
-	few   = 512 // picks for which comparing them is as fast
+	digit = 11  // bits by which one pass puts picks in order
+	few   = 512 // with fewer picks, sorting by comparing is as fast
 )
 
-// inOrder returns picks, which are in the order of their places, in that of their elements, and a buffer for the next ones. For
-// tens of thousands that takes a ninth of the time of comparing them, during which no node would do anything.
+// inOrder returns picks, which are in the order of their places, in the order of their elements, and a buffer for the
+// next call. For tens of thousands of picks that takes a ninth of the time of sorting by comparing, during which no
+// node would do anything.
 func inOrder(picks, spare []pick) (ordered, buffer []pick) {
 	if len(picks) < few {
 		slices.Sort(picks)
@@ -139,8 +142,9 @@ func inOrder(picks, spare []pick) (ordered, buffer []pick) {
 	return picks, to
 }
 
-// here copies what is local of picks, which are in order, and finds out what the store is to copy, and what is to be read. It
-// returns what is left when that is enough.
+// here copies those elements of picks that are local, and finds out which ones the store is to copy and which ones
+// are to be read. The picks are in order. It stops when that is enough for one request, and returns the picks that
+// are left.
 func (g *gathering) here(ctx context.Context, picks []pick) (rest []pick, err error) {
 	e, st := g.e, g.st
 	s := e.Core.Acquire(ctx)
@@ -174,8 +178,8 @@ func (g *gathering) here(ctx context.Context, picks []pick) (rest []pick, err er
 		}
 		switch word := objects.Load(p); {
 		case word.Local() && !word.Marked():
-			// As in Deref's fast path, the object stays where it is until s is left. What is
-			// used here is no hotter for that.
+			// As in Deref's fast path, the object stays where it is until s is left. Being used here makes it no
+			// hotter.
 			g.copy(of, e.Core.Logs.Object(word.Addr())[object.Header:])
 		case word.Zero():
 			g.copy(of, nil)
@@ -199,7 +203,7 @@ func (g *gathering) here(ctx context.Context, picks []pick) (rest []pick, err er
 	return picks, nil
 }
 
-// copy copies elements of an object whose data is given, or zeros if it is nil.
+// copy copies the elements of the picks from data, the data of their object, to their places; zeros if data is nil.
 func (g *gathering) copy(of []pick, data []byte) {
 	for _, p := range of {
 		to := g.place(p)
@@ -218,8 +222,8 @@ func (g *gathering) place(p pick) []byte {
 	return g.dst[at : at+g.stride : at+g.stride]
 }
 
-// take has the store copy elements of the far object whose word p was word, or reports false: it is to be read, as it is,
-// too, if asking for them moves more bytes.
+// take has the store copy the elements of the far object whose word p was word. It reports false if the object is to
+// be read instead, as when asking for the elements would move more bytes than reading the object.
 func (g *gathering) take(p *uint64, word objects.Word, of []pick) bool {
 	size := object.FarSize(g.st.Class.Size)
 	if len(of)*(askBytes+g.stride) >= size {
@@ -249,7 +253,7 @@ func (g *gathering) take(p *uint64, word objects.Word, of []pick) bool {
 	return true
 }
 
-// there has the store copy what here has left to it, and reads the rest.
+// there has the store copy the elements that here has left to it, and reads the rest.
 func (g *gathering) there(ctx context.Context) error {
 	if len(g.parts) > 0 {
 		g.scan(ctx, nil)
@@ -268,7 +272,8 @@ func (g *gathering) there(ctx context.Context) error {
 	return g.read(ctx)
 }
 
-// read copies what is to be read: some objects at a time are brought in one read of the store, by several readers.
+// read reads the objects of todo and copies their elements. Several readers do that, each of which fetches some
+// objects at a time with one read of the store.
 func (g *gathering) read(ctx context.Context) error {
 	per := min(max(ahead.DemandBytes/max(g.st.Class.Size, 1), 1), ahead.JobObjects)
 	batches := slices.Collect(slices.Chunk(g.todo, per))
@@ -287,7 +292,7 @@ func (g *gathering) read(ctx context.Context) error {
 					return
 				}
 				if err := g.readBatch(ctx, batches[k]); err != nil {
-					cancel(err) // of the first one that fails
+					cancel(err) // the first error is the cause
 				}
 			}
 		})
@@ -306,7 +311,8 @@ func (g *gathering) readBatch(ctx context.Context, todo [][]pick) error {
 			n++
 		}
 	}
-	if n > 1 { // what is missing then, and what goes wrong, who uses the objects comes upon
+	// The objects that are still missing after this, and errors, show when the objects are used below.
+	if n > 1 {
 		_, _ = e.Space.Fetch(ctx, refs[:n], objects.Stream, 0, false)
 	}
 	return e.WithScope(ctx, func(s *heap.Scope) {

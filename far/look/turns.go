@@ -11,29 +11,30 @@ import (
 	"polder/internal/offload"
 )
 
-// looking is a part of a structure of which what is far is looked at by the store, while the next part is looked at here.
+// looking is a part of a structure that is being looked at: its far objects by the store, while the next part is
+// looked at here.
 type looking struct {
 	e     *ahead.Engine
 	st    *ahead.Structure
 	q     offload.Scan
 	store store.Computer // nil if it does not compute
 	pins  *farlog.Pins
-	parts []store.ScanPart // to be looked at by the store
-	bytes int              // of these
+	parts []store.ScanPart // for the store to look at
+	bytes int              // of the records of parts
 
-	done chan error  // there has returned that
-	then func() bool // called after that; it reports whether to go on
+	done chan error  // receives what there (see begin) has returned
+	then func() bool // called after that; reports whether to go on
 }
 
-// newLooking makes a part of st in which the store is asked q.
+// newLooking makes a part of st for which the store is asked q.
 func newLooking(e *ahead.Engine, st *ahead.Structure, q *offload.Scan) looking {
 	l := looking{e: e, st: st, q: *q, pins: e.Core.Far.NewPins(), done: make(chan error, 1)}
 	l.store, _ = e.Core.Far.Store.(store.Computer)
 	return l
 }
 
-// begin does what can be done here, and begins there, as a call that Close waits for. l.done says how that has ended,
-// unless begin fails.
+// begin calls here, and then there in a goroutine of its own: one looks at what can be looked at here, the other has
+// the store look at the rest. Close waits for both. Unless begin fails, l.done receives what there returns.
 func (l *looking) begin(here func() error, there func() error) error {
 	core := l.e.Core
 	if err := core.Begin(); err != nil {
@@ -51,7 +52,8 @@ func (l *looking) begin(here func() error, there func() error) error {
 	return nil
 }
 
-// hold returns the part of the store that the far object is whose word p was w, and pins its segment; or false: it is to be read.
+// hold pins the segment of the far object whose word p was w, and returns the object as a part for the store. If it
+// returns false, the object is to be read.
 func (l *looking) hold(p *uint64, w objects.Word) (store.ScanPart, bool) {
 	if l.store == nil || w.FarClass() != l.st.Class.ID {
 		return store.ScanPart{}, false
@@ -77,13 +79,13 @@ func (l *looking) scan(ctx context.Context, a *offload.Aggregate) {
 	}
 }
 
-// inTurns has parts of a structure looked at. begin begins the next part, or returns nil when there is none; then of
-// each part is called in order, until one reports false. While the store looks at a part, the next one is looked at
-// here, and while then of a part is called, the store looks at the next one.
+// inTurns has the parts of a structure looked at. It calls begin for one part after the other, until begin returns
+// nil, and the then of each part, in order, until one reports false. While the store looks at a part, begin looks at
+// the next part here; while the then of a part is called, the store looks at the next part.
 func inTurns(ctx context.Context, begin func(ctx context.Context) (*looking, error)) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var next *looking
-	defer func() { // then may be a loop of the program's, which ends, or panics
+	defer func() { // then may run a loop of the program, which may end early, or panic
 		cancel()
 		if next != nil {
 			<-next.done

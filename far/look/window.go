@@ -12,29 +12,28 @@ import (
 )
 
 const (
-	// lookBytes is about how much far memory is asked for at a time, whose segments are pinned
-	// meanwhile.
+	// lookBytes is about how much far memory the store is asked for at a time. Its segments are pinned meanwhile.
 	lookBytes = 4 << 20
-	// lookRun is the most bytes of a run of records that the store looks through, and finds
-	// all right or not.
+	// lookRun is how many bytes of records a part has at most, unless one object has more. If the store finds one of
+	// them wrong, the whole part fails.
 	lookRun = 128 << 10
-	// lookBits is the most bytes of a filter's bits of a run.
+	// lookBits is how many bytes of a filter's bits a part has at most.
 	lookBits = 32 << 10
-	// lookStep is about how many bytes are looked through here in a scope.
+	// lookStep is about how many bytes are looked through here before the scope is left.
 	lookStep = 64 << 10
 )
 
 // window is a part of a structure that is being looked through.
 type window struct {
 	looking
-	i, j int // elements
+	i, j int // the window is the elements from i up to j
 
 	a     offload.Aggregate
-	zeros []byte // an object that was never used
-	bits  []byte // of a filter: per bytes for each object from i's on
+	zeros []byte // the data of an object that was never used
+	bits  []byte // of a filter: per bytes for each object, from that of element i on
 	per   int
 	first []int  // the first object of each part
-	next  uint64 // address behind the last part
+	next  uint64 // far address behind the last part
 }
 
 // Aggregate adds up what q says of the elements from i to j.
@@ -77,7 +76,7 @@ func windows(ctx context.Context, e *ahead.Engine, st *ahead.Structure, q *offlo
 	})
 }
 
-// eachBit calls yield with the indices of the elements of w whose bits are set, until it does not want any more.
+// eachBit calls yield with the indices of the elements of w whose bits are set, until it returns false.
 func (w *window) eachBit(yield func(i int) bool) bool {
 	first := w.i / w.st.Group * w.st.Group
 	for at, b := range w.bits {
@@ -91,8 +90,8 @@ func (w *window) eachBit(yield func(i int) bool) bool {
 	return true
 }
 
-// here looks through what is local of the elements from w.i up to j, or up to the end of the window, which
-// it returns, and finds out what the store is to look through.
+// here looks through the local ones of the elements from w.i up to j, or up to the end of the window if that comes
+// first, and finds out what the store is to look through. It returns the element at which the next window begins.
 func (w *window) here(ctx context.Context, j int) (next int, err error) {
 	e, st := w.e, w.st
 	if w.store == nil {
@@ -123,8 +122,8 @@ func (w *window) here(ctx context.Context, j int) (next int, err error) {
 		switch {
 		case word.Far() && w.take(p, word, c, at, w.j):
 		case word.Local() && !word.Marked():
-			// As in Deref's fast path, the object stays where it is until s is left. What is
-			// used here and there is no hotter for that.
+			// As in Deref's fast path, the object stays where it is until s is left. Being looked through, here or by
+			// the store, makes an object no hotter.
 			w.look(at, w.j, e.Core.Logs.Object(word.Addr())[object.Header:])
 		case word.Zero():
 			if w.zeros == nil {
@@ -158,8 +157,8 @@ func (w *window) addBits() {
 	}
 }
 
-// take makes object c, whose word p was w and of which the elements from i to j are asked for, one that the store is to
-// look through; or reports false: it is to be read.
+// take adds object c, whose word p was word, to the parts that the store is to look through. The elements from i to j
+// are those that are asked for of it. take reports false if the object is to be read instead.
 func (w *window) take(p *uint64, word objects.Word, c, i, j int) bool {
 	st := w.st
 	if j-i != st.Group {
@@ -183,7 +182,7 @@ func (w *window) take(p *uint64, word objects.Word, c, i, j int) bool {
 	return true
 }
 
-// look looks through the elements from i to j, of an object whose data is given.
+// look looks through the elements from i to j, which are of one object that has that data.
 func (w *window) look(i, j int, data []byte) {
 	st := w.st
 	c := i / st.Group
@@ -201,8 +200,8 @@ func (w *window) bitsOf(c, n int) []byte {
 	return w.bits[at : at+n*w.per : at+n*w.per]
 }
 
-// read looks through the elements from i to j, which is done when they have been read, as who iterates
-// over them reads.
+// read looks through the elements from i to j here. It brings their objects in as an iteration over the elements
+// does.
 func (w *window) read(ctx context.Context, i, j int) error {
 	e, st := w.e, w.st
 	return e.WithScope(ctx, func(s *heap.Scope) {
@@ -224,7 +223,8 @@ func (w *window) read(ctx context.Context, i, j int) error {
 	})
 }
 
-// there has the store look through what here has left to it, and reads what that could not.
+// there has the store look through the parts that here has left to it, and reads those that the store could not look
+// through.
 func (w *window) there(ctx context.Context) error {
 	if len(w.parts) == 0 {
 		return nil

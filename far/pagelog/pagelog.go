@@ -1,10 +1,10 @@
-// Package pagelog is the far log of pages of owners' indexes: segments apart from data, since pages are
-// rewritten, and so die, much sooner than what they refer to; and the reading of pages, which may lie anywhere. A [Log] has one user, which knows what of
-// it lives, cleans it by writing that anew, and accounts for what it
-// replaces with heap.Heap.BuryFar. The cleaner leaves these segments alone.
+// Package pagelog is the far log of the pages of owners' indexes, and the reading of such pages. The log has segments
+// apart from those of data, since pages are rewritten, and so die, much sooner than what they refer to. Pages that
+// are read may lie in any segment. A [Log] has one user. The user knows which pages live, cleans the log by writing
+// those anew, and accounts with heap.Heap.BuryFar for the pages that it replaces. The heap's cleaner leaves these
+// segments alone.
 //
-// Making room does not need it: it is the evacuator that a log's user may wait for, never the
-// other way round.
+// Making room does not need the log: the user of a log may wait for the evacuator, never the other way round.
 package pagelog
 
 import (
@@ -27,16 +27,16 @@ type Log struct {
 	staged  int // bytes in staging, to be written at open.end
 
 	err     error     // of the last operation
-	retry   time.Time // not before then is the store asked again
+	retry   time.Time // the store is not asked again before then
 	backoff time.Duration
 }
 
-// New makes the log of a heap, which stages in staging.
+// New makes a log of h, which collects in staging what is to be written.
 func New(h *heap.Heap, staging []byte) *Log { return &Log{h: h, staging: staging} }
 
-// Ready sees to it that a record of n bytes fits behind what is staged; it writes that if it has to, and
-// reports whether it did. It fails if the store fails, or has no memory left; the last spare segments are
-// for cleaning.
+// Ready sees to it that a record of n bytes fits behind what is staged. If what is staged has to be written first, it
+// fails, and IsStagingFull is true of the error: the caller has to call Flush and try again. It also fails if the
+// store fails, or has no memory left; only with cleaning set does it use the last spare segments.
 func (p *Log) Ready(n int, cleaning bool) error {
 	if p.open != nil && p.open.Gone() {
 		p.close()
@@ -83,8 +83,8 @@ func (p *Log) pending() int {
 	return p.staged
 }
 
-// Reserve returns the n bytes behind what is staged, their address to be, which counts as live from now
-// on, and the position and the offset that this is. Ready must have said that they fit.
+// Reserve returns the n bytes behind what is staged, the address that they will have, and the position of the segment
+// and the offset in it. From now on they count as live. Ready must have said that they fit.
 func (p *Log) Reserve(n int) (b []byte, addr, position uint64, off int) {
 	off = p.open.End + p.staged
 	addr = p.open.Address(off)
@@ -94,7 +94,7 @@ func (p *Log) Reserve(n int) (b []byte, addr, position uint64, off int) {
 	return b, addr, p.open.Position(), off
 }
 
-// Seal completes a record in the room that Reserve has returned with that offset.
+// Seal completes r, a record in the bytes that Reserve has returned together with off.
 func (p *Log) Seal(r record.Record, off int) {
 	r.SetVersion(p.h.Far.NextVersion())
 	r.Seal(p.open.Seed, off)
@@ -103,7 +103,7 @@ func (p *Log) Seal(r record.Record, off int) {
 // Open is the segment that is being written.
 func (p *Log) Open() *heap.FarSegment { return p.open }
 
-// Flush writes what is staged. If it fails, the caller accounts for that as dead.
+// Flush writes what is staged. If it fails, the caller accounts for those records as dead.
 func (p *Log) Flush() error {
 	if p.pending() == 0 {
 		return nil
@@ -136,15 +136,15 @@ func (p *Log) close() {
 
 func (p *Log) failed(err error) error {
 	if errors.Is(err, heap.ErrStoreFull) {
-		return err // to ask again costs nothing, and cleaning may have more
+		return err // asking again costs nothing, and cleaning may have made room
 	}
 	p.backoff = min(max(2*p.backoff, heap.MinBackoff), heap.MaxBackoff)
 	p.err, p.retry = err, time.Now().Add(p.backoff)
 	return err
 }
 
-// Keep has n spare segments kept, or as many as the store had until it was full. With them what
-// is in pages can be written anew, and so cleaned, when there is no other far memory.
+// Keep sets how many spare segments are kept for pages, as farlog.Log.KeepForPages does. With them, live pages can be
+// written anew, and so segments cleaned, when there is no other far memory.
 func (p *Log) Keep(n int) {
 	p.h.Far.KeepForPages(n)
 }
@@ -152,13 +152,14 @@ func (p *Log) Keep(n int) {
 // Read is a page that is to be read.
 type Read struct {
 	Addr uint64
-	Buf  []byte // has room for the class of the record; then, the body
-	Err  error  // the record cannot be had, or is no page
+	Buf  []byte // room for the size class of the record; once read, the body
+	Err  error  // why the record cannot be read, or that it is no page
 	Seg  *heap.FarSegment
 	pin  int // of Seg
 }
 
-// NewRead prepares the reading of the page of h at addr, which must be alive; it stays so until it has been read.
+// NewRead prepares the reading of the page of h at addr. The page must be alive; its segment is pinned until ReadAll
+// has read it.
 func NewRead(h *heap.Heap, addr uint64, buf []byte) Read {
 	s := h.Far.Seg(addr)
 	return Read{Addr: addr, Buf: buf, Seg: s, pin: s.Pin()}
@@ -172,10 +173,11 @@ type Reads struct {
 	used int
 }
 
-// Begin makes r no pages, which are read into buf.
+// Begin empties r. The pages that are then added are read into buf.
 func (r *Reads) Begin(buf []byte) { *r = Reads{Pages: r.Pages[:0], buf: buf} }
 
-// Add adds the page of h at addr, whose record takes at most size bytes, as NewRead does. It reports false if there is no room for it.
+// Add adds the page of h at addr, whose record takes at most size bytes: see NewRead. It reports false if there is no
+// room for it.
 func (r *Reads) Add(h *heap.Heap, addr uint64, size int) bool {
 	end := r.used + size
 	if end > len(r.buf) {
@@ -186,7 +188,7 @@ func (r *Reads) Add(h *heap.Heap, addr uint64, size int) bool {
 	return true
 }
 
-// decodePage is the page that was read at off of s.
+// decodePage decodes the page that was read at off of s.
 func decodePage(s *heap.FarSegment, b []byte, off int) (record.Record, error) {
 	r, err := s.Decode(b, off)
 	if err == nil && r.Kind() != record.Page {
@@ -195,7 +197,8 @@ func decodePage(s *heap.FarSegment, b []byte, off int) (record.Record, error) {
 	return r, err
 }
 
-// reread is what reading a page again brings, with which err was wrong. It is apart from ReadAll since its function is garbage.
+// reread reads again a page that could not be decoded because of err. It returns the page, or what is wrong with it.
+// It is a function of its own because its closure is allocated.
 func reread(h *heap.Heap, s *heap.FarSegment, op *store.ReadOp, err error) (r record.Record, _ error) {
 	h.Reread(s.Seg, op.Off, op.Buf, func() bool { r, err = decodePage(s, op.Buf, op.Off); return err == nil })
 	return r, err

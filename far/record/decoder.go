@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Decoder reads what AppendUint64 and its like have written. After an error it returns zeros.
+// Decoder reads what binary.LittleEndian.AppendUint64 and the like have written. After an error it returns zeros.
 type Decoder struct {
 	B   []byte // what is left
 	Err error

@@ -26,13 +26,14 @@
 //	22  u16  writer
 //	24  u64  number of the segment, as far addresses call it
 //	32  u64  epoch of the owner that opened it
-//	40  u64  position: how many segments the log had opened before
+//	40  u64  position: a count of the segments that the log has opened, this one included, and of the parts of
+//	         checkpoints
 //	48  12 B zero
 //	60  u32  CRC32C of the above
 //
-// The CRC32C of its first 48 bytes is the segment's seed, with which the checksums of all records
-// in it begin. A number is used again when its segment is gone, a position never: no
-// two segments have the same seed but by chance.
+// The CRC32C of its first 48 bytes is the segment's seed, with which the checksums of all records in it begin. The
+// number of a segment is used again when the segment is gone, a position in one epoch never: no two segments have the
+// same seed but by chance.
 //
 // # Record
 //
@@ -50,11 +51,11 @@
 //	32       body: the expiry (i64, milliseconds since 1970), if the flags say that there is one; the
 //	         key; the value
 //
-// Both checksums begin with the segment's seed and the offset of the record in the segment, so that a
-// record of another heap, log, segment, life of a segment or place fails its
-// check. Header and key can be checked, and read, without the value.
+// Both checksums begin with the segment's seed and the offset of the record in the segment. So a record fails its
+// check if it is of another heap, log or segment, of an earlier life of the segment, or of another place in it.
+// Header and key can be checked, and read, without the value.
 //
-// The version is of the log: who writes a record for the second time, changed, gives it a higher one. Of
-// two records of the same owner, kind, number and key the one with the higher version is right; if
-// the versions are the same, so is the rest.
+// Versions are counted by the log: when a changed record is written again, it gets a higher version. Of two records
+// of the same owner, kind, number and key, the one with the higher version is right; if the versions are the same, so
+// is the rest.
 package record

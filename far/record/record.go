@@ -9,7 +9,8 @@ import (
 const (
 	// Unit is what the offsets and the sizes of records are multiples of.
 	Unit = 16
-	// AddrBits is how many bits a far address has: the number of a segment, and where in it in units.
+	// AddrBits is how many bits a far address has: it is made of the number of a segment, and the place in the
+	// segment, in units.
 	AddrBits = 40
 	// MaxAddr is the highest far address.
 	MaxAddr = 1<<AddrBits - 1
@@ -27,14 +28,14 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Kind is what a record is of.
+// Kind says what a record holds.
 type Kind uint8
 
 const (
 	Entry      Kind = 1 + iota // an entry of a map; its number is the hash of its key
-	Object                     // what a pointer refers to; its number is that of the pointer's word, and it has no key
-	Piece                      // a part of a large value: an entry whose key is the value's version and the part's number
-	Page                       // a part of an owner's index; its number is what the owner makes of it, and it has no key
+	Object                     // what a pointer refers to; its number is that of the pointer's word; no key
+	Piece                      // a part of a large value: its key is the value's version and the part's number
+	Page                       // a part of an owner's index; the owner chooses its number; no key
 	Checkpoint                 // a stretch of a checkpoint; it has neither number nor key
 )
 
@@ -42,34 +43,34 @@ const (
 type Flags uint8
 
 const (
-	Moved   Flags = 1 << iota // the cleaner has copied the record, which was right before, too
+	Moved   Flags = 1 << iota // the record is a copy that the cleaner made, as valid as the original
 	Expires                   // the body begins with an expiry
-	Large                     // the value stands for a large one, which is in pieces; it is checked with the header
+	Large                     // the value stands for a large one that is in pieces; it is checked with the header
 
 	known = Moved | Expires | Large
 )
 
-// Record is the bytes of a record, from its header on. There may be more behind
-// it. Only of what Decode or DecodeHead has returned may the methods be called, and after
-// DecodeHead not Value, unless the record is Large.
+// Record is the bytes of a record, from its header on. There may be more behind it. Its methods may be called only on
+// what Decode or DecodeHead has returned, or on a record that is being written (see Put). After DecodeHead, Value and
+// Body may be called only if the record is Large.
 type Record []byte
 
 func (r Record) sum() uint32     { return binary.LittleEndian.Uint32(r) }
 func (r Record) bodySum() uint32 { return binary.LittleEndian.Uint32(r[4:]) }
 
-// Version is the log's when the record was written.
+// Version is the version that the log gave the record.
 func (r Record) Version() uint64 { return binary.LittleEndian.Uint64(r[8:]) >> 8 }
 
 // Kind is what the record is of.
 func (r Record) Kind() Kind { return Kind(r[8]) }
 
-// Number is what the owner calls it, in NumberBits bits.
+// Number is the number that the owner gave the record, in NumberBits bits.
 func (r Record) Number() uint64 { return binary.LittleEndian.Uint64(r[16:]) >> 24 }
 
 // Len is the length of the body.
 func (r Record) Len() int { return int(binary.LittleEndian.Uint64(r[16:]) & MaxBody) }
 
-// Owner is the data structure that the record is of.
+// Owner is the number of the data structure that the record belongs to.
 func (r Record) Owner() uint16 { return binary.LittleEndian.Uint16(r[24:]) }
 
 // KeyLen is the length of the key.
@@ -78,7 +79,7 @@ func (r Record) KeyLen() int { return int(binary.LittleEndian.Uint16(r[26:])) }
 // Flags are the record's flags.
 func (r Record) Flags() Flags { return Flags(r[28]) }
 
-// Tag is the user's.
+// Tag is the tag, whose meaning is the user's.
 func (r Record) Tag() uint8 { return r[29] }
 
 // head is where the value begins.
@@ -126,8 +127,7 @@ type Header struct {
 	KeyLen int
 }
 
-// Put makes b, which is Size(len(body)) bytes long, a record with that body, which is yet to be
-// sealed.
+// Put makes b, which is Size(len(body)) bytes long, a record with that header and body. It still has to be sealed.
 func Put(b []byte, h Header, body []byte) Record {
 	binary.LittleEndian.PutUint64(b, 0)
 	binary.LittleEndian.PutUint64(b[8:], uint64(h.Kind))
@@ -139,8 +139,7 @@ func Put(b []byte, h Header, body []byte) Record {
 	return Record(b)
 }
 
-// Move makes b, which is r.Size() bytes long, a copy of r for another place, which is yet to be
-// sealed.
+// Move makes b, which is r.Size() bytes long, a copy of r for another place. The copy still has to be sealed.
 func Move(b []byte, r Record) Record {
 	clear(b[copy(b, r[:r.end()]):])
 	b[28] |= byte(Moved)
@@ -166,9 +165,8 @@ func (r Record) headSum(seed uint32, off int) uint32 {
 	return crc32.Update(seed^uint32(off/Unit), castagnoli, r[8:r.head()])
 }
 
-// DecodeHead checks that b, which may be anything, begins with the header and the key of a record that
-// was sealed for that place, and with all of it if that is Large. If b is too short to tell, the
-// error is ErrShort.
+// DecodeHead checks that b, which may be anything, begins with the header and the key of a record that was sealed for
+// that place. If the record is Large, it checks the value, too. If b is too short to tell, the error is ErrShort.
 func DecodeHead(b []byte, seed uint32, off int) (Record, error) {
 	if len(b) < HeaderSize {
 		return nil, ErrShort
@@ -192,8 +190,8 @@ func DecodeHead(b []byte, seed uint32, off int) (Record, error) {
 	return r, nil
 }
 
-// Decode checks that b, which may be anything, begins with a record that was sealed for that place, and
-// returns that alone, without its padding. If b is too short to tell, the error is ErrShort.
+// Decode checks that b, which may be anything, begins with a record that was sealed for that place, and returns the
+// record alone, without its padding. If b is too short to tell, the error is ErrShort.
 func Decode(b []byte, seed uint32, off int) (Record, error) {
 	r, err := DecodeHead(b, seed, off)
 	if err != nil || r.Flags()&Large != 0 {

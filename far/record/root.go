@@ -11,12 +11,12 @@ const (
 	// MaxRoot is the most bytes of a root.
 	MaxRoot = 64 << 10
 
-	// "PolRoot" and the version of the format: of what is read from a root on, which is more than records. In version 1, the
-	// words and tags of leaves were whole.
+	// rootMagic is "PolRoot" and a version. It is the version of the format of everything that is read through a
+	// root, which is more than records. In version 1, leaves had words and tags in full.
 	rootMagic = 0x746f6f526c6f50<<8 | 2
 )
 
-// Root is where a checkpoint is, and the secrets that are not told to who lends far memory.
+// Root says where a checkpoint is, and has the secrets that whoever lends far memory is not told.
 type Root struct {
 	Heap   uint64
 	Epoch  uint64 // of the owner: whoever opens the heap raises it
@@ -24,7 +24,7 @@ type Root struct {
 	Key    [16]byte
 	Length uint64            // of the checkpoint, in bytes; 0 if there is none yet
 	Sum    [sha256.Size]byte // of the checkpoint, which may lie where anybody can write
-	Parts  []Part            // where it lies, in order
+	Parts  []Part            // what it consists of, in order
 }
 
 // Part is a segment that has a part of a checkpoint.
@@ -35,7 +35,7 @@ type Part struct {
 	Length   uint64 // of the part
 }
 
-// Encode is the root as bytes.
+// Encode returns the root as bytes.
 func (r *Root) Encode() []byte {
 	b := binary.LittleEndian.AppendUint64(nil, rootMagic)
 	for _, v := range []uint64{r.Heap, r.Epoch, r.Seed} {

@@ -14,7 +14,7 @@ const (
 	magic  = 0x72646c6f50<<8 | format // "Poldr", read from the top
 	format = 1
 
-	seeded = 48 // bytes of the header that the seed is of
+	seeded = 48 // the seed is computed from so many bytes of the header
 )
 
 // Stream is what a segment is for.

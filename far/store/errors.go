@@ -6,8 +6,7 @@ import (
 )
 
 var (
-	// ErrFull: there is no memory for it, and nothing can make way. Every FullError Is
-	// ErrFull, too.
+	// ErrFull: there is no memory for what was asked, and nothing can make way. Every FullError Is ErrFull, too.
 	ErrFull = errors.New("memory is full")
 	// ErrStoreFull: the store has no segment to lend. More far memory helps.
 	ErrStoreFull error = FullError("far memory is full")
@@ -32,8 +31,8 @@ func (e *LostError) Error() string {
 	return fmt.Sprintf("entry was lost with its far memory (%s)", e.Segment)
 }
 
-// CorruptError says that far memory answered, also when it was asked once more, with bytes that are not those
-// that were written there.
+// CorruptError says that far memory returned other bytes than were written there, and did so again when it was asked
+// once more.
 type CorruptError struct {
 	Segment string
 	Off     int

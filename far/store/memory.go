@@ -51,10 +51,10 @@ func (s *MemStore) Alloc(context.Context) (Segment, error) {
 	}, nil
 }
 
-// Most is how many segments it lends.
+// Most is how many segments it lends at most.
 func (s *MemStore) Most() int { return s.max }
 
-// Adopt lends mem, as a segment that was there before, under its name.
+// Adopt lends mem as a segment that existed before, under the name that it had.
 func (s *MemStore) Adopt(name string, mem []byte) *MemSegment {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,17 +8,16 @@ import (
 // Timeout bounds every operation on a store that no caller waits for.
 const Timeout = 10 * time.Second
 
-// DiskName is what the names of disks begin with that have a copy of what lies elsewhere, and no other names. Whoever does not have
-// the disk knows by it that what had a copy there need not be lost.
+// DiskName is how the names of those disks begin that have a copy of what lies elsewhere; no other name begins so.
+// From such a name, a process without the disk sees that what had a copy there need not be lost.
 const DiskName = "disk "
 
 // MinSegmentSize is the least size of a store's segments, in bytes: one holds an
 // entry with the longest key.
 const MinSegmentSize = 128 << 10
 
-// A Store is memory that somebody else lends, in segments of one size. The
-// heap needs no more of it than this; package pool provides one over the
-// network, and MemStore is one in this process.
+// A Store is memory that somebody else lends, in segments of one size. The heap needs no more of it than this.
+// Package far/remote provides one over the network, and MemStore is one in this process.
 //
 // All methods may be called by any number of goroutines.
 type Store interface {
@@ -38,8 +37,8 @@ type ReadOp struct {
 	Seg Segment
 	Off int
 	Buf []byte
-	// Bulk says that nobody waits for just this read: those of the cleaner, and of pages. A store that
-	// can lets others overtake it.
+	// Bulk says that nobody waits for just this read, such as a read by the cleaner, or of pages. A store that can
+	// lets other reads overtake it.
 	Bulk bool
 	Err  error
 }
@@ -47,17 +46,20 @@ type ReadOp struct {
 // A Mirror is a Store that has more than one copy of a segment.
 type Mirror interface {
 	Store
-	// Reread makes a read again whose bytes were not those that were written: from one copy after the other, until
-	// good accepts what op.Buf has, which it may change, and once more with what stays there. Copies that have other bytes are replaced.
-	// It reports whether there was a good one.
+	// Reread repeats a read whose bytes were not those that were written. It reads one copy after the other into
+	// op.Buf, and calls good after each, which reports whether the bytes are right, and may change them. If some copy
+	// was good, Reread replaces the copies that were not, puts the good bytes in op.Buf, calls good once more, and
+	// reports what that returns. Otherwise it reports false.
 	Reread(ctx context.Context, op ReadOp, good func() bool) bool
-	// Judge has look be called with a segment whose copies have different bytes. The store does not know which of them are right: look
-	// reads all that counts in it with Reread. It is called before anything is read or written, and look by one goroutine of several.
+	// Judge sets look, which the store calls with a segment whose copies have different bytes. The store does not
+	// know which of them are right, so look reads all that counts in the segment with Reread. Judge is called before
+	// anything is read or written. The store calls look from several goroutines, but from one at a time.
 	Judge(look func(ctx context.Context, seg Segment))
 }
 
-// Reread makes a read of s again whose bytes were not those that were written, since they may have been damaged on their way only:
-// as Mirror.Reread does, or else once. It reports whether good has accepted what op.Buf has.
+// Reread repeats a read of s whose bytes were not those that were written, since they may have been damaged only on
+// their way. If s is a Mirror, Mirror.Reread does it; otherwise s is read once more. Reread reports whether good has
+// accepted what op.Buf has.
 func Reread(ctx context.Context, s Store, op ReadOp, good func() bool) bool {
 	if m, ok := s.(Mirror); ok {
 		return m.Reread(ctx, op, good)
@@ -79,12 +81,10 @@ func Gone(seg Segment) bool {
 
 // A Segment is a borrowed piece of a store.
 type Segment interface {
-	// Write writes p at off and returns when it is done. It is bulk: reads that somebody
-	// waits for should not wait for it. One that fails may take
-	// effect in part, or later, but not after a later operation on the segment,
-	// which may be written from the front again when nothing in it lives.
-	// ErrSealed says that the segment takes no more, now or at all: what was written before stays, and the
-	// heap goes on in another segment at once.
+	// Write writes p at off and returns when it is done. It is bulk: reads that somebody waits for should not wait
+	// for it. A write that fails may take effect in part, or later, but not after a later operation on the segment:
+	// when nothing in the segment lives, it may be written from the front again. ErrSealed says that the segment
+	// takes no more, now or at all: what was written before stays, and the heap goes on in another segment at once.
 	Write(ctx context.Context, p []byte, off int) error
 	// Free gives the segment back. It is not used afterwards.
 	Free(ctx context.Context) error
@@ -95,11 +95,13 @@ type Segment interface {
 	Name() string
 }
 
-// A Starter is a Segment to which somebody can write who does not wait, such as to several segments at once.
+// A Starter is a Segment to which a goroutine can write without waiting, for example to write to several segments at
+// once.
 type Starter interface {
 	Segment
-	// Start begins Write. Whoever calls it calls the End of what it returns, and leaves p as it is until then. Landed is called once at most,
-	// when there may be no more to be waited for: by whoever finds that out, whom it must not hold up, and perhaps before Start returns.
+	// Start begins a Write. The caller has to call End of the Flight that Start returns, and leaves p as it is until
+	// End has returned. The goroutine that finds that there may be nothing to wait for any more calls landed, at most
+	// once, and must not be held up by it. That may be before Start returns.
 	Start(ctx context.Context, p []byte, off int, landed func()) Flight
 }
 
@@ -111,20 +113,21 @@ type Flight interface {
 	End(ctx context.Context) error
 }
 
-// A Keeper is a Store whose segments outlive the process that has borrowed them. One process at a time has it
-// open, which is for the Keeper to see to.
+// A Keeper is a Store whose segments outlive the process that has borrowed them. The Keeper sees to it that only one
+// process at a time has it open.
 type Keeper interface {
 	Store
 	// Root returns what SetRoot was given last, nil if it never was.
 	Root(ctx context.Context) ([]byte, error)
-	// SetRoot keeps root, at most record.MaxRoot bytes, in the place of the one before, once all that was written to segments
-	// is kept as well. It does so entirely or, if it fails, perhaps not at all.
+	// SetRoot keeps root, at most record.MaxRoot bytes, in place of the root before, once all that was written to
+	// segments is kept as well. If it fails, root may be kept or not, but never a part of it.
 	SetRoot(ctx context.Context, root []byte) error
 	// Reopen borrows a segment again by its name; its bytes are what they were. It fails with a *LostError if
 	// they are gone for good.
 	Reopen(ctx context.Context, name string) (Segment, error)
 	// Prune gives back what an earlier process has borrowed and nobody has reopened.
 	Prune(ctx context.Context) error
-	// Wants reports whether there should be another root soon, since what the Keeper has to remember until then is getting long.
+	// Wants reports whether there should be another root soon, since the Keeper has to remember more and more until
+	// then.
 	Wants() bool
 }
