@@ -22,7 +22,7 @@ const (
 
 // Bytes is a pointer to a byte string of any size up to MaxBytes, in local or far memory. A string that is longer
 // than a piece, at most 64 KiB, is stored in pieces, each an object that is fetched and evacuated by itself. The
-// words of the pieces lie in a row; each takes 8 bytes of local memory, and a row takes a multiple of 512 words. A
+// words of the pieces lie in a row; each takes 8 bytes of local memory, and a row takes a multiple of 512 bytes. A
 // string never changes. Replace puts another string in its place in one step, so that a reader sees the whole old
 // string or the whole new one. A Bytes is a small value, all copies of which are the same pointer; the zero Bytes
 // points to nothing.
