@@ -68,7 +68,7 @@ func (l *List[T]) PushFront(ctx context.Context, v T) error {
 	return l.tr.locked(ctx, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, false) })
 }
 
-// PushBackIn is PushBack in s, which must be open, and which it takes local memory from. It fails as Deref does.
+// PushBackIn is PushBack in s, which must be open and from which it takes local memory. It fails as Deref does.
 func (l *List[T]) PushBackIn(s *heap.Scope, v T) error {
 	return l.tr.in(s, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, true) })
 }
