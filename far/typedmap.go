@@ -154,9 +154,9 @@ func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok b
 // The value lies in the memory of the entry itself if the entry is local, its value is neither encoded nor kept in
 // pieces, and the value is aligned as V requires. Strings and byte slices always are; types that need 8-byte
 // alignment are if keys have 4, 12, 20 bytes and so on. The evacuator leaves the segments of such values alone until
-// s is left. So a scope may have only some of them, and all scopes together only as many as fill an eighth of the
-// budget. Other values are copies. Keeping a value in place takes some hundred nanoseconds, a time in which Get
-// copies a small value.
+// s is left. So a scope may keep values in place in a few segments only, and all scopes together in as many segments
+// as fill an eighth of the budget. Other values are copies. Keeping a value in place takes some hundred nanoseconds,
+// a time in which Get copies a small value.
 //
 // Deref waits for what is far within the context of s.
 func (m *Map[K, V]) Deref(s *heap.Scope, k K) *V {
