@@ -180,7 +180,7 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 			h.checkpointAt.Store(changes)
 			return nil
 		}
-		scarce := errors.Is(err, errNoMemory) && time.Since(began) < heap.StoreTimeout // the evacuator will free some memory
+		scarce := errors.Is(err, errNoMemory) && time.Since(began) < heap.StoreTimeout // the evacuator makes some
 		if scarce && errors.Is(err, ErrMetadataFull) {
 			smaller, _ := h.maps.Halve(ctx) // it fails if ctx or the heap has ended; the select below sees that
 			scarce = smaller || h.core.Dirty() > h.Local()/dirtyShare
@@ -189,8 +189,8 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 			return err
 		}
 		if size = need; !errors.Is(err, store.ErrSealed) {
-			// Objects that have changed since are in the checkpoint, if there is memory for them. To write them back once
-			// more would not help: as many could have changed by the end of that.
+			// Objects that have changed since are in the checkpoint, if there is memory for them. To write them back
+			// once more would not help: as many could have changed by the end of that.
 			objects = scarce && h.objects.Keeps()
 		}
 		h.maps.Settle()
