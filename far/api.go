@@ -32,8 +32,9 @@ type Config struct {
 	// a quarter of Local or 512 MiB, whichever is less.
 	MaxValue int
 	// CheckpointEvery is how often a heap made by Open takes a checkpoint, if something has changed since the last
-	// one. A heap with objects that are kept always counts as changed. Zero means that the heap takes a checkpoint
-	// only when it is closed, and when it needs far memory that the next checkpoint would free.
+	// one. A heap with objects that are kept always counts as changed. Zero means that no checkpoints are taken at
+	// intervals. In any case the heap takes one when it is closed, and when far memory that waits for a checkpoint to
+	// be given back is needed or has become a large part of all.
 	CheckpointEvery time.Duration
 }
 

@@ -13,7 +13,8 @@ var (
 	ErrNotFound = bytemap.ErrNotFound
 	// ErrWouldBlock: the call would have to wait, and was given NoWait.
 	ErrWouldBlock = heap.ErrWouldBlock
-	// ErrTooLarge: the key or value exceeds MaxKeySize or Config.MaxValue.
+	// ErrTooLarge: a key, value, string or object is larger than the heap takes, such as MaxKeySize or
+	// Config.MaxValue.
 	ErrTooLarge = heap.ErrTooLarge
 	// ErrModified: others changed a List, so that a Cursor or an iteration does not know any more where it is.
 	ErrModified = errors.New("list was modified")
@@ -47,7 +48,7 @@ var (
 	ErrSuperseded = store.ErrSuperseded
 )
 
-// LostError says that an entry was lost with the segment that held it.
+// LostError says that an entry or an object was lost with the segment that held it.
 type LostError = heap.LostError
 
 // CorruptError says that far memory, asked twice, answered both times with bytes other than those that were written

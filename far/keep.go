@@ -38,7 +38,8 @@ import (
 // gives to [Heap.KeepState]; or it lets no checkpoints be taken but its own, by [Heap.Checkpoint] and Close.
 //
 // The heap takes a checkpoint when it is closed, when [Heap.Checkpoint] is called, at intervals if
-// [Config.CheckpointEvery] says so, and when it needs far memory that the next checkpoint would free.
+// [Config.CheckpointEvery] says so, and when far memory that waits for a checkpoint to be given back is needed or has
+// become a large part of all.
 func Open(ctx context.Context, store store.Keeper, cfg Config) (*Heap, error) {
 	lay, err := layoutFor(store, &cfg)
 	if err != nil {

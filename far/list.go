@@ -44,7 +44,7 @@ func newList[T any](h *Heap, kind string, cfg StructureConfig) (*List[T], error)
 		return nil, err
 	}
 	l := &List[T]{tr: tr, nodes: listNodes{tr: tr}}
-	tr.index = func(*uint64) int { return -1 } // a list knows what is next without numbers
+	tr.index = func(*uint64) int { return -1 } // the objects of a list have no indices
 	tr.len = l.Len
 	h.track(tr)
 	return l, nil
@@ -434,7 +434,7 @@ func (l *List[T]) prefetch(it *listStep, guesses []int, stream bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if it.version != l.version {
-		return // next will say so
+		return // the next call of next fails with ErrModified
 	}
 	if it.leadAt < it.ordinal {
 		it.lead, it.leadAt = it.node, it.ordinal

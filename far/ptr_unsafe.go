@@ -109,7 +109,7 @@ func (p Ptr[T]) Store(ctx context.Context, v T) error {
 func (p Ptr[T]) Free() {
 	h := heapOf(p.word())
 	if h == nil {
-		return // with the heap
+		return // the object went with the heap
 	}
 	if invariants.Enabled {
 		p.gen.checkFreed(h, p.word())

@@ -47,7 +47,7 @@ func (s Shared[T]) Store(ctx context.Context, v T) error { return s.p.Store(ctx,
 func (s Shared[T]) Clone() Shared[T] {
 	h := heapOf(s.p.word())
 	if h == nil {
-		return s // gone with the heap
+		return s // the object went with the heap
 	}
 	if invariants.Enabled {
 		s.p.gen.checkFreed(h, s.p.word())

@@ -23,7 +23,7 @@ type Stats struct {
 	LeavesFar                 int64
 	Settled, LeafReads, Found uint64
 
-	Pointers int // that have been made and not freed
+	Pointers int // pointers that have been made and not freed
 	// What prefetching has measured: PrefetchRate is the rate at which data comes in, in bytes a second, and
 	// PrefetchLatency the least time of a read; both are 0 until something was prefetched. PrefetchWindow follows
 	// from them: how many bytes prefetching may have in flight.

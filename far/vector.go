@@ -207,8 +207,8 @@ func (v *Vector[T]) AppendIn(s *heap.Scope, xs ...T) error {
 	return nil
 }
 
-// append appends as many of xs as fit into the object of the next element. If it fails, s.Err says why; and if that is because an
-// object cannot be dereferenced, append returns the object's word. v.mu must be held.
+// append appends as many of xs as fit into the object of the next element. If it fails, s.Err says why; and if that
+// is because an object cannot be dereferenced, append returns the object's word. v.mu must be held.
 func (v *Vector[T]) append(s *heap.Scope, xs []T) (n int, p *uint64) {
 	i := v.Len()
 	part, c := partOf(i >> v.shift)
