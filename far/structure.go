@@ -183,9 +183,9 @@ func read[T any](ctx context.Context, tr *tracker, dst []T, i int) (n int, err e
 }
 
 // write copies src to the elements of tr from i on, and returns how many it has written: fewer than len(src) if a
-// Vector has become shorter. It does not read a group that it overwrites as a whole. The last group of an Array may
-// have fewer elements, and is whole if it is written up to the Array's last element. The last group of a Vector is
-// not, since the Vector may grow meanwhile.
+// Vector has become shorter. It does not read a group that it overwrites as a whole. The last group of an Array
+// counts as whole if it is written up to the Array's last element. A Vector's last group does only if it is full,
+// since the Vector may grow meanwhile.
 func write[T any](ctx context.Context, tr *tracker, src []T, i int) (n int, err error) {
 	err = tr.h.ahead.WithScope(ctx, func(s *heap.Scope) {
 		for n < len(src) {

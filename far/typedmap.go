@@ -34,9 +34,9 @@ type MapConfig[K comparable, V any] struct {
 // once it takes much of the budget. Entries are local or far, each by itself, and have 36 bytes of header. A Map is a
 // ByteMap underneath, and all that is said of a ByteMap holds.
 //
-// All methods may be called by any number of goroutines, and each call is atomic. Methods copy values and take no
-// scope: they read and write an entry in place under the lock of its shard, one of many. Deref is the exception: it
-// takes a scope, and copies no local value if it can avoid it.
+// All methods may be called by any number of goroutines, and each call is atomic. Methods copy values and need no
+// open scope: they read and write an entry in place under the lock of its shard, one of many. Deref is the exception:
+// it needs an open scope, and copies no local value if it can avoid it.
 //
 // Every call takes constant time. A key whose entry is far takes one read of the store; an absent key hardly ever
 // takes a read, as long as the index is local. Where the index is far, either takes one read more. To replace a far
@@ -367,7 +367,8 @@ type readValue struct {
 	late  bool // there was no room for the value: it has to be read again
 }
 
-// scanBytes is how many bytes of values All holds at a time; a single value may be longer.
+// scanBytes is how many bytes of values All holds at a time, beside the one value that it may have to read again. A
+// single value may be longer.
 const scanBytes = 1 << 20
 
 // values reads the values of keys. It does not give all of them a place in local memory, and so does not displace
