@@ -10,46 +10,47 @@ import (
 
 // Config configures a Heap.
 type Config struct {
-	// Local is the budget of resident memory, in bytes. At least
-	// MinLocal.
+	// Local is the budget of resident memory, in bytes. At least MinLocal.
 	Local int64
 	// MaxLocal is the largest budget that SetLocal can set, which costs
 	// address space. Zero means four times Local.
 	MaxLocal int64
-	// ScopeBytes is how much local memory a scope can take for certain while
-	// it is open, for objects that are fetched or made in it. That much is
-	// kept in reserve for every scope there is; or, where it would be more than
-	// an eighth of the budget, only so many are let in at a time. Zero means
-	// 64 KiB. If scopes turn out to take more, more is kept.
+	// ScopeBytes is how much local memory an open scope is certain to get for objects that are fetched or made in it.
+	// The heap reserves that much for every scope there is; where that would be more than an eighth of the budget, it
+	// lets only so many scopes in at a time. Zero means 64 KiB. If scopes turn out to take more, the heap reserves
+	// more for each.
 	//
-	// An object takes its size and 16 bytes, in multiples of 16; one that is
-	// made, 9 more for its word; one that is fetched, 32 more from 4 KiB on,
-	// and if its class has no size of its own up to an eighth more.
+	// An object takes its size and 16 bytes, in multiples of 16. An object that is made takes 9 bytes more for its
+	// word. An object that is fetched takes 32 bytes more if it has 4 KiB or more, and up to an eighth more if the
+	// objects of its class have no fixed size.
 	ScopeBytes int
-	// HeldTooLong is how long a scope may be open before it is reported in the
-	// log, with the stack of the goroutine that made it and of the one that
+	// HeldTooLong is how long a scope may be open before the log reports it, with the place where the scope was made,
+	// the stack of the goroutine that first entered it, and, when the scope is left, the stack of the goroutine that
 	// leaves it. Zero means a second.
 	HeldTooLong time.Duration
 	// MaxValue is the largest value in bytes that a ByteMap takes. Zero means
 	// a quarter of Local or 512 MiB, whichever is less.
 	MaxValue int
-	// CheckpointEvery is how often a heap that was opened takes a checkpoint, if something has changed, as objects that are kept may always have. Zero means when
-	// it is closed, and when far memory is needed that waits for a checkpoint to be given back.
+	// CheckpointEvery is how often a heap made by Open takes a checkpoint, if something has changed since the last
+	// one. A heap with objects that are kept always counts as changed. Zero means that no checkpoints are taken at
+	// intervals. In any case the heap takes one when it is closed, and when far memory that waits for a checkpoint to
+	// be given back is needed or has become a large part of all.
 	CheckpointEvery time.Duration
 }
 
-// core is what the heap's memory needs to know of cfg.
+// core is the part of cfg that configures the memory below the heap.
 func (cfg *Config) core() heap.Config {
 	return heap.Config{Local: cfg.Local, MaxLocal: cfg.MaxLocal, ScopeBytes: cfg.ScopeBytes, HeldTooLong: cfg.HeldTooLong}
 }
 
-// ByteMap is a hash map from byte strings to byte strings on a Heap: see package bytemap, where its methods are. Entries are local or
-// far, and so is, once it takes much of the budget, the index (16 bytes an entry).
+// ByteMap is a hash map from byte strings to byte strings on a Heap; its methods are in package bytemap. Entries are
+// local or far. So is the index (16 bytes an entry) once it takes much of the budget.
 //
 // An entry whose Expire has passed is as good as absent: no call returns it.
 type ByteMap = bytemap.Map
 
-// Entry is a value in a ByteMap, with when it expires and a tag of the caller's, which the map keeps beside it.
+// Entry is a value in a ByteMap, the time when it expires, and a tag that the caller chooses and the map stores with
+// the value.
 type Entry = bytemap.Entry
 
 // UpdateFunc decides what becomes of an entry. See ByteMap.Update.
@@ -64,12 +65,11 @@ const (
 	Remove = bytemap.Remove // delete it
 )
 
-// Txn makes several changes to maps of one heap that count together or not at
-// all: after Rollback everything is as it was, and neither Commit nor Rollback
-// can fail or wait. Each single change can, and has then changed nothing.
+// Txn makes several changes to maps of one heap that count together or not at all. A single change can fail, and then
+// has changed nothing. Commit and Rollback never fail or wait; after Rollback everything is as it was.
 type Txn = bytemap.Txn
 
-// MapStats is what one map has done and how it stands.
+// MapStats is what has happened to one map since it was made, and its present state.
 type MapStats = bytemap.Stats
 
 // MaxKeySize is the longest key, in bytes.
@@ -79,9 +79,8 @@ const MaxKeySize = bytemap.MaxKeySize
 // return ErrWouldBlock and have changed nothing.
 var NoWait = heap.NoWait
 
-// A Store is memory that somebody else lends, in segments of one size. The
-// heap needs no more of it than this; package pool provides one over the
-// network, and MemStore is one in this process.
+// A Store is memory that somebody else lends, in segments of one size. The heap needs nothing else of far memory.
+// Package pool provides a Store over the network, and MemStore is one in this process.
 type Store = store.Store
 
 // A Segment is a borrowed piece of a store.
@@ -101,7 +100,7 @@ func NewMemStore(size, segments int) *MemStore { return store.NewMemStore(size, 
 const (
 	// MinLocal is the smallest local budget.
 	MinLocal = heap.MinLocal
-	// MinSegmentSize is the least size of a store's segments, in bytes: one holds an
-	// entry with the longest key.
+	// MinSegmentSize is the least size of a store's segments, in bytes: a segment has to hold an entry with the
+	// longest key.
 	MinSegmentSize = store.MinSegmentSize
 )

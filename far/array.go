@@ -12,28 +12,27 @@ import (
 	"polder/far/objects"
 )
 
-// Array is an array of elements of type T, which must not hold Go pointers: at
-// first all zero, local or far in groups. It is to Go's [n]T what far memory is to
-// local: any number of goroutines may use it, and whoever writes an element
-// while others use the same one needs a lock. Elements of a group may be written
-// at the same time.
+// Array is an array of elements of type T, which must not hold Go pointers. Elements are zero at first, and are local
+// or far in groups. An Array is for far memory what Go's [n]T is for local memory: any number of goroutines may use
+// it, and whoever writes an element while others use the same element needs a lock. Different elements of a group may
+// be written at the same time.
 //
-// At and the methods of Elem give access in a scope; Get, Set, Read and Write
-// copy, and need none. An access takes constant time, and one read of the store
-// if the element is far; groups that were never written take no memory but
-// their word of 8 bytes. Strides are prefetched, a goroutine's or an iterator's.
+// At and the methods of Elem give access in a scope; Get, Set, Read and Write copy, and need no scope. An access
+// takes constant time, and one read of the store if the element is far. A group that was never written takes no
+// memory but its word of 8 bytes. The array recognizes strides in the accesses of a goroutine or an iterator, and
+// prefetches along them.
 type Array[T any] struct {
 	n     int
 	shift int
 	words []uint64
 	tr    *tracker
-	idx   []struct{} // n of them: what bounds checks are done on
+	idx   []struct{} // has length n; indexing it does the bounds checks
 }
 
 const arrayGroup = 1 << 10 // bytes
 
-// NewArray makes an array of n elements. It waits for local memory for its
-// words within ctx, and must not be called in a scope.
+// NewArray makes an array of n elements. It waits within ctx for local memory for the array's words, and must not be
+// called in a scope.
 func NewArray[T any](ctx context.Context, h *Heap, n int, cfg StructureConfig) (*Array[T], error) {
 	if n < 0 {
 		return nil, fmt.Errorf("cannot make array %q: its length is %d", cfg.Name, n)
@@ -63,7 +62,7 @@ func NewArray[T any](ctx context.Context, h *Heap, n int, cfg StructureConfig) (
 	return a, nil
 }
 
-// arrayWords are the words of an array of n elements: new ones, or those that were kept.
+// arrayWords returns the words of an array of n elements: those that a checkpoint has kept, or else new ones.
 func (tr *tracker) arrayWords(ctx context.Context, n int) ([]uint64, error) {
 	objs := (n + tr.Group - 1) / tr.Group
 	st, ok, err := tr.keptRuns()
@@ -90,8 +89,7 @@ func (tr *tracker) arrayWords(ctx context.Context, n int) ([]uint64, error) {
 // Len is the number of elements.
 func (a *Array[T]) Len() int { return a.n }
 
-// At returns the pointer to element i. It panics, as indexing an array does, if
-// there is none.
+// At returns the pointer to element i. If there is no element i it panics, as indexing an array does.
 func (a *Array[T]) At(i int) Elem[T] {
 	_ = a.idx[i]
 	return elemAt[T](a.tr, &a.words[i>>a.shift], i&(1<<a.shift-1))
@@ -111,24 +109,22 @@ func (a *Array[T]) Read(ctx context.Context, dst []T, i int) error {
 	return err
 }
 
-// Write copies src to the elements from i on. It needs no scope, and waits
-// within ctx. If it fails, some may have been written. A group that is far, and
-// of which it writes all elements, is not read before, and becomes one without
-// temporal locality.
+// Write copies src to the elements from i on. It needs no scope, and waits within ctx. If it fails, some elements may
+// have been written. If Write overwrites all elements of a far group, it does not read the group first; the group
+// then counts as one without temporal locality.
 func (a *Array[T]) Write(ctx context.Context, src []T, i int) error {
 	_ = a.idx[i : i+len(src)]
 	_, err := write(ctx, a.tr, src, i)
 	return err
 }
 
-// All iterates over the elements in order, to be read, and valid during their
-// step. The iteration enters and leaves s, group by group, and prefetches; it
-// waits within the scope's context. It ends early if an element cannot be had, and then s.Err
-// says why.
+// All iterates over the elements in order. An element is for reading only, and valid during its step. The iteration
+// enters and leaves s for each group, and prefetches; it waits within the scope's context. If an element cannot be
+// had, the iteration ends early, and s.Err says why.
 func (a *Array[T]) All(s *heap.Scope) iter.Seq2[int, *T] { return each(a.part(s, 0, a.n, 0)) }
 
-// Stream is All for elements without temporal locality: they do not displace
-// others (the paper's non-temporal access).
+// Stream is All for elements without temporal locality: reading them does not displace other objects (the paper's
+// non-temporal access).
 func (a *Array[T]) Stream(s *heap.Scope) iter.Seq2[int, *T] {
 	return each(a.part(s, 0, a.n, objects.Stream))
 }
@@ -136,9 +132,9 @@ func (a *Array[T]) Stream(s *heap.Scope) iter.Seq2[int, *T] {
 // Backward is All from the last element to the first.
 func (a *Array[T]) Backward(s *heap.Scope) iter.Seq2[int, *T] { return backward[T](a.tr, s, a.n) }
 
-// Chunks iterates over the elements from i to j, a group at a time, to be read:
-// the number of the first and the elements, which are valid during the step.
-// It is the fastest way through an array. Otherwise it is as All.
+// Chunks iterates over the elements from i to j, a group at a time. Each step gives the index of the first element
+// and the elements, which are for reading only and valid during the step. It is the fastest way through an array.
+// Otherwise it is like All.
 func (a *Array[T]) Chunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] { return a.part(s, i, j, 0) }
 
 // StreamChunks is Chunks for elements without temporal locality.
@@ -162,10 +158,10 @@ func (a *Array[T]) part(s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
 	return part[T](a.tr, s, i, j, what)
 }
 
-// Prefetch brings the elements from i to j that are far into local memory, as far as half of that has
-// room for them, in as few reads of the store as it can, and returns when they are there: using them need
-// not wait. It waits within ctx, and must not be called in a scope. That an element is lost or corrupt,
-// whoever uses it is told.
+// Prefetch brings those elements from i to j that are far into local memory, in as few reads of the store as it can,
+// and returns when they are there, so that using them need not wait. It stops when it has brought as much as fills
+// half of local memory. It waits within ctx, and must not be called in a scope. It does not report elements that are
+// lost or corrupt; whoever uses such an element gets the error.
 func (a *Array[T]) Prefetch(ctx context.Context, i, j int) error {
 	_ = a.idx[i:j]
 	return a.tr.prefetch(ctx, i>>a.shift, (j+a.tr.Group-1)>>a.shift)
@@ -180,15 +176,15 @@ func (a *Array[T]) DontNeed(i, j int) {
 	}
 }
 
-// Clear makes all elements zero, and gives up what memory they have.
+// Clear makes all elements zero, and gives back the memory that they take.
 func (a *Array[T]) Clear() {
 	for i := range a.words {
 		a.tr.h.objects.Reset(&a.words[i], a.tr.Class)
 	}
 }
 
-// Free frees the array and gives its memory back, local and far. Nobody may be using
-// it. Afterwards its length is 0, and an iteration fails with ErrFreed. To free it again does nothing.
+// Free frees the array and gives its memory back, local and far. Nobody may be using the array. Afterwards its length
+// is 0, and an iteration fails with ErrFreed. Freeing it again does nothing.
 func (a *Array[T]) Free() {
 	for i := range a.words {
 		a.tr.h.objects.Free(&a.words[i])
@@ -197,5 +193,5 @@ func (a *Array[T]) Free() {
 	a.words, a.idx, a.n = nil, nil, 0
 }
 
-// Stats returns what the array has been through.
+// Stats returns the statistics of the array.
 func (a *Array[T]) Stats() StructureStats { return a.tr.structure() }

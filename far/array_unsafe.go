@@ -10,9 +10,8 @@ import (
 	"polder/far/objects"
 )
 
-// Elem is a pointer to an element of an Array or a Vector: to one of several
-// that lie in one far object. It is a small value, made by At, and has the
-// methods of Ptr.
+// Elem is a pointer to an element of an Array or a Vector, that is, to one of the several elements in a far object.
+// It is a small value, made by At, and has the methods of Ptr.
 type Elem[T any] struct {
 	_ [0]*T
 	e elem
@@ -21,13 +20,13 @@ type Elem[T any] struct {
 // elem is an Elem without its type.
 type elem struct {
 	w   *unsafe.Pointer // the word of the object
-	off uintptr         // of the element in it, in bytes
+	off uintptr         // where in the object the element is, in bytes
 	tr  *tracker
 }
 
-// Deref returns the element, to be read until s is left, as Ptr.Deref does. The
-// fast path is inlined: it is a load, an addition, a test and a branch. The
-// comparison is the test of the sign, within what the compiler inlines.
+// Deref returns the element, to be read until s is left, as Ptr.Deref does. The fast path is inlined: it is a load,
+// an addition, a test and a branch. The comparison with elemTop tests the sign bit; written like this, Deref is short
+// enough for the compiler to inline.
 func (p Elem[T]) Deref(s *heap.Scope) (v *T) {
 	v = (*T)(unsafe.Add(atomic.LoadPointer(p.e.w), p.e.off))
 	if uintptr(unsafe.Pointer(v)) > elemTop {
@@ -36,9 +35,8 @@ func (p Elem[T]) Deref(s *heap.Scope) (v *T) {
 	return
 }
 
-// DerefMut returns the element, to be read and written until s is left, as
-// Ptr.DerefMut does. It is too long to be inlined, and so takes a call, a
-// nanosecond or two: what writes many elements uses MutChunks.
+// DerefMut returns the element, to be read and written until s is left, as Ptr.DerefMut does. It is too long to be
+// inlined, so it costs a call, a nanosecond or two: code that writes many elements should use MutChunks.
 func (p Elem[T]) DerefMut(s *heap.Scope) *T {
 	v := atomic.LoadPointer(p.e.w)
 	if uintptr(v) > elemTop || *(*bool)(unsafe.Add(v, -8)) {
@@ -95,8 +93,7 @@ func elemFor(s *heap.Scope, e elem, what int) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(o[object.Header+e.off:]))
 }
 
-// elemAt is element i of the object of word w, which holds 1<<shift elements of
-// type T.
+// elemAt returns the Elem of element i of the object whose word is w.
 func elemAt[T any](tr *tracker, w *uint64, i int) Elem[T] {
 	return Elem[T]{e: elem{
 		w:   (*unsafe.Pointer)(unsafe.Pointer(w)),
@@ -108,15 +105,15 @@ func elemAt[T any](tr *tracker, w *uint64, i int) Elem[T] {
 // sizeOf is the size of a T in bytes.
 func sizeOf[T any]() int { return int(unsafe.Sizeof(*new(T))) }
 
-// wordAt is the word i places behind first.
+// wordAt returns the word i places after first.
 func wordAt(first *uint64, i int) *uint64 {
 	return (*uint64)(unsafe.Add(unsafe.Pointer(first), i*objects.WordSize))
 }
 
-// wordsAt is the n words from first on.
+// wordsAt returns the n words from first on.
 func wordsAt(first *uint64, n int) []uint64 { return unsafe.Slice(first, n) }
 
-// wordIndex is the place of p among words, or -1.
+// wordIndex returns the index of p in words, or -1.
 func wordIndex(words []uint64, p *uint64) int {
 	if len(words) == 0 {
 		return -1
@@ -128,7 +125,7 @@ func wordIndex(words []uint64, p *uint64) int {
 	return int(d / objects.WordSize)
 }
 
-// elementsOf is the n elements that the object o holds.
+// elementsOf returns the n elements that the object o holds.
 func elementsOf[T any](o object.Object, n int) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(o[object.Header:]))), n)
 }

@@ -16,31 +16,30 @@ import (
 const MaxBytes = 1 << 30
 
 const (
-	maxPiece    = 64 << 10 // bytes of a piece
+	maxPiece    = 64 << 10 // most bytes of a piece
 	piecesAhead = 16       // pieces that are fetched in one batch
 )
 
-// Bytes is a pointer to a byte string of any size up to MaxBytes, in local or
-// far memory. A string that is longer than a piece, at most 64 KiB, is stored in
-// pieces, each an object that is fetched and evacuated by itself. Their words lie
-// in a row, and take 8 bytes of local memory each, in multiples of 512.
-// Strings do not change: Replace puts another one in its place, at once,
-// so that whoever reads sees one or the other, whole. A Bytes is a small value, all
-// copies of which are the same pointer; the zero Bytes points to nothing.
+// Bytes is a pointer to a byte string of any size up to MaxBytes, in local or far memory. A string that is longer
+// than a piece, at most 64 KiB, is stored in pieces, each an object that is fetched and evacuated by itself. The
+// words of the pieces lie in a row; each takes 8 bytes of local memory, and a row takes a multiple of 512 bytes. A
+// string never changes. Replace puts another string in its place in one step, so that a reader sees the whole old
+// string or the whole new one. A Bytes is a small value, all copies of which are the same pointer; the zero Bytes
+// points to nothing.
 //
-// All methods may be called by any number of goroutines. They take no scope;
-// Free must not be called while others use the Bytes.
+// All methods may be called by any number of goroutines. They take no scope; Free must not be called while others use
+// the Bytes.
 type Bytes struct{ p Ptr[bytesHead] }
 
-// bytesHead is the object that a Bytes points to. It is of one size, so that
-// another one can be written over it.
+// bytesHead is the object that a Bytes points to. All heads have one size, so that Replace can overwrite a head with
+// another.
 type bytesHead struct {
 	size  uint64 // of the string
-	first uint64 // word of the first piece, which the others' follow; 0 if there is none
-	piece uint64 // bytes of every piece but the last
+	first uint64 // number of the word of the first piece; those of the others follow it; 0 if there are no pieces
+	piece uint64 // bytes of each piece but the last
 }
 
-// pieces is how many there are.
+// pieces returns how many pieces the string has.
 func (b bytesHead) pieces() int {
 	if b.first == 0 {
 		return 0
@@ -48,7 +47,7 @@ func (b bytesHead) pieces() int {
 	return int((b.size + b.piece - 1) / b.piece)
 }
 
-// bytesClasses are the classes that the byte strings of a heap have.
+// bytesClasses are the classes of the objects that make up the byte strings of a heap.
 type bytesClasses struct {
 	heads  *Class[bytesHead]
 	pieces *objects.Class
@@ -98,7 +97,7 @@ func NewBytes(ctx context.Context, h *Heap, b []byte) (Bytes, error) {
 	return Bytes{p}, nil
 }
 
-// putBytes stores the pieces of b.
+// putBytes stores the pieces of b, and returns a head that refers to them. If it fails, it has freed what it stored.
 func (h *Heap) putBytes(ctx context.Context, c *bytesClasses, b []byte) (head bytesHead, err error) {
 	if len(b) > MaxBytes {
 		return head, fmt.Errorf("cannot store a string of %d bytes (at most %d): %w", len(b), MaxBytes, ErrTooLarge)
@@ -137,8 +136,7 @@ func (h *Heap) putBytes(ctx context.Context, c *bytesClasses, b []byte) (head by
 	return head, nil
 }
 
-// untilRoom calls fn, and again when there is room in local memory if it fails
-// with errNoRoom.
+// untilRoom calls fn. Each time fn fails with heap.ErrNoRoom, it waits for room in local memory and calls fn again.
 func (h *Heap) untilRoom(ctx context.Context, fn func() error) error {
 	for {
 		if err := fn(); err != heap.ErrNoRoom {
@@ -150,8 +148,7 @@ func (h *Heap) untilRoom(ctx context.Context, fn func() error) error {
 	}
 }
 
-// Replace makes the string a copy of b, in one step for whoever reads it. If it
-// fails, the string is what it was.
+// Replace makes the string a copy of b. For readers it is one step. If it fails, the string is what it was.
 func (s Bytes) Replace(ctx context.Context, b []byte) error {
 	h := heapOf(s.p.word())
 	if h == nil {
@@ -166,7 +163,7 @@ func (s Bytes) Replace(ctx context.Context, b []byte) error {
 		return err
 	}
 	swapped := false
-	var free bytesHead // what nobody reads any more
+	var free bytesHead // the head whose pieces nobody reads any more
 	err = h.core.One(ctx, func(sc *heap.Scope) {
 		if o := s.p.DerefMut(sc); o != nil {
 			part := h.holding(s.p.word())
@@ -186,25 +183,25 @@ func (s Bytes) Replace(ctx context.Context, b []byte) error {
 
 const heldParts = 64
 
-// heldBytes is strings that are being read, in parts by the word of their
-// pointer. Nobody waits with mu held.
+// heldBytes is one of the heldParts parts of the table of strings that are being read. The word of a string's Bytes
+// decides which part has the string. Nobody waits with mu held.
 type heldBytes struct {
 	mu sync.Mutex
-	by map[uint64]*heldString // by the first piece, under mu
+	by map[uint64]*heldString // by bytesHead.first, under mu
 	_  [48]byte
 }
 
 type heldString struct {
 	readers int
-	retired *bytesHead // to be freed by the last reader, if not nil
+	retired *bytesHead // if not nil, the last reader frees its pieces
 }
 
 func (h *Heap) holding(p *uint64) *heldBytes {
 	return &h.held[h.objects.Number(p)*0x9e3779b97f4a7c15>>58%heldParts]
 }
 
-// retire returns head if it can be freed at once, and leaves it to the last
-// reader if there are some. hb.mu must be held.
+// retire returns head if nobody reads the string, so that the caller can free its pieces at once. Otherwise it leaves
+// freeing them to the last reader, and returns an empty head. hb.mu must be held.
 func (hb *heldBytes) retire(head bytesHead) bytesHead {
 	if hs := hb.by[head.first]; hs != nil && head.first != 0 {
 		hs.retired = &head
@@ -233,7 +230,7 @@ func (s Bytes) Len(ctx context.Context) (int, error) {
 	return int(head.size), err
 }
 
-// hold returns the head of s, of which nothing is freed until release.
+// hold returns the head of s. The pieces that the head refers to are not freed until release is called.
 func (s Bytes) hold(ctx context.Context) (head bytesHead, err error) {
 	h := heapOf(s.p.word())
 	if h == nil {
@@ -260,8 +257,8 @@ func (s Bytes) hold(ctx context.Context) (head bytesHead, err error) {
 	return head, err
 }
 
-// release ends what hold began. It frees the string if it has been replaced and
-// nobody else reads it.
+// release ends what hold began. If the string has been replaced or freed meanwhile and nobody else reads it, release
+// frees its pieces.
 func (s Bytes) release(h *Heap, head bytesHead) {
 	if head.first == 0 {
 		return
@@ -280,7 +277,7 @@ func (s Bytes) release(h *Heap, head bytesHead) {
 	}
 }
 
-// ReadAt reads len(p) bytes of the string from off on, as io.ReaderAt says.
+// ReadAt reads len(p) bytes of the string from offset off on, with the results of an io.ReaderAt.
 func (s Bytes) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("cannot read at offset %d of a string: negative", off)
@@ -298,9 +295,9 @@ func (s Bytes) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return n, failed
 }
 
-// pieces calls yield with the pieces of the string from off on, which are valid during the
-// call. Pieces that are far are fetched some at a time. An error ends it.
-// The string is that of the first call, whatever replaces it meanwhile.
+// pieces calls yield with the bytes of each piece of the string from offset off on, which are valid during the call.
+// It fetches pieces that are far in batches of piecesAhead. An error is passed to yield, and ends the iteration. The
+// pieces are all of the string that s had when pieces was called, even if it is replaced meanwhile.
 func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) bool) {
 	h := heapOf(s.p.word())
 	if h == nil {
@@ -327,7 +324,7 @@ func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) 
 			for j := range few {
 				few[j] = head.first + uint64(i+j)
 			}
-			// What cannot be fetched now, whoever reads it is told.
+			// An error is ignored here: copyObject comes upon it when it reads the piece.
 			_ = h.objects.Prefetch(ctx, few)
 		}
 		b, err := h.copyObject(ctx, head.first+uint64(i), buf[:0])
@@ -346,7 +343,7 @@ func (s Bytes) pieces(ctx context.Context, off int64, yield func([]byte, error) 
 	}
 }
 
-// copyObject appends the data of the object of word n to dst.
+// copyObject appends to dst the data of the object whose word has number n.
 func (h *Heap) copyObject(ctx context.Context, n uint64, dst []byte) ([]byte, error) {
 	start := len(dst)
 	err := h.core.One(ctx, func(s *heap.Scope) {
@@ -360,9 +357,9 @@ func (h *Heap) copyObject(ctx context.Context, n uint64, dst []byte) ([]byte, er
 	return dst, err
 }
 
-// Free frees the string and the pointer. It fails, and frees nothing, if what the
-// pointer points to is far and cannot be read; if that is lost, it frees the pointer,
-// and the string's pieces stay until the heap is closed.
+// Free frees the string and the pointer. If the head of the string is far and cannot be read, Free fails and frees
+// nothing; but if the head is lost, it frees the pointer and fails, and the string's pieces stay until the heap is
+// closed.
 func (s Bytes) Free(ctx context.Context) error {
 	h := heapOf(s.p.word())
 	if h == nil {
@@ -391,13 +388,13 @@ func (s Bytes) IsNil() bool { return s.p.IsNil() }
 // Ref returns s in a form that may be part of a far object.
 func (s Bytes) Ref() BytesRef { return BytesRef{s.p.Ref()} }
 
-// BytesRef is a Bytes that may be part of a far object.
+// BytesRef is a Bytes in a form that may be part of a far object.
 type BytesRef struct{ r Ref[bytesHead] }
 
-// Bytes returns the byte string that r is on its heap.
+// Bytes returns the Bytes of heap h that r refers to.
 func (r BytesRef) Bytes(h *Heap) Bytes { return Bytes{r.r.Ptr(h)} }
 
-// dropBytes frees what head refers to.
+// dropBytes frees the pieces of head.
 func (h *Heap) dropBytes(head bytesHead) {
 	for i := range head.pieces() {
 		h.objects.Free(h.objects.At(head.first + uint64(i)))

@@ -15,31 +15,28 @@ import (
 type ClassConfig struct {
 	// Name appears in statistics.
 	Name string
-	// Keep says that on a heap of Open the objects outlive the process: they are part of checkpoints, and NewClass gives the class back that had the
-	// Name, with all its objects, if T is laid out as it was. An object refers by Refs to objects of such classes only.
+	// Keep says that on a heap made by Open the objects outlive the process: they are part of checkpoints. In the
+	// next process NewClass gives back the class that had the Name, with all its objects, if T still has the same
+	// layout. Refs in such an object may refer only to objects of classes with Keep.
 	Keep bool
-	// HotBits is how many passes of the evacuator an object survives without
-	// being used, 1 to 8: CLOCK with so many hot bits. Zero means 1. What was
-	// used only once since it was made or fetched does not survive any.
+	// HotBits is how many passes of the evacuator an object survives without being used, 1 to 8: CLOCK with that many
+	// hot bits. Zero means 1. An object that was used only once since it was made or fetched survives no pass.
 	HotBits int
-	// Evacuating, if not nil, may change the bytes that are about to be
-	// written to far memory. They are a copy: the object is not changed, and
-	// stays as it is if it turns out to be in use after all.
+	// Evacuating, if not nil, may change the bytes that are about to be written to far memory. They are a copy: the
+	// object itself does not change, and stays as it is if it turns out to be in use after all.
 	Evacuating func(object []byte)
-	// Evacuated, if not nil, is called when an object has become far. The
-	// reference is that of its pointer. It must not wait for local memory,
-	// and may be called in a goroutine of the heap's while others use the
-	// pointer.
+	// Evacuated, if not nil, is called when an object has become far, with a reference to the object's pointer. It
+	// must not wait for local memory, and may be called in a goroutine of the heap's while others use the pointer.
 	Evacuated func(r AnyRef)
-	// Fetched, if not nil, may change the bytes of an object that was fetched,
-	// before anybody sees them. It undoes what Evacuating did.
+	// Fetched, if not nil, may change the bytes of a fetched object before anybody sees them, to undo what Evacuating
+	// did.
 	Fetched func(object []byte)
 }
 
-// ClassStats is what the objects of a class have been through.
+// ClassStats counts what has happened to the objects of a class.
 type ClassStats = objects.Stats
 
-// newClass makes a class of objects of size bytes, or of any size if that is negative.
+// newClass makes a class of objects of size bytes; if size is negative, the objects may be of any size.
 func (h *Heap) newClass(cfg ClassConfig, size int, layout string) (*objects.Class, error) {
 	c := objects.Config{Name: cfg.Name, HotBits: cfg.HotBits, Evacuating: cfg.Evacuating, Fetched: cfg.Fetched, Outlives: cfg.Keep, Layout: layout}
 	if cfg.Evacuated != nil {
@@ -57,9 +54,8 @@ type Class[T any] struct {
 	names *names
 }
 
-// NewClass makes a class of objects of type T, which must not hold Go
-// pointers: the garbage collector does not see them. A heap has up to 16,384
-// classes, and structures, of which each is one, at a time.
+// NewClass makes a class of objects of type T, which must not hold Go pointers, because the garbage collector would
+// not see them. A heap has up to 16,384 classes at a time; every structure counts as a class.
 func NewClass[T any](h *Heap, cfg ClassConfig) (*Class[T], error) {
 	t := reflect.TypeFor[T]()
 	if err := pointerless(t); err != nil {
@@ -84,15 +80,15 @@ func NewClass[T any](h *Heap, cfg ClassConfig) (*Class[T], error) {
 	return c, nil
 }
 
-// Heap is the heap that the class is of.
+// Heap is the heap to which the class belongs.
 func (c *Class[T]) Heap() *Heap { return c.h }
 
-// Stats returns what the objects of the class have been through.
+// Stats returns the statistics of the objects of the class.
 func (c *Class[T]) Stats() ClassStats { return c.c.Stats() }
 
-// Free ends the class, which nothing must be made of any more. It fails, and does
-// nothing, if there are objects that have not been freed. It looks at all
-// pointers of the heap, some nanoseconds each, and must not be called in a scope.
+// Free ends the class; afterwards nothing may be made of it. If objects of the class have not been freed, Free fails
+// and does nothing. It looks at all pointers of the heap, which takes some nanoseconds each, and must not be called
+// in a scope.
 func (c *Class[T]) Free() error {
 	n := 0
 	c.h.objects.Each(c.c, func(*uint64) { n++ })
@@ -103,17 +99,16 @@ func (c *Class[T]) Free() error {
 	return nil
 }
 
-// Clear frees all objects of the class, what is far or lost without reading it. Their pointers
-// must not be used any more, and no object may be made or freed meanwhile. Clear looks at all
-// pointers of the heap, some nanoseconds each, and must not be called in a scope.
+// Clear frees all objects of the class; those that are far or lost it does not read. Their pointers must not be used
+// any more, and nobody may make or free objects of the class meanwhile. Clear looks at all pointers of the heap,
+// which takes some nanoseconds each, and must not be called in a scope.
 func (c *Class[T]) Clear() { c.h.objects.Each(c.c, c.h.objects.Free) }
 
-// New makes an object that is v, and waits for room in local memory if it has
-// to. It must not be called in a scope, which the evacuator might be waiting
-// for; NewIn is for that.
+// New makes an object with the value v. If there is no room in local memory, it waits for some. It must not be called
+// in a scope, since the evacuator might be waiting for that scope; in a scope, use NewIn.
 func (c *Class[T]) New(ctx context.Context, v T) (Ptr[T], error) { return c.make(ctx, v, 0) }
 
-// make is New, for what is used so.
+// make is New for an object whose use is what: 0 or objects.Stream.
 func (c *Class[T]) make(ctx context.Context, v T, what int) (p Ptr[T], err error) {
 	err = c.h.untilRoom(ctx, func() error {
 		w, err := c.h.objects.New(c.c, nil, c.c.Size, what, codec.Bytes(&v))
@@ -125,9 +120,9 @@ func (c *Class[T]) make(ctx context.Context, v T, what int) (p Ptr[T], err error
 	return p, err
 }
 
-// NewIn makes an object in a scope, and returns it, zeroed, to be filled: it is
-// valid until the scope is left. It does not wait; a scope that takes more than
-// Config.ScopeBytes may get ErrScopeFull.
+// NewIn makes an object in a scope, and returns its pointer and the zeroed object, which the caller fills; it is
+// valid until the scope is left. NewIn does not wait. A scope that takes more than Config.ScopeBytes may get
+// ErrScopeFull.
 func (c *Class[T]) NewIn(s *heap.Scope) (Ptr[T], *T, error) {
 	c.h.core.MustBeOpen(s)
 	w, err := c.h.objects.New(c.c, s, c.c.Size, 0, nil)
@@ -138,14 +133,14 @@ func (c *Class[T]) NewIn(s *heap.Scope) (Ptr[T], *T, error) {
 	return p, p.DerefMut(s), nil
 }
 
-// NewStream is New for an object that will not be used again soon: it goes to
-// the log of those that are evacuated first.
+// NewStream is New for an object that will not be used again soon: the object goes to the log whose objects are
+// evacuated first.
 func (c *Class[T]) NewStream(ctx context.Context, v T) (Ptr[T], error) {
 	return c.make(ctx, v, objects.Stream)
 }
 
-// New makes an object that is v, of a class that all objects of type T share
-// which are made so. See Class.New.
+// New makes an object with the value v, of a class that the heap has for all objects of type T that are made by New
+// or NewIn. See Class.New.
 func New[T any](ctx context.Context, h *Heap, v T) (Ptr[T], error) {
 	c, err := defaultClass[T](h)
 	if err != nil {
@@ -154,7 +149,7 @@ func New[T any](ctx context.Context, h *Heap, v T) (Ptr[T], error) {
 	return c.New(ctx, v)
 }
 
-// NewIn makes an object in a scope. See Class.NewIn.
+// NewIn makes an object, of the same class as New, in a scope. See Class.NewIn.
 func NewIn[T any](s *heap.Scope) (Ptr[T], *T, error) {
 	c, err := defaultClass[T](heapOfScope(s))
 	if err != nil {
@@ -163,7 +158,7 @@ func NewIn[T any](s *heap.Scope) (Ptr[T], *T, error) {
 	return c.NewIn(s)
 }
 
-// defaults are a heap's classes of New, by type.
+// defaults are the classes of the functions New and NewIn on a heap, by type.
 type defaults struct {
 	byType sync.Map // reflect.Type to *Class[T]
 	mu     sync.Mutex

@@ -12,7 +12,7 @@ import (
 	"polder/internal/offload"
 )
 
-// Values is a Vector, an Array, or the values of a Map: elements of type T that can be looked through where they are.
+// Values is a Vector, an Array, or the values of a Map: elements of type T that can be looked through where they lie.
 type Values[T any] interface {
 	// Len is the number of elements.
 	Len() int
@@ -29,9 +29,9 @@ type Elements[T any] interface {
 	scanned() *tracker
 }
 
-// looker is what Values has elements in.
+// looker is what the elements of a Values lie in.
 type looker interface {
-	// aggregate adds up what q says of the elements from i to j.
+	// aggregate aggregates those elements from i to j that meet the conditions of q, as q says.
 	aggregate(ctx context.Context, q *offload.Scan, i, j int) (offload.Aggregate, error)
 	named() string
 }
@@ -47,7 +47,7 @@ func (tr *tracker) named() string      { return tr.Class.Name() }
 type mapValues struct {
 	m     *bytemap.Map
 	name  string
-	plain bool // they are stored as they are in memory
+	plain bool // values are stored as they are in memory
 }
 
 func (v *mapValues) named() string { return fmt.Sprintf("map %q", v.name) }
@@ -57,7 +57,7 @@ func (tr *tracker) aggregate(ctx context.Context, q *offload.Scan, i, j int) (of
 	return look.Aggregate(ctx, &tr.h.ahead, &tr.Structure, q, i, j)
 }
 
-// aggregate implements looker. A map has all of its elements looked through.
+// aggregate implements looker. It ignores i and j: all values of a map are looked through.
 func (v *mapValues) aggregate(ctx context.Context, q *offload.Scan, _, _ int) (a offload.Aggregate, err error) {
 	if !v.plain {
 		return a, errors.New("its values are not stored as they are in memory")
@@ -65,7 +65,7 @@ func (v *mapValues) aggregate(ctx context.Context, q *offload.Scan, _, _ int) (a
 	return bytemap.Aggregate(ctx, v.m, q)
 }
 
-// Number is a type that a number in an element may have.
+// Number is the types that a number in an element may have.
 type Number interface {
 	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64
 }
@@ -108,13 +108,12 @@ const (
 	IfGreaterOrEqual = Comparison(offload.GreaterOrEqual)
 )
 
-// Summary is what elements come to.
+// Summary is the result of aggregating numbers.
 type Summary[T Number] struct {
 	Count    int
 	Min, Max T // zero if there are no elements
-	// Sum is of the elements as int64, uint64 or float64, as they are signed,
-	// unsigned or floating, of which only that one is set. Those of integers
-	// wrap around.
+	// One of the three sums is set: SumInt if T is signed, SumUint if it is unsigned, SumFloat if it is
+	// floating-point. Sums of integers wrap around.
 	SumInt   int64
 	SumUint  uint64
 	SumFloat float64
@@ -123,14 +122,14 @@ type Summary[T Number] struct {
 // A Field is a number in every element of type T: the element itself, or a field of a struct.
 type Field[T any, N Number] struct {
 	off int
-	err error // it is not in the element
+	err error // not nil if the number is not in the element
 }
 
-// FieldOf returns the field that at returns a pointer to, as in
+// FieldOf returns the field to which at returns a pointer, as in
 //
 //	fare := far.FieldOf(func(t *Trip) *float64 { return &t.Fare })
 //
-// It is called once, with an element of zeros.
+// FieldOf calls at once, with a zero element.
 func FieldOf[T any, N Number](at func(*T) *N) Field[T, N] {
 	off, ok := offsetIn(at)
 	if !ok {
@@ -139,10 +138,11 @@ func FieldOf[T any, N Number](at func(*T) *N) Field[T, N] {
 	return Field[T, N]{off: off}
 }
 
-// Itself is the field of elements that are numbers.
+// Itself is the field of elements that are themselves numbers.
 func Itself[N Number]() Field[N, N] { return Field[N, N]{} }
 
-// Is says that an element counts only if its field compares so with x.
+// Is is the condition that the element's field compares with x as how says. Elements that do not meet it do not
+// count.
 func (f Field[T, N]) Is(how Comparison, x N) Condition[T] {
 	c := Condition[T]{c: offload.Condition{Off: f.off, Kind: kindOf[N](), Compare: offload.Compare(how)}, err: f.err}
 	if f.err == nil && how > IfGreaterOrEqual {
@@ -152,7 +152,8 @@ func (f Field[T, N]) Is(how Comparison, x N) Condition[T] {
 	return c
 }
 
-// A Condition says which elements count: see Field.Is and Within. Of several all must be met.
+// A Condition says which elements count: see Field.Is and Within. If there are several, an element has to meet all of
+// them.
 type Condition[T any] struct {
 	c      offload.Condition
 	within bool
@@ -160,8 +161,8 @@ type Condition[T any] struct {
 	err    error
 }
 
-// Within says that of all elements only those from i to j count, j not included, as far as there
-// are any.
+// Within is the condition that the index of an element is at least i and less than j. The range may go beyond the
+// last element.
 func Within[T any](i, j int) Condition[T] {
 	if i < 0 || j < i {
 		return Condition[T]{err: fmt.Errorf("elements %d to %d, want a range", i, j)}
@@ -169,23 +170,23 @@ func Within[T any](i, j int) Condition[T] {
 	return Condition[T]{within: true, i: i, j: j}
 }
 
-// Aggregate adds up a field of those elements of v that meet all conditions, and finds the least and
-// the greatest. Those that are not a number are neither, unless all are.
+// Aggregate adds up a field of those elements of v that meet all conditions, and finds the least and the greatest
+// value. A NaN is the least or the greatest only if all values are NaN.
 //
-// What is local is looked through here, and what is far where it lies, if the store can compute: a memory node
-// with memory for components (polder node --component-memory), or one on this machine,
-// whose memory is mapped. Then a sum moves 32 bytes for every MiB. Otherwise the same call reads, as
-// StreamChunks does. It takes and displaces no local memory for what the store looks through, up to 8
-// conditions, and elements of up to 256 KiB.
+// Elements that are local are looked through here. Elements that are far are looked through where they lie, if the
+// store can compute: if it is a memory node with memory for components (polder node --component-memory), or one on
+// this machine whose memory is mapped. Then a sum moves 32 bytes for every MiB, and takes and displaces no local
+// memory for what the store looks through. Objects that the store cannot look through, and those of more than 256
+// KiB, Aggregate reads as StreamChunks does. There may be up to 8 conditions.
 //
-// Of a Map it adds up values, which must be stored as they are in memory: numbers, and structs and arrays of such, of up to
-// 64 KiB. Of what is far, the leaves of its index are read, if those are far, too. It fails with a *LostError if
-// an entry is lost; those that have expired do not count, nor can Within be used.
+// Of a Map, Aggregate adds up the values, which must be stored as they are in memory: numbers, and structs and arrays
+// of numbers, of up to 64 KiB. If leaves of the map's index are far, it reads them. It fails with a *LostError if an
+// entry is lost. Entries that have expired do not count. Within cannot be used.
 //
-// It is one pass over v and no instant: every element counts once, as it was at some time between the call and
-// the return, so that what was written before the call is seen. Whoever writes elements meanwhile needs
-// a lock if that matters. Elements that are appended meanwhile do not count, and those that are removed may count as
-// zeros. Sums of floating-point numbers are added up in any order.
+// Aggregate is one pass over v, and not a snapshot: every element counts once, with the value that it had at some
+// time between the call and the return, so that writes before the call are seen. If it matters that others write
+// elements meanwhile, they need a lock. Elements that are appended meanwhile do not count; elements that are removed
+// meanwhile may count as zeros. Floating-point numbers are added up in any order.
 //
 // It waits within ctx, and must not be called in a scope.
 func Aggregate[T any, N Number](ctx context.Context, v Values[T], f Field[T, N], conditions ...Condition[T]) (s Summary[N], err error) {
@@ -204,7 +205,7 @@ func Aggregate[T any, N Number](ctx context.Context, v Values[T], f Field[T, N],
 	return summary[N](&a), nil
 }
 
-// Count is how many elements of v meet all conditions. Otherwise it is as Aggregate.
+// Count is how many elements of v meet all conditions. Otherwise it is like Aggregate.
 func Count[T any](ctx context.Context, v Values[T], conditions ...Condition[T]) (int, error) {
 	q, i, j, err := scanOf(v, conditions)
 	var a offload.Aggregate
@@ -217,9 +218,9 @@ func Count[T any](ctx context.Context, v Values[T], conditions ...Condition[T]) 
 	return int(a.Count), nil
 }
 
-// Filter iterates over the indices of those elements of v that meet all conditions, in order. It
-// looks through some megabytes at a time, as Aggregate does, and through the next ones while the loop's body runs; what
-// comes from the store is a bit for every element. An error is the last thing that it gives.
+// Filter iterates over the indices of those elements of v that meet all conditions, in order. It looks through some
+// megabytes at a time, as Aggregate does, and through the next ones while the loop's body runs. The store sends one
+// bit for every element. If there is an error, it comes last, and ends the iteration.
 func Filter[T any](ctx context.Context, v Elements[T], conditions ...Condition[T]) iter.Seq2[int, error] {
 	return func(yield func(int, error) bool) {
 		q, i, j, err := scanOf(v, conditions)
@@ -235,7 +236,8 @@ func Filter[T any](ctx context.Context, v Elements[T], conditions ...Condition[T
 	}
 }
 
-// scanOf is what conditions mean for v: which elements, and what has to be looked at.
+// scanOf translates conditions for v: i and j are the range of elements that Within leaves, and q has the other
+// conditions.
 func scanOf[T any](v Values[T], conditions []Condition[T]) (q *offload.Scan, i, j int, err error) {
 	q = &offload.Scan{Stride: sizeOf[T]()}
 	j = v.Len()
@@ -258,7 +260,7 @@ func scanOf[T any](v Values[T], conditions []Condition[T]) (q *offload.Scan, i, 
 	return q, min(i, j), j, nil
 }
 
-// summary is a for numbers of type N.
+// summary converts a to the Summary of numbers of type N.
 func summary[N Number](a *offload.Aggregate) (s Summary[N]) {
 	s.Count = int(a.Count)
 	kind := kindOf[N]()
@@ -277,8 +279,8 @@ func summary[N Number](a *offload.Aggregate) (s Summary[N]) {
 	return s
 }
 
-// filter calls yield with the indices of the elements from i to j that count. It reports false if yield did not
-// want any more.
+// filter calls yield with the index of each element from i to j that meets the conditions of q. It returns false for
+// more if yield returned false.
 func (tr *tracker) filter(ctx context.Context, q *offload.Scan, i, j int, yield func(i int) bool) (more bool, err error) {
 	return look.Filter(ctx, &tr.h.ahead, &tr.Structure, q, i, j, yield)
 }

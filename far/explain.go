@@ -9,7 +9,7 @@ import (
 	"polder/far/heap"
 )
 
-// StructureStats is what a data structure has been through, and how it stands.
+// StructureStats is what has happened to a data structure since it was made, and its present state.
 type StructureStats struct {
 	ClassStats        // of its objects; Warmed samples the local hits
 	Kind       string // "array", "vector", "list", "stack", "queue"
@@ -23,15 +23,14 @@ func (tr *tracker) structure() StructureStats {
 	return StructureStats{tr.Class.Stats(), tr.kind, tr.len(), tr.Group, tr.Class.Size, tr.Structure.Stats()}
 }
 
-// track makes a structure a part of the heap's statistics.
+// track adds a structure to the heap's statistics.
 func (h *Heap) track(tr *tracker) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.structures = append(h.structures, tr)
 }
 
-// untrack undoes track, and ends the class of the structure, of which there are no
-// objects any more.
+// untrack undoes track, and ends the structure's class, of which no objects may be left.
 func (h *Heap) untrack(tr *tracker) {
 	h.mu.Lock()
 	if i := slices.Index(h.structures, tr); i >= 0 {
@@ -54,16 +53,14 @@ func (h *Heap) Structures() []StructureStats {
 	return all
 }
 
-// Explain says in words what the heap is doing, a line for each thing worth
-// knowing, and which setting would help, if one would. It goes by what has
-// happened since the heap was made.
+// Explain says in words what the heap is doing: a line for each thing worth knowing, with the setting that would
+// help, if there is one. It goes by what has happened since the heap was made.
 func (h *Heap) Explain() string {
 	s := h.Stats()
 	return s.Explain()
 }
 
-// Explain is Heap.Explain for statistics that were taken before, or of which
-// earlier ones were subtracted.
+// Explain is Heap.Explain for statistics that were taken earlier, or for the difference between two.
 func (s *Stats) Explain() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s of %s of local memory are resident. %s of entries and objects live there, and %s in %d far segments.\nThe budget:",
@@ -90,19 +87,18 @@ func (s *Stats) Explain() string {
 	return b.String()
 }
 
-// A finding returns what there is to say of statistics, nothing if all is well.
+// A finding returns what is to be said about one aspect of the statistics; nothing if all is well.
 type finding func(s *Stats) []string
 
-// findings are what Explain looks for, the most urgent first.
+// findings are the aspects that Explain looks at, the most urgent first.
 var findings = []finding{
 	findLost, findCorrupt, findUnreturned, findScarce, findIndex, findLeaves, findFarFull,
 	findAllLocal, findMapMisses, findObjectMisses, findPrefetch, findStreams, findGroups, findPace,
 }
 
 const (
-	// enough is how many events a finding takes before it says anything.
-	enough = 1000
-	many   = 0.2 // of all, is many
+	enough = 1000 // events that a finding needs before it says anything
+	many   = 0.2  // the share of all events from which on a finding calls them many
 )
 
 func share(part, whole uint64) float64 {
@@ -169,7 +165,7 @@ func findLeaves(s *Stats) []string {
 }
 
 func findFarFull(s *Stats) []string {
-	evacuated := s.BytesOut - s.CleanedBytes // BytesOut counts what the cleaner writes, too
+	evacuated := s.BytesOut - s.CleanedBytes // BytesOut includes what the cleaner writes
 	if s.CleanedBytes < 64<<20 || s.CleanedBytes < evacuated {
 		return nil
 	}
@@ -193,7 +189,7 @@ func findMapMisses(s *Stats) (lines []string) {
 	return lines
 }
 
-// used is how many times objects were used, as far as it was seen.
+// used is how many uses of objects were noticed: not every use is.
 func used(c *ClassStats) uint64 { return c.Warmed + c.Misses }
 
 func findObjectMisses(s *Stats) (lines []string) {

@@ -10,18 +10,18 @@ import (
 	"polder/internal/offload"
 )
 
-// Gather makes dst[k] element indices[k] of v, which may name elements in any order, and more than once. There are as many of
-// both. If it fails, some of dst may have been overwritten.
+// Gather copies element indices[k] of v to dst[k], for every k. dst and indices have the same length; the indices may
+// be in any order, and an index may occur more than once. If Gather fails, some of dst may have been overwritten.
 //
-// What is local is copied here, and what is far is taken out of its objects where they lie, if the store can compute, as in
-// Aggregate: then the elements travel, and not the objects of up to 256 KiB that they are in. An object
-// of which so much is wanted that reading it moves fewer bytes is read, and so is all that is far if the store cannot compute:
-// many objects in a batch, and some batches at a time, as who streams reads. What the node sends is not checked again
-// here, as the sums of Aggregate are not.
+// Elements that are local are copied here. From objects that are far, the store takes the elements out where the
+// objects lie, if it can compute, as in Aggregate: then only the elements travel, not the objects of up to 256 KiB
+// that they are in. Gather reads an object instead if so much of it is wanted that reading moves fewer bytes; and it
+// reads all far objects if the store cannot compute: many objects in a batch, and several batches at a time, as
+// streaming does. Elements that the node sends are not checked again here, and neither are the sums of Aggregate.
 //
-// It is no instant: every element is as it was at some time between the call and the return, so that what was written before
-// the call is seen. Whoever writes elements meanwhile needs a lock if that matters. Elements that a Vector loses meanwhile are
-// zeros. It fails with a *LostError if an element is lost.
+// Gather is not a snapshot: every element is as it was at some time between the call and the return, so that writes
+// before the call are seen. If it matters that others write elements meanwhile, they need a lock. Elements that a
+// Vector loses meanwhile are zeros. Gather fails with a *LostError if an element is lost.
 //
 // It waits within ctx, takes up to 2 MiB of memory beside dst, and must not be called in a scope.
 func Gather[T any](ctx context.Context, dst []T, v Elements[T], indices []int) error {
@@ -45,15 +45,16 @@ func gather[T any](ctx context.Context, dst []T, v Elements[T], indices []int) e
 	return tr.gather(ctx, elementBytes(dst), sizeOf[T](), indices)
 }
 
-// Copy makes those elements of src that meet all conditions the first of dst, in order, until dst is full, and returns how
-// many those are. Like Go's copy it never makes a Vector longer. If it fails, n have been copied.
+// Copy copies those elements of src that meet all conditions to dst, in order, from the first element of dst on and
+// until dst is full. It returns the number of elements copied, also if it fails. Like Go's copy it never makes a
+// Vector longer.
 //
-// Without conditions, or with Within alone, src is streamed; otherwise it is looked through as Filter does, and those elements that
-// count are brought as Gather does. Groups that are overwritten as a whole are not read before. Nothing is
-// written by the node: dst is written here, and goes far as all that is written.
+// Without conditions, or with Within alone, Copy streams src. With other conditions it finds the elements as Filter
+// does, and brings them as Gather does. It does not read a group of dst that it overwrites as a whole. The node
+// writes nothing: dst is written here, and evacuated like everything that is written.
 //
-// Every element that is copied is as it was, and met the conditions, at some time between the call and the return. dst and
-// src may be the same: then what counts moves to the front.
+// Every element that is copied is as it was, and met the conditions, at some time between the call and the return.
+// dst and src may be the same: then the elements that meet the conditions move to the front.
 //
 // It waits within ctx, takes up to 4 MiB of memory, and must not be called in a scope.
 func Copy[T any](ctx context.Context, dst, src Elements[T], conditions ...Condition[T]) (n int, err error) {
@@ -77,14 +78,14 @@ func Copy[T any](ctx context.Context, dst, src Elements[T], conditions ...Condit
 	return n, nil
 }
 
-// Index is a type that an index of an element may have.
+// Index is the types that an index of an element may have.
 type Index interface {
 	int | int32 | int64 | uint32 | uint64
 }
 
-// Shuffle makes element i of dst element order[i] of src, for all elements of order, of which dst has as many. It brings the
-// elements as Gather does, some 65,536 at a time, and writes dst as Copy does; dst is neither src nor order. If it fails, the
-// first ones may have been written.
+// Shuffle copies element order[i] of src to element i of dst, for every element of order; dst has as many elements as
+// order. It brings the elements as Gather does, some 65,536 at a time, and writes dst as Copy does. dst must be
+// neither src nor order. If Shuffle fails, the first elements of dst may have been written.
 //
 // It waits within ctx, takes up to 4 MiB of memory, and must not be called in a scope.
 func Shuffle[T any, I Index](ctx context.Context, dst, src Elements[T], order Elements[I]) error {
@@ -131,27 +132,27 @@ func shuffle[T any, I Index](ctx context.Context, dst, src Elements[T], order El
 	return nil
 }
 
-// bufferBytes is about how many bytes of elements are brought before they are written.
+// bufferBytes is about how many bytes of elements are held in a buffer before they are written.
 const bufferBytes = 1 << 20
 
-// bufferLen is how many elements of size bytes are brought at a time, of n.
+// bufferLen is how many of n elements of size bytes are brought at a time.
 func bufferLen(size, n int) int { return max(min(bufferBytes/max(size, 1), look.GatherMost, n), 1) }
 
-// copying is a call of Copy.
+// copying is one call of Copy.
 type copying[T any] struct {
 	ctx      context.Context
 	from, to *tracker
 	q        *offload.Scan
 	buf      []T
-	room     int // elements of to
-	n        int // that have been written
+	room     int // how many elements to has
+	n        int // how many elements have been written
 }
 
-// write writes es behind what has been written.
+// write writes es to c.to, after the elements that have been written already.
 func (c *copying[T]) write(es []T) error {
 	n, err := write(c.ctx, c.to, es[:min(len(es), c.room-c.n)], c.n)
 	if c.n += n; n < len(es) {
-		c.room = c.n // it is full, or has become shorter
+		c.room = c.n // c.to is full, or has become shorter
 	}
 	return err
 }
@@ -171,7 +172,7 @@ func (c *copying[T]) stream(i, j int) error {
 	return nil
 }
 
-// filter copies those of the elements from i to j that count.
+// filter copies those elements from i to j that meet the conditions.
 func (c *copying[T]) filter(i, j int) (err error) {
 	indices := make([]int, 0, len(c.buf))
 	bits := make([]byte, offload.BitsSize(len(c.buf)))
@@ -181,7 +182,7 @@ func (c *copying[T]) filter(i, j int) (err error) {
 			return err
 		}
 		indices = indices[:0]
-		// Somebody may have written since they were found to count.
+		// Somebody may have written to them since the first look: check the conditions again.
 		c.q.Filter(bits, elementBytes(es))
 		n := 0
 		for k := range es {
@@ -204,7 +205,7 @@ func (c *copying[T]) filter(i, j int) (err error) {
 	return err
 }
 
-// gather copies the elements of stride bytes at indices to dst.
+// gather copies the elements at indices, of stride bytes each, to dst.
 func (tr *tracker) gather(ctx context.Context, dst []byte, stride int, indices []int) error {
 	return look.Gather(ctx, &tr.h.ahead, &tr.Structure, dst, stride, indices)
 }

@@ -2,15 +2,15 @@
 
 package far
 
-// generation is how often the word of a pointer had been freed when the
-// pointer was made, by which uses after that are found.
+// generation is how often the word of a pointer had been freed when the pointer was made. A later use of the pointer
+// compares it, and so finds that the pointer was freed.
 type generation struct{ n uint32 }
 
 func generationOf(h *Heap, w *uint64) generation {
 	return generation{h.objects.Generation(w)}
 }
 
-// check panics if a pointer may not be dereferenced in s.
+// check panics if the pointer with word w may not be dereferenced in s, or has been freed.
 func (g generation) check(s *Scope, w *uint64) {
 	h := heapOfScope(s)
 	h.objects.MustServe(s, w)
@@ -23,5 +23,5 @@ func (g generation) checkFreed(h *Heap, w *uint64) {
 	}
 }
 
-// elemTop makes the fast paths of Elem take no word, so that all uses are checked.
+// elemTop is 0, so that the fast paths of Elem take no word and every use is checked.
 const elemTop = 0

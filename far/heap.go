@@ -20,13 +20,13 @@ import (
 // store behind it.
 type Heap struct {
 	core    heap.Heap
-	state   []byte       // of the program, in the checkpoint that the heap was opened with
+	state   []byte       // the program's state in the checkpoint that the heap was opened with
 	stateOf func() State // see KeepState; under checkpoint
 
-	checkpoint    chan struct{} // capacity 1: has something in it while one is taken
+	checkpoint    chan struct{} // capacity 1; holds an element while a checkpoint is taken
 	every         time.Duration // between two checkpoints, 0 for none
 	checkpointed  atomic.Int64  // when the last one was taken, in Unix nanoseconds
-	checkpointAt  atomic.Uint64 // changes by then, or before
+	checkpointAt  atomic.Uint64 // maps.Changes at that time, or somewhat earlier
 	checkpointErr atomic.Pointer[error]
 
 	maps     bytemap.Maps
@@ -39,11 +39,11 @@ type Heap struct {
 
 	once       sync.Once
 	mu         sync.Mutex
-	structures []*tracker // that exist, under mu
+	structures []*tracker // those not freed, under mu
 }
 
-// NewHeap makes a heap with a local budget of cfg.Local bytes over store, of which nothing is left when it is closed. It
-// fails if the configuration is wrong.
+// NewHeap makes a heap with a local budget of cfg.Local bytes over store. When the heap is closed, nothing of it
+// remains in the store. NewHeap fails if the configuration is wrong.
 func NewHeap(store Store, cfg Config) (*Heap, error) {
 	lay, err := layoutFor(store, &cfg)
 	if err != nil {
@@ -52,7 +52,7 @@ func NewHeap(store Store, cfg Config) (*Heap, error) {
 	return newHeap(store, cfg, lay)
 }
 
-// layoutFor divides the budget that cfg has, of which it sets what is left to it.
+// layoutFor divides cfg's budget, and sets the defaults of MaxLocal and MaxValue in cfg.
 func layoutFor(store Store, cfg *Config) (layout, error) {
 	if cfg.MaxValue < 0 || int64(cfg.MaxValue) > 1<<32-1 {
 		return layout{}, fmt.Errorf("cannot make a heap: MaxValue is %d, want 0 to 4 GiB", cfg.MaxValue)
@@ -73,7 +73,7 @@ func layoutFor(store Store, cfg *Config) (layout, error) {
 // layout is how a heap divides its budget.
 type layout struct {
 	heap.Sizes
-	shards int         // of a map; 0 is by the budget
+	shards int         // of a map; 0 lets the budget decide
 	policy heap.Policy // nil is CLOCK; for tests
 	early  bool        // words of far entries and objects go far as soon as they may; for tests
 }
@@ -86,7 +86,7 @@ func newHeap(store Store, cfg Config, lay layout) (*Heap, error) {
 	return h, err
 }
 
-// prepare makes a heap that is yet to be started.
+// prepare makes a heap whose goroutines have not been started.
 func prepare(st store.Store, cfg Config, lay layout) (*Heap, error) {
 	h := &Heap{every: cfg.CheckpointEvery, checkpoint: make(chan struct{}, 1)}
 	h.stateOf = func() State { return State{Bytes: h.state} } // until the program says what is to be kept
@@ -110,9 +110,9 @@ func (h *Heap) start() {
 	h.objects.Start()
 }
 
-// NewByteMap makes an empty map on the heap; or, on one that was opened again, returns the map
-// that had the name, which nobody has asked for yet. The name appears in statistics, too. A heap
-// takes 49,152 maps at a time.
+// NewByteMap makes an empty map on the heap. On a heap that was opened again, it returns the map that had the name,
+// if there was one and nobody has asked for it yet. The name appears in statistics, too. A heap takes 49,152 maps at
+// a time.
 func (h *Heap) NewByteMap(name string) *ByteMap {
 	m, err := h.maps.New(name, "", false)
 	if err != nil {
@@ -131,17 +131,19 @@ func (h *Heap) Close() error {
 	return h.CloseBy(ctx)
 }
 
-// CloseBy stops the heap's goroutines and gives its far memory back, or, after Open, takes a checkpoint first and leaves that
-// for the next Open. It tries that until ctx ends: without it, what has changed since the checkpoint before is lost, unless something else has
-// it. Calls that wait for room end with ErrClosed; CloseBy waits for those that read from the store. Closing twice is a no-op.
+// CloseBy stops the heap's goroutines. A heap of NewHeap gives its far memory back. A heap of Open takes a checkpoint
+// first, and leaves its far memory for the next Open. It tries to take the checkpoint until ctx ends; if there is
+// none, all changes since the checkpoint before are lost, unless something else has them. Calls that wait for room
+// end with ErrClosed; CloseBy waits for calls that read from the store. Closing twice is a no-op.
 func (h *Heap) CloseBy(ctx context.Context) error {
 	var err error
 	h.once.Do(func() { err = h.close(ctx, true) })
 	return err
 }
 
-// HandOver is CloseBy of a heap that was made by Open, and that another process is about to open. What the heap has to spare at its store is left to that process, which gives
-// back all that it does not know: so it need not wait for that.
+// HandOver is CloseBy for a heap that was made by Open and that another process is about to open. HandOver does not
+// give spare segments back to the store, so that the other process need not wait for that; that process gives back
+// all segments that its checkpoint does not refer to.
 func (h *Heap) HandOver(ctx context.Context) error {
 	var err error
 	h.once.Do(func() { err = h.close(ctx, !h.core.Far.Keeps()) })
@@ -164,12 +166,11 @@ func (h *Heap) close(ctx context.Context, giveBack bool) error {
 		}
 	}
 	if quiet == nil {
-		// Who enters a scope from now on finds no object; who was faster is
-		// waited for.
+		// Whoever enters a scope after End finds no object. AwaitScopes waits for those who entered before.
 		h.objects.End()
 		quiet = h.core.AwaitScopes()
 	}
-	// Nothing reaches the logs any more: every access goes through an index.
+	// Nobody can reach the logs any more, since every access goes through an index.
 	errs = append(errs, h.maps.Close())
 	if giveBack {
 		errs = append(errs, h.core.GiveBack())
@@ -189,8 +190,8 @@ func (h *Heap) close(ctx context.Context, giveBack bool) error {
 // unmap gives the local memory back.
 func (h *Heap) unmap() error { return errors.Join(h.objects.Close(), h.core.Unmap()) }
 
-// audit recounts everything that is counted, and returns what does not agree. Nothing may be under way: it runs while
-// the heap is being closed, in builds with invariants.
+// audit counts again everything that is counted, and returns an error that says what does not agree. It runs while
+// the heap is being closed, in builds with invariants; no call may be under way.
 func (h *Heap) audit() error {
 	t := h.core.Tally()
 	for _, tr := range h.structures {

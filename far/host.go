@@ -7,8 +7,8 @@ import (
 	"polder/far/objects"
 )
 
-// host is a Heap as its memory sees it: what the owners of entries have to do, its maps do; what the owner of objects
-// has to, whoever dereferences them does.
+// host is a Heap as the memory below it sees it, as a heap.Host. Only the maps are told which segments are lost; of a
+// lost object, whoever dereferences it finds out.
 type host Heap
 
 // Owner implements heap.Host.
@@ -22,7 +22,7 @@ func (o *host) Owner(id uint16) heap.Owner {
 // Marker implements heap.Host.
 func (o *host) Marker() heap.Marker { return o.objects.Owner() }
 
-// Freeing implements heap.Host. A checkpoint frees what waits for it.
+// Freeing implements heap.Host. Dead segments that wait for a checkpoint count, unless the last checkpoint failed.
 func (o *host) Freeing() bool {
 	return o.maps.Freeing() || o.core.Far.Waits() > 0 && o.checkpointErr.Load() == nil
 }

@@ -15,28 +15,31 @@ import (
 	"polder/internal/arena"
 )
 
-// A checkpoint is what the maps of a heap are at one moment: what tables know, where leaves are, and those
-// entries that have no far copy yet. It is taken with the locks of all shards held, and so is whole; since it is
-// of what is in local memory, its size depends on the budget and not on what is far. It is
+// A checkpoint is the state of a heap's maps at one moment: what the tables know, where the leaves are, and the
+// entries that have no far copy yet. It is taken with the locks of all shards held, and so is consistent. It holds
+// only what is in local memory, so its size depends on the budget and not on how much is far. It consists of
 //
-//	what bytemap.Maps.Freeze says
-//	u32 length of the program's own state, and that
-//	what objects.Space.Freeze says, if there are objects that outlive the process
+//	what bytemap.Maps.Freeze writes
+//	u32 length of the program's own state, and the state
+//	what objects.Space.Freeze writes, if there are objects that outlive the process
 //
-// Objects change under no lock of the heap's. So the evacuator does nothing while a checkpoint with objects is taken; and who writes
-// to them has to be held off by the program.
+// Objects change under no lock of the heap's. So the evacuator pauses while a checkpoint with objects is taken, and
+// the program has to hold off its own writes to the objects.
 
-// Open opens the heap that store has kept, with its maps as they were at its last checkpoint, or makes
-// a new one if there is none: [Heap.NewByteMap] and [NewMap] give the map back that had the name, and [NewClass], [NewArray] and [NewVector] the
-// class, with all its objects, and the array or vector, where their configurations say Keep. [Class.Named] gives pointers back by name; [Ref]s in objects
-// stay what they are. Other pointers and structures are no part of a checkpoint. Local may be another budget than before, unless it is so much smaller that
-// large values were stored in longer pieces.
+// Open opens the heap that store has kept, as it was at its last checkpoint, or makes a new heap if there is none.
+// [Heap.NewByteMap] and [NewMap] give back the map that had the name. [NewClass] gives back a class with all its
+// objects, and [NewArray] and [NewVector] give back an array or a vector, if their configurations say Keep.
+// [Class.Named] gives back pointers by name, and [Ref]s in objects stay valid. Other pointers and structures are not
+// part of a checkpoint. Config.Local may be another budget than before, unless it is so much smaller that large
+// values were stored in longer pieces than it allows.
 //
-// A checkpoint has maps as they are at one moment. The bytes of objects the heap cannot hold still: a program that writes to objects that are kept
-// holds that off in what it gives to [Heap.KeepState], or takes no other checkpoints than its own, with [Heap.Checkpoint] and Close.
+// A checkpoint has all maps as they are at one moment. The heap cannot keep the program from writing to objects
+// meanwhile. So a program that writes to objects that are kept has to hold its writes off in the function that it
+// gives to [Heap.KeepState]; or it lets no checkpoints be taken but its own, by [Heap.Checkpoint] and Close.
 //
-// The heap takes a checkpoint when it is closed, when [Heap.Checkpoint] is called, every so often if
-// [Config.CheckpointEvery] says so, and when what it would give back is needed.
+// The heap takes a checkpoint when it is closed, when [Heap.Checkpoint] is called, at intervals if
+// [Config.CheckpointEvery] says so, and when far memory that waits for a checkpoint to be given back is needed or has
+// become a large part of all.
 func Open(ctx context.Context, store store.Keeper, cfg Config) (*Heap, error) {
 	lay, err := layoutFor(store, &cfg)
 	if err != nil {
@@ -59,13 +62,13 @@ func open(ctx context.Context, store store.Keeper, cfg Config, lay layout) (*Hea
 	return h, nil
 }
 
-// abandon gives back what a heap has that was not started.
+// abandon gives back the resources of a heap that was not started.
 func (h *Heap) abandon() error {
 	unregister(h)
 	return errors.Join(h.maps.Close(), h.objects.Close(), h.core.Unmap())
 }
 
-// load makes the heap what store has kept.
+// load brings the heap to the state that store has kept.
 func (h *Heap) load(ctx context.Context, store store.Keeper) error {
 	root, b, err := h.core.Far.OpenKeeper(ctx, store)
 	if err != nil {
@@ -94,7 +97,7 @@ func (h *Heap) load(ctx context.Context, store store.Keeper) error {
 	return h.core.FirstReserve(ctx)
 }
 
-// decode takes a checkpoint from d.
+// decode loads a checkpoint from d.
 func (h *Heap) decode(ctx context.Context, d *record.Decoder) error {
 	if err := h.maps.Load(ctx, d); err != nil {
 		return err
@@ -112,19 +115,20 @@ func (h *Heap) decode(ctx context.Context, d *record.Decoder) error {
 // Kept reports whether the heap was made by Open, and so outlives its process.
 func (h *Heap) Kept() bool { return h.core.Far.Keeps() }
 
-// State is what the program that has closed the heap has had kept with its last checkpoint, see KeepState.
+// State returns the program's own state in the checkpoint that the heap was opened with: see KeepState.
 func (h *Heap) State() []byte { return h.state }
 
-// State is what a program keeps with a checkpoint beside maps.
+// State is what a program has kept with a checkpoint beside maps and objects.
 type State struct {
 	Bytes []byte
-	Thaw  func()          // called as soon as maps may change again; nil if there is nothing to do
-	Kept  func(err error) // called when the checkpoint counts, or err says why it does not; nil if there is nothing to do
+	Thaw  func()          // called as soon as maps and objects may change again; may be nil
+	Kept  func(err error) // called when the checkpoint counts, or with why it does not; may be nil
 }
 
-// KeepState has each checkpoint keep what state returns, which is called right before: what is in maps, and in objects that are kept, has to agree
-// with it until Thaw is called. It may wait for locks that are held by those who write: so a write that finds the store full waits for no
-// checkpoint from then on, and fails at once: see AwaitRoom.
+// KeepState makes every checkpoint keep the State that state returns. The heap calls state right before it takes a
+// checkpoint; from then until it calls Thaw, the maps, and the objects that are kept, must agree with State.Bytes.
+// state may wait for locks that writers hold. Therefore, from now on, a write that finds the store full does not wait
+// for a checkpoint, but fails at once: see AwaitRoom.
 func (h *Heap) KeepState(state func() State) {
 	h.checkpoint <- struct{}{}
 	defer func() { <-h.checkpoint }()
@@ -132,14 +136,15 @@ func (h *Heap) KeepState(state func() State) {
 	h.core.Blocks.Store(true)
 }
 
-// AwaitRoom waits, if the store is full, for the room that cleaning and a checkpoint make, and reports whether there is some: then a write that has
-// failed with ErrStoreFull may be tried again. The caller has no locks that KeepState's function waits for.
+// AwaitRoom waits, if the store is full, until cleaning and a checkpoint may have made room, and reports whether they
+// have: then a write that failed with ErrStoreFull may be tried again. The caller must not hold locks for which the
+// function given to KeepState waits.
 func (h *Heap) AwaitRoom(ctx context.Context) bool { return h.core.AwaitRoom(ctx) == nil }
 
-// LastCheckpoint is when the last checkpoint was taken, or the heap was opened.
+// LastCheckpoint is when the last checkpoint was taken; if there was none since, when the heap was opened.
 func (h *Heap) LastCheckpoint() time.Time { return time.Unix(0, h.checkpointed.Load()) }
 
-// CheckpointError is why the last checkpoint that was due could not be taken, nil if it was.
+// CheckpointError is why the last checkpoint that the heap took by itself failed; nil if it succeeded.
 func (h *Heap) CheckpointError() error {
 	if err := h.checkpointErr.Load(); err != nil {
 		return *err
@@ -147,9 +152,10 @@ func (h *Heap) CheckpointError() error {
 	return nil
 }
 
-// Checkpoint has the heap be, when it is opened again, as it is at some moment while Checkpoint runs. A transaction
-// that has not ended by then has changed nothing. It takes memory for as long, about two thirds of what indexes have
-// and what was written last; and calls on maps are held up while that is copied. One runs at a time: others wait for it, until their ctx ends.
+// Checkpoint takes a checkpoint: when the heap is opened again, it will be as it is at some moment while Checkpoint
+// runs. A transaction that has not ended by that moment has changed nothing. Checkpoint takes memory while it runs,
+// about two thirds of what indexes take and of what was written last; calls on maps are held up while that is copied.
+// One checkpoint runs at a time: other calls wait for it, until their ctx ends.
 func (h *Heap) Checkpoint(ctx context.Context) error {
 	if !h.core.Far.Keeps() {
 		return errors.New("cannot take a checkpoint: the heap's store keeps nothing: see far.Open")
@@ -160,14 +166,14 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 		return fmt.Errorf("cannot take a checkpoint: another one has not ended: %w", context.Cause(ctx))
 	}
 	defer func() { <-h.checkpoint }()
-	changes := h.maps.Changes() // or more
+	changes := h.maps.Changes() // the checkpoint may have more
 	size, began, objects := int64(0), time.Now(), h.objects.Keeps()
 	for {
 		need, err := size, h.core.WriteBack(ctx, objects)
 		switch {
 		case err == nil:
 			need, err = h.tryCheckpoint(ctx, size)
-		case !errors.Is(err, store.ErrSealed): // else it goes on in another segment
+		case !errors.Is(err, store.ErrSealed): // if it is ErrSealed, writing back goes on in another segment
 			return fmt.Errorf("cannot take a checkpoint: cannot write back what is local: %w", err)
 		}
 		if err == nil {
@@ -177,14 +183,15 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 		}
 		scarce := errors.Is(err, errNoMemory) && time.Since(began) < heap.StoreTimeout // the evacuator makes some
 		if scarce && errors.Is(err, ErrMetadataFull) {
-			smaller, _ := h.maps.Halve(ctx) // or ctx has ended, or the heap, which is seen below
+			smaller, _ := h.maps.Halve(ctx) // it fails if ctx or the heap has ended; the select below sees that
 			scarce = smaller || h.core.Dirty() > h.Local()/dirtyShare
 		}
 		if err != bytemap.ErrBusy && err != bytemap.ErrGrown && !errors.Is(err, store.ErrSealed) && !scarce {
 			return err
 		}
 		if size = need; !errors.Is(err, store.ErrSealed) {
-			// What has changed is in the checkpoint, if there is memory: written back once more, as much could have changed by the end of that.
+			// Objects that have changed since are in the checkpoint, if there is memory for them. To write them back
+			// once more would not help: as many could have changed by the end of that.
 			objects = scarce && h.objects.Keeps()
 		}
 		h.maps.Settle()
@@ -199,14 +206,17 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 }
 
 const (
-	dirtyShare      = 32          // the part of the budget that may have no far copy when a checkpoint is taken, if there is little memory for it
-	memoryWait      = time.Second // how long one try of a checkpoint waits for memory, if it has objects
+	// dirtyShare: when memory is too short for a checkpoint, it is tried again after writing back if more than a
+	// dirtyShare-th of the budget has no far copy.
+	dirtyShare      = 32
+	memoryWait      = time.Second // how long one try of a checkpoint waits for memory, if the checkpoint has objects
 	leastCheckpoint = 64 << 10    // room for what every checkpoint has
 )
 
 var errNoMemory = errors.New("no memory for a checkpoint")
 
-// tryCheckpoint is one try, with at least so many bytes of memory. It returns how many it should have been.
+// tryCheckpoint tries once to take a checkpoint, with at least size bytes of memory. If that was too little, it fails
+// with bytemap.ErrGrown and returns how much it needs, or 0 if it does not know.
 func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
 	_, _, least, err := h.maps.Freeze(nil, leastCheckpoint)
 	if err != bytemap.ErrGrown {
@@ -216,7 +226,7 @@ func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
 	if objects {
 		least += h.core.Logs.Of(heap.Words)
 	}
-	more := size > least // than it takes now
+	more := size > least // the last try needed more than a checkpoint takes now
 	size = max(size, least) * 9 / 8
 	size = (size + int64(arena.PageSize)) &^ int64(arena.PageSize-1)
 	wait := heap.HoldFor
@@ -225,7 +235,7 @@ func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
 	}
 	err = h.core.GrowIndex(heap.Checkpoint, size, wait)
 	if err != nil && !objects && !errors.Is(err, ErrMetadataFull) && (more || h.core.Dirty() > h.Local()/dirtyShare) {
-		return 0, bytemap.ErrGrown // which becomes less when it is written back
+		return 0, bytemap.ErrGrown // the next try writes back first, and then needs less
 	} else if err != nil {
 		return 0, fmt.Errorf("%w of %d bytes: %w", errNoMemory, size, err)
 	}
@@ -252,7 +262,8 @@ func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
 	return need, err
 }
 
-// freeze puts a checkpoint into mem. If that is too small it fails with bytemap.ErrGrown, and says how much it has to be.
+// freeze writes a checkpoint to mem. If mem is too small, it fails with bytemap.ErrGrown and returns how much is
+// needed.
 func (h *Heap) freeze(ctx context.Context, mem, state []byte) (b []byte, segs []store.Segment, need int64, err error) {
 	keeps := h.objects.Keeps()
 	if keeps {
@@ -270,16 +281,17 @@ func (h *Heap) freeze(ctx context.Context, mem, state []byte) (b []byte, segs []
 		return b, segs, 0, nil
 	}
 	used := int64(len(b))
-	if b, need = h.objects.Freeze(b); need > 0 { // behind maps, who say what lives in far memory: see there
+	if b, need = h.objects.Freeze(b); need > 0 { // after the maps, whose part says what lives in far memory
 		return nil, nil, used + need, bytemap.ErrGrown
 	}
 	return b, segs, 0, nil
 }
 
-// checkpointTick is how often is looked whether a checkpoint is due.
+// checkpointTick is how often the heap looks whether a checkpoint is due.
 const checkpointTick = 100 * time.Millisecond
 
-// checkpoints takes checkpoints when they are due. If one fails, it is tried again after as long as between two.
+// checkpoints takes checkpoints when they are due. After a failure it waits 2 s before the next try, and twice as
+// long after each further failure, up to 30 s.
 func (h *Heap) checkpoints() {
 	tick := time.NewTicker(checkpointTick)
 	defer tick.Stop()
@@ -293,7 +305,7 @@ func (h *Heap) checkpoints() {
 		}
 		now := time.Now()
 		last := time.Unix(0, h.checkpointed.Load())
-		changed := h.objects.Keeps() || h.maps.Changes() != h.checkpointAt.Load() // of objects nobody is told
+		changed := h.objects.Keeps() || h.maps.Changes() != h.checkpointAt.Load() // nobody counts changes of objects
 		due := h.every > 0 && now.Sub(last) >= h.every && changed || h.core.Far.Starved()
 		if !due || now.Before(next) {
 			continue
@@ -309,14 +321,15 @@ func (h *Heap) checkpoints() {
 	}
 }
 
-// LackingError says that a snapshot would lack something.
-type LackingError struct{ Entries int } // of maps, or objects
+// LackingError says that a snapshot would lack entries or objects that were lost.
+type LackingError struct{ Entries int } // how many entries and objects, at least
 
 func (e *LackingError) Error() string {
 	return fmt.Sprintf("at least %d entries or objects were lost with a node, and a copy would lack them", e.Entries)
 }
 
-// Lacking is a *LackingError if entries of the heap are lost, and nobody has set or deleted them since, or objects were at the last checkpoint.
+// Lacking returns a *LackingError if entries of maps are lost that nobody has set or deleted since, or if objects
+// were lost when the last checkpoint was taken. Otherwise it returns nil.
 func (h *Heap) Lacking() error {
 	st := h.Stats()
 	n := st.Uncounted + h.objects.Lacks()
@@ -329,9 +342,9 @@ func (h *Heap) Lacking() error {
 	return nil
 }
 
-// Snapshot takes a checkpoint and pins it, to be copied to a file: see package saved, which also makes a heap of such a
-// file. Of segments, whose positions are the keys of have, it leaves out so many bytes, which whoever reads has by an earlier
-// snapshot of the heap. Close it.
+// Snapshot takes a checkpoint and pins it, to be copied to a file: see package saved, which also makes a heap from
+// such a file. have says, by the position of a segment, how many bytes of it the reader has from an earlier snapshot
+// of the heap; the snapshot leaves these out. The caller has to close the snapshot.
 func (h *Heap) Snapshot(ctx context.Context, have map[uint64]uint64) (*saved.Snapshot, error) {
 	if err := h.Checkpoint(ctx); err != nil {
 		return nil, err
@@ -339,7 +352,7 @@ func (h *Heap) Snapshot(ctx context.Context, have map[uint64]uint64) (*saved.Sna
 	if err := h.Lacking(); err != nil {
 		return nil, err
 	}
-	pin := h.core.Far.Pin() // of this checkpoint, or of one that is younger still
+	pin := h.core.Far.Pin() // pins this checkpoint, or one that was taken since
 	if pin == nil {
 		return nil, errors.New("BUG: a checkpoint was taken, and there is none")
 	}

@@ -14,7 +14,8 @@ import (
 	"polder/far/record"
 )
 
-// keptLayout is what is compared when something of type t that is to be kept under a name is opened: its layout.
+// keptLayout returns the layout of type t, if something of type t is to be kept under name. When that is opened
+// again, its layout is compared with the one that was kept. If keep is false, keptLayout returns "".
 func keptLayout(keep bool, name string, t reflect.Type) (string, error) {
 	switch {
 	case !keep:
@@ -25,7 +26,8 @@ func keptLayout(keep bool, name string, t reflect.Type) (string, error) {
 	return layoutOf(t)
 }
 
-// layoutOf is codec.Layout of a type whose Refs are what they are in another process, too; what else refers to something is refused.
+// layoutOf is codec.Layout of t. Refs are allowed, since they mean the same in another process; other references are
+// refused.
 func layoutOf(t reflect.Type) (string, error) {
 	return codec.Layout(t, func(t reflect.Type) (string, error) {
 		name, _, generic := strings.Cut(t.Name(), "[")
@@ -40,13 +42,13 @@ func layoutOf(t reflect.Type) (string, error) {
 	})
 }
 
-// names are the pointers of a class that have names.
+// names are the pointers of a class that were given names.
 type names struct {
 	mu sync.Mutex
-	of map[string]uint64 // numbers of words; under mu
+	of map[string]uint64 // by name, the number of the pointer's word; under mu
 }
 
-// encode is what is kept of the names with their class.
+// encode returns the names in the form in which a checkpoint keeps them with the class.
 func (ns *names) encode() []byte {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
@@ -58,7 +60,7 @@ func (ns *names) encode() []byte {
 	return b
 }
 
-// decode takes names of pointers of h from what was kept.
+// decode makes ns the names in b, which a checkpoint has kept. It leaves out pointers of h that were freed.
 func (ns *names) decode(h *Heap, b []byte) error {
 	ns.of = map[string]uint64{}
 	for d := (&record.Decoder{B: b}); len(d.B) > 0; {
@@ -74,11 +76,11 @@ func (ns *names) decode(h *Heap, b []byte) error {
 	return nil
 }
 
-// maxName is how many bytes the name of a pointer has.
+// maxName is how many bytes the name of a pointer may have.
 const maxName = 1 << 10
 
-// SetNamed gives p a name, by which Named finds it again, in another process that opens the heap as well if the class is kept. A nil p takes the name
-// away; so do that before the pointer that has it is freed.
+// SetNamed gives p a name, by which Named finds p again; if the class is kept, also in another process that opens the
+// heap. A nil p takes the name away. Do that before you free the pointer that has the name.
 func (c *Class[T]) SetNamed(name string, p Ptr[T]) error {
 	if len(name) > maxName {
 		return fmt.Errorf("cannot name a pointer: the name has %d bytes, at most %d are possible", len(name), maxName)
@@ -94,7 +96,7 @@ func (c *Class[T]) SetNamed(name string, p Ptr[T]) error {
 	return nil
 }
 
-// Named returns the pointer that has a name, and whether there is one.
+// Named returns the pointer that has the name, and whether there is one.
 func (c *Class[T]) Named(name string) (Ptr[T], bool) {
 	c.names.mu.Lock()
 	defer c.names.mu.Unlock()
@@ -102,7 +104,8 @@ func (c *Class[T]) Named(name string) (Ptr[T], bool) {
 	return Ref[T]{n: n}.Ptr(c.h), ok
 }
 
-// runsState is what is kept of an array or a vector with its class: how many elements there are, and where the words of their objects are.
+// runsState is what a checkpoint keeps of an array or a vector with its class: how many elements there are, and where
+// the words of their objects are.
 type runsState struct {
 	n      int
 	firsts []uint64 // the number of the first word of each part
@@ -116,7 +119,9 @@ func (st runsState) encode() []byte {
 	return b
 }
 
-// keptRuns is what was kept with the class of tr. If that is nothing, since the structure was not made yet, what is left of it is freed.
+// keptRuns returns what a checkpoint has kept with the class of tr. It reports false for ok if nothing was kept. If
+// in that case the class is from a checkpoint, which was taken before the structure was complete, keptRuns frees the
+// objects of the class.
 func (tr *tracker) keptRuns() (st runsState, ok bool, err error) {
 	b := tr.h.objects.State(tr.Class)
 	if b == nil {
@@ -136,14 +141,14 @@ func (tr *tracker) keptRuns() (st runsState, ok bool, err error) {
 	return st, true, d.Err
 }
 
-// keep has st say what is kept with the class of tr.
+// keep makes checkpoints keep what st returns, with the class of tr, if the class outlives the process.
 func (tr *tracker) keep(st func() runsState) {
 	if tr.Class.Outlives() {
 		tr.h.objects.SetState(tr.Class, func() []byte { return st().encode() })
 	}
 }
 
-// keptWords are n words of the class of tr in a row.
+// keptWords returns the n words of the structure from number first on.
 func (tr *tracker) keptWords(first uint64, n int) ([]uint64, error) {
 	words, err := tr.h.objects.Taken(first, n)
 	if err != nil && n > 0 {

@@ -10,28 +10,25 @@ import (
 	"polder/far/objects"
 )
 
-// List is a doubly linked list of elements of type T, which must not hold Go
-// pointers. Its nodes hold a group of elements each; what links them is local,
-// 24 bytes a node on the Go heap, which the garbage collector does not scan and
-// which count in the budget.
+// List is a doubly linked list of elements of type T, which must not hold Go pointers. Each of its nodes holds a
+// group of elements. The links are local: 24 bytes a node on the Go heap, which the garbage collector does not scan
+// and which count in the budget.
 //
-// All methods may be called by any number of goroutines, and each is atomic. So is
-// each step of an iteration, which ends with ErrModified if others insert or
-// remove meanwhile; elements may be pushed. Whoever writes an element through a pointer
-// while others use it needs a lock.
+// All methods may be called by any number of goroutines, and each is atomic. So is each step of an iteration. An
+// iteration ends with ErrModified if others insert or remove elements meanwhile; pushing elements does not disturb
+// it. Whoever writes an element through a pointer while others use it needs a lock.
 //
-// Pushing and popping take constant time, inserting and removing through a
-// Cursor at most a move of one group. Pops and iterations take one read of the store for a
-// group that is far, unless it was prefetched: they ask for the groups ahead, in
-// the direction in which they go.
+// Pushing and popping take constant time; inserting and removing through a Cursor also moves at most one group. Pops
+// and iterations take one read of the store for a group that is far, unless it was prefetched: they prefetch the
+// groups ahead, in the direction in which they go.
 type List[T any] struct {
 	tr *tracker
 
 	mu       sync.Mutex
-	nodes    listNodes // by number; 0 is the root, between the last and the first; under mu
+	nodes    listNodes // by number; node 0 is the root, between the last node and the first; under mu
 	n        int       // elements; under mu
 	version  uint64    // changes when elements move or go; under mu
-	crossing int       // nodes that pops have used up; under mu
+	crossing int       // nodes that pops have emptied since they last prefetched; under mu
 }
 
 const listGroup = 4 << 10 // bytes
@@ -47,7 +44,7 @@ func newList[T any](h *Heap, kind string, cfg StructureConfig) (*List[T], error)
 		return nil, err
 	}
 	l := &List[T]{tr: tr, nodes: listNodes{tr: tr}}
-	tr.index = func(*uint64) int { return -1 } // a list knows what is next without numbers
+	tr.index = func(*uint64) int { return -1 } // the objects of a list have no indices
 	tr.len = l.Len
 	h.track(tr)
 	return l, nil
@@ -66,18 +63,17 @@ func (l *List[T]) PushBack(ctx context.Context, v T) error {
 	return l.tr.locked(ctx, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, true) })
 }
 
-// PushFront puts v in front of all others.
+// PushFront puts v in front of all elements.
 func (l *List[T]) PushFront(ctx context.Context, v T) error {
 	return l.tr.locked(ctx, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, false) })
 }
 
-// PushBackIn is PushBack in a scope, which is open, and in which it takes local
-// memory. It fails as Deref does.
+// PushBackIn is PushBack in s, which must be open and from which it takes local memory. It fails as Deref does.
 func (l *List[T]) PushBackIn(s *heap.Scope, v T) error {
 	return l.tr.in(s, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, true) })
 }
 
-// PushFrontIn is PushFront in a scope, which is open.
+// PushFrontIn is PushFront in s, which must be open.
 func (l *List[T]) PushFrontIn(s *heap.Scope, v T) error {
 	return l.tr.in(s, &l.mu, func(s *heap.Scope) *uint64 { return l.push(s, v, false) })
 }
@@ -100,10 +96,10 @@ func (l *List[T]) PopBack(ctx context.Context) (v T, ok bool, err error) {
 	return v, ok, err
 }
 
-// PopFrontIn is PopFront in a scope, which is open.
+// PopFrontIn is PopFront in s, which must be open.
 func (l *List[T]) PopFrontIn(s *heap.Scope) (v T, ok bool, err error) { return l.popIn(s, false, true) }
 
-// PopBackIn is PopBack in a scope, which is open.
+// PopBackIn is PopBack in s, which must be open.
 func (l *List[T]) PopBackIn(s *heap.Scope) (v T, ok bool, err error) { return l.popIn(s, true, true) }
 
 func (l *List[T]) popIn(s *heap.Scope, back, remove bool) (v T, ok bool, err error) {
@@ -128,17 +124,18 @@ func (l *List[T]) peek(ctx context.Context, back bool) (v T, ok bool, err error)
 	return v, ok, err
 }
 
-// The methods below need l.mu. If they fail, s.Err says why, and the word that
-// they return is the one that could not be dereferenced, or, if there is none, of
-// no use.
+// For the methods below, up to pop, l.mu must be held. Those that return a word return nil if they succeed. If they
+// fail, s.Err says why, and they return the word that could not be dereferenced; or failed, if the failure was
+// another one.
 
 // failed is a word that is never far.
 var failed = new(uint64)
 
-// word is the word of a node.
+// word returns the word of the object of a node.
 func (l *List[T]) word(nd *listNode) *uint64 { return l.tr.h.objects.At(nd.word) }
 
-// elements are those of a node, to be used or not, or nil.
+// elements returns the elements of a node, those in use and those not; or nil and the word that could not be
+// dereferenced.
 func (l *List[T]) elements(s *heap.Scope, node int32, what int) ([]T, *uint64) {
 	p := l.word(l.nodes.at(node))
 	o := l.tr.object(s, p, what)
@@ -148,7 +145,7 @@ func (l *List[T]) elements(s *heap.Scope, node int32, what int) ([]T, *uint64) {
 	return elementsOf[T](o, l.tr.Group), nil
 }
 
-// link makes a node after prev, of which the elements will be from first on.
+// link makes an empty node after node prev. The places of its elements will begin at first.
 func (l *List[T]) link(s *heap.Scope, prev int32, first int32) (int32, bool) {
 	h := l.tr.h
 	i, err := l.nodes.take(l.tr.h.core.Claim(s, nodeCost))
@@ -215,9 +212,9 @@ func (l *List[T]) push(s *heap.Scope, v T, back bool) *uint64 {
 	return nil
 }
 
-// end is the node that the first or last element is in, 0 if there is none. Nodes
-// at the end that have been used up are freed when the next element is removed, rather
-// than when the last one went: whoever pushes and pops by turns needs them.
+// end returns the node that holds the first element, or with back the last one; 0 if there is none. A node at an end
+// that has become empty stays until a pop goes beyond it: a caller that pushes and pops by turns uses it again. With
+// remove set, end frees the empty nodes that it passes.
 func (l *List[T]) end(back, remove bool) int32 {
 	i := l.beyond(0, back)
 	for i != 0 && l.nodes.at(i).count == 0 && l.n > 0 {
@@ -228,7 +225,7 @@ func (l *List[T]) end(back, remove bool) int32 {
 		l.unlink(i)
 		i = l.beyond(0, back)
 		l.version++
-		// Half a window's worth of nodes at a time.
+		// Prefetch once for every half window of nodes, not for every node.
 		if l.crossing++; l.crossing > l.tr.h.ahead.Window(&l.tr.Structure)/2 {
 			l.crossing = 0
 			var words [ahead.Most]*uint64
@@ -239,7 +236,7 @@ func (l *List[T]) end(back, remove bool) int32 {
 	return i
 }
 
-// walk fills words with those of up to n nodes beyond node i.
+// walk fills words with the words of up to n nodes beyond node i, and returns how many there were.
 func (l *List[T]) walk(words *[ahead.Most]*uint64, i int32, back bool, n int) int {
 	for k := range min(n, ahead.Most) {
 		if i = l.beyond(i, back); i == 0 {
@@ -250,7 +247,7 @@ func (l *List[T]) walk(words *[ahead.Most]*uint64, i int32, back bool, n int) in
 	return min(n, ahead.Most)
 }
 
-// beyond is the node next to node i.
+// beyond returns the node after node i, or with back the one before it.
 func (l *List[T]) beyond(i int32, back bool) int32 {
 	if back {
 		return l.nodes.at(i).prev
@@ -258,7 +255,7 @@ func (l *List[T]) beyond(i int32, back bool) int32 {
 	return l.nodes.at(i).next
 }
 
-// pop returns the element at one end, and removes it.
+// pop returns the element at one end, and with remove set removes it.
 func (l *List[T]) pop(s *heap.Scope, back, remove bool) (v T, ok bool, p *uint64) {
 	if l.n == 0 {
 		return v, false, nil
@@ -305,9 +302,9 @@ func (l *List[T]) drop() {
 	l.nodes.clear()
 }
 
-// Free frees the list and gives its memory back, local and far. Afterwards it is
-// empty for ever: what would use elements fails with ErrFreed, in other goroutines, too, which need not
-// have come to an end. To free it again does nothing.
+// Free frees the list and gives its memory back, local and far. Afterwards the list is empty for ever. Calls that
+// would use elements fail with ErrFreed, in other goroutines, too, which need not have ended before Free. Freeing it
+// again does nothing.
 func (l *List[T]) Free() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -317,13 +314,12 @@ func (l *List[T]) Free() {
 	l.tr.h.untrack(l.tr)
 }
 
-// Stats returns what the list has been through.
+// Stats returns the statistics of the list.
 func (l *List[T]) Stats() StructureStats { return l.tr.structure() }
 
-// All iterates over the elements in order, to be read, and valid during their
-// step. The iteration enters and leaves s, group by group, and prefetches; it
-// waits within the scope's context. It ends early if an element cannot be had, and then s.Err
-// says why.
+// All iterates over the elements in order. An element is for reading only, and valid during its step. The iteration
+// enters and leaves s for each group, and prefetches; it waits within the scope's context. If an element cannot be
+// had, the iteration ends early, and s.Err says why.
 func (l *List[T]) All(s *heap.Scope) iter.Seq[*T] { return l.each(s, false, 0) }
 
 // Mut is All for elements to be read and written.
@@ -335,8 +331,8 @@ func (l *List[T]) Stream(s *heap.Scope) iter.Seq[*T] { return l.each(s, false, o
 // Backward is All from the last element to the first.
 func (l *List[T]) Backward(s *heap.Scope) iter.Seq[*T] { return l.each(s, true, 0) }
 
-// listStep is where an iteration is: at a node, and before or behind the
-// element at of it.
+// listStep is where an iteration is: at which node, and at which of its places. Forwards, the elements of the node
+// from at on have not been seen; backwards, those before at. If at is negative, no element of the node has been seen.
 type listStep struct {
 	node    int32
 	at      int32
@@ -344,8 +340,8 @@ type listStep struct {
 	back    bool
 	stepped bool  // next has moved to another node
 	ordinal int   // of the node, in the order of the iteration
-	lead    int32 // the node up to which has been prefetched, 0 for none
-	leadAt  int   // its ordinal
+	lead    int32 // the last node that was asked for ahead, 0 for none
+	leadAt  int   // the ordinal of lead
 	guesses [ahead.Most]int
 }
 
@@ -363,7 +359,7 @@ func (l *List[T]) each(s *heap.Scope, back bool, what int) iter.Seq[*T] {
 				return
 			}
 			if it.stepped {
-				// With no lock held: a Prefetcher may be the program's.
+				// No lock is held here, because the Prefetcher may be the program's.
 				guesses := pf.Access(it.ordinal, l.tr.h.ahead.Window(&l.tr.Structure), it.guesses[:0])
 				l.prefetch(&it, guesses, what&objects.Stream != 0)
 			}
@@ -394,9 +390,8 @@ func (l *List[T]) each(s *heap.Scope, back bool, what int) iter.Seq[*T] {
 	}
 }
 
-// next returns the word of the node of it and the places there of elements that have
-// not been seen, or, if there are none, nil, and moves it to the next node, which is 0 at
-// the end.
+// next returns the word of the iteration's node, and the range of places i to j there whose elements have not been
+// seen. If there are none, it moves the iteration to the next node, which is 0 at the end, and returns nil.
 func (l *List[T]) next(it *listStep) (p *uint64, i, j int32, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -434,12 +429,12 @@ func (l *List[T]) next(it *listStep) (p *uint64, i, j int32, err error) {
 	return nil, 0, 0, nil
 }
 
-// prefetch asks for nodes beyond that of it.
+// prefetch asks for the nodes whose ordinals guesses has, as far as they are ahead of the iteration.
 func (l *List[T]) prefetch(it *listStep, guesses []int, stream bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if it.version != l.version {
-		return // next will say so
+		return // the next call of next fails with ErrModified
 	}
 	if it.leadAt < it.ordinal {
 		it.lead, it.leadAt = it.node, it.ordinal

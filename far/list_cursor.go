@@ -8,10 +8,9 @@ import (
 	"polder/far/objects"
 )
 
-// Cursor is a place in a List: an element, or one of the two ends, beyond which
-// there is none. It belongs to one user at a time. If others insert, remove or pop, a
-// Cursor does not know any more where it is, and its methods fail with
-// ErrModified; what is done through it leaves it where it was.
+// Cursor is a place in a List: an element, or the end, which lies beyond the last element and before the first. A
+// Cursor belongs to one user at a time. If others insert, remove or pop, a Cursor does not know any more where it is,
+// and its methods fail with ErrModified. Changes that are made through the Cursor itself do not have that effect.
 type Cursor[T any] struct {
 	l       *List[T]
 	node    int32 // 0 is the end
@@ -37,7 +36,7 @@ func (l *List[T]) Back() Cursor[T] {
 	return c
 }
 
-// enter goes to node i, or on to the next that has elements. l.mu must be held.
+// enter goes to node i or, if that is empty, to the next node that has elements. l.mu must be held.
 func (c *Cursor[T]) enter(i int32, back bool) {
 	for i != 0 && c.l.nodes.at(i).count == 0 {
 		i = c.l.beyond(i, back)
@@ -48,20 +47,17 @@ func (c *Cursor[T]) enter(i int32, back bool) {
 	}
 }
 
-// Valid reports whether the cursor is at an element, of a list that has not been
-// changed by others.
+// Valid reports whether the cursor is at an element, and others have not changed the list.
 func (c *Cursor[T]) Valid() bool {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
 	return c.node != 0 && c.version == c.l.version
 }
 
-// Next moves to the next element, and reports whether there is one. From the end it
-// moves to the first one.
+// Next moves to the next element, and reports whether there is one. From the end it moves to the first element.
 func (c *Cursor[T]) Next() bool { return c.move(false) }
 
-// Prev moves to the element before, and reports whether there is one. From the
-// end it moves to the last one.
+// Prev moves to the element before, and reports whether there is one. From the end it moves to the last element.
 func (c *Cursor[T]) Prev() bool { return c.move(true) }
 
 func (c *Cursor[T]) move(back bool) bool {
@@ -86,12 +82,11 @@ func (c *Cursor[T]) move(back bool) bool {
 	return c.node != 0
 }
 
-// cursorAhead is how many nodes a cursor asks for ahead of it.
+// cursorAhead is for how many nodes ahead of it a cursor asks.
 const cursorAhead = 4
 
-// Deref returns the element, to be read until s is left, as Ptr.Deref does. It
-// is nil, and s.Err is ErrModified, if the list was changed by others or the
-// cursor is at the end.
+// Deref returns the element, to be read until s is left, as Ptr.Deref does. If others changed the list, or the cursor
+// is at the end, Deref returns nil, and s.Err is ErrModified.
 func (c *Cursor[T]) Deref(s *heap.Scope) *T { return c.deref(s, 0) }
 
 // DerefMut returns the element, to be read and written until s is left.
@@ -104,8 +99,8 @@ func (c *Cursor[T]) deref(s *heap.Scope, what int) *T {
 	return v
 }
 
-// element is the element and, if it cannot be had, the word that is why. l.mu
-// must be held.
+// element returns the element. If it cannot be had, element returns nil and the word that could not be dereferenced,
+// or failed. l.mu must be held.
 func (c *Cursor[T]) element(s *heap.Scope, what int) (*T, *uint64) {
 	if c.node == 0 || c.version != c.l.version {
 		s.H.Fail(s, ErrModified)
@@ -202,7 +197,7 @@ func (c *Cursor[T]) insert(ctx context.Context, v T, after int32) error {
 	})
 }
 
-// shift puts v beside the element. l.mu must be held.
+// shift inserts v beside the element: behind it if after is 1, and before it if after is 0. l.mu must be held.
 func (c *Cursor[T]) shift(s *heap.Scope, v T, after int32) *uint64 {
 	l, g := c.l, int32(c.l.tr.Group)
 	nd := l.nodes.at(c.node)
@@ -235,7 +230,7 @@ func (c *Cursor[T]) shift(s *heap.Scope, v T, after int32) *uint64 {
 	if p != nil {
 		return p
 	}
-	at := c.at + after // where v goes, if those behind it move
+	at := c.at + after // the place of v if the elements behind it move
 	if end := nd.first + nd.count; end < g {
 		copy(b[at+1:end+1], b[at:end])
 		if after == 0 {
@@ -255,8 +250,8 @@ func (c *Cursor[T]) shift(s *heap.Scope, v T, after int32) *uint64 {
 	return nil
 }
 
-// split moves the second half of a full node of more than one element to a new
-// node behind it, and c with its element. l.mu must be held.
+// split moves the second half of a full node to a new node behind it. If c's element is in that half, c moves with
+// it. A node with room for only one element stays as it is. l.mu must be held.
 func (c *Cursor[T]) split(s *heap.Scope) *uint64 {
 	l, half := c.l, int32(c.l.tr.Group/2)
 	if half == 0 {

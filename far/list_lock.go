@@ -8,11 +8,10 @@ import (
 	"polder/far/heap"
 )
 
-// locked calls fn with mu held, in a scope of the pool. What fn needs is got
-// with mu let go: fn is called again when its scope is full and there is room,
-// and when the object of the word that it returns was far and has been fetched.
-// So nobody waits for mu while its holder waits for the store, unless an object
-// goes far again as soon as it is here.
+// locked calls fn with mu held, in a scope of the pool. What fn lacks, locked waits for without mu, and then calls fn
+// again: for room, if fn's scope was full; for a fetch, if fn returned the word of an object that is far. So nobody
+// waits for mu while its holder waits for the store; unless objects go far again as soon as they have been fetched:
+// after lockedTries, fn waits for the store with mu held.
 func (tr *tracker) locked(ctx context.Context, mu *sync.Mutex, fn func(s *heap.Scope) *uint64) error {
 	h := tr.h
 	s := h.core.Acquire(ctx)
@@ -42,8 +41,8 @@ func (tr *tracker) locked(ctx context.Context, mu *sync.Mutex, fn func(s *heap.S
 
 const lockedTries = 3
 
-// hold calls fn with mu held and s open, and returns the word that fn returns,
-// and the scope's error; or ErrFreed.
+// hold calls fn with mu held and s open, and returns the word that fn returned and the scope's error. If the
+// structure was freed, it returns ErrFreed instead.
 func (tr *tracker) hold(s *heap.Scope, mu *sync.Mutex, fn func(s *heap.Scope) *uint64) (*uint64, error) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -56,8 +55,7 @@ func (tr *tracker) hold(s *heap.Scope, mu *sync.Mutex, fn func(s *heap.Scope) *u
 	return p, s.Err()
 }
 
-// in calls fn with mu held, in s, which is open, and returns the scope's error if fn
-// returns a word.
+// in calls fn with mu held, in s, which must be open. If fn returns a word, in returns the scope's error.
 func (tr *tracker) in(s *heap.Scope, mu *sync.Mutex, fn func(s *heap.Scope) *uint64) error {
 	mu.Lock()
 	defer mu.Unlock()
@@ -70,6 +68,6 @@ func (tr *tracker) in(s *heap.Scope, mu *sync.Mutex, fn func(s *heap.Scope) *uin
 	return nil
 }
 
-// freed reports whether the structure was freed. Who holds its lock knows that it
-// will not be meanwhile.
+// freed reports whether the structure was freed. A caller that holds the structure's lock knows that it stays as it
+// is meanwhile.
 func (tr *tracker) freed() bool { return tr.Class.Ended() }

@@ -2,20 +2,19 @@ package far
 
 import "polder/far/heap"
 
-// listNodes is the nodes of a list, by number. All but the first few lie in parts
-// that count in the heap's budget, as an index does. Node 0 is the list's root,
-// and always there. They need the list's lock.
+// listNodes is the nodes of a list, by number. All but the first few lie in parts, which count in the heap's budget
+// as an index does. Node 0 is the list's root, and always exists. The list's lock must be held.
 type listNodes struct {
 	tr    *tracker
 	few   [fewNodes]listNode
 	parts []*[nodePart]listNode
-	next  int32 // the nodes from it on were never used, less one
-	spare int32 // one that is used no more, and so on by next; 0 for none
+	next  int32 // the last node that was ever used
+	spare int32 // the first of the nodes that are free again, which are linked by listNode.next; 0 for none
 }
 
-// listNode is a node. Its elements are count in a row, from first on.
+// listNode is a node. Its elements lie in a row: count of them, from place first of the node's object on.
 type listNode struct {
-	word         uint64 // number of the object's
+	word         uint64 // number of the word of the node's object
 	prev, next   int32
 	first, count int32
 }
@@ -23,8 +22,8 @@ type listNode struct {
 const (
 	fewNodes      = 4
 	nodePart      = 128
-	nodePartBytes = nodePart*24 + 8 // and the pointer to it
-	// nodeCost is what a new node takes of what a scope may take.
+	nodePartBytes = nodePart*24 + 8 // with the pointer to the part
+	// nodeCost is how much of a scope's local memory a new node uses up.
 	nodeCost = (nodePartBytes + nodePart - 1) / nodePart
 )
 
@@ -36,8 +35,8 @@ func (ns *listNodes) at(i int32) *listNode {
 	return &ns.parts[i/nodePart][i%nodePart]
 }
 
-// take returns a node that is not in use, on behalf of who. It fails as
-// logs.growIndex does.
+// take returns a node that is not in use. who says on whose behalf local memory is taken. take fails as
+// heap.Logs.GrowIndex does.
 func (ns *listNodes) take(who heap.Claim) (int32, error) {
 	if i := ns.spare; i != 0 {
 		ns.spare = ns.at(i).next
@@ -54,13 +53,13 @@ func (ns *listNodes) take(who heap.Claim) (int32, error) {
 	return ns.next, nil
 }
 
-// give takes node i back.
+// give marks node i as not in use.
 func (ns *listNodes) give(i int32) {
 	*ns.at(i) = listNode{next: ns.spare}
 	ns.spare = i
 }
 
-// clear takes all nodes back, and gives their memory up.
+// clear marks all nodes as not in use, and gives their memory back.
 func (ns *listNodes) clear() {
 	n := int64(len(ns.parts))
 	ns.tr.h.core.Logs.ShrinkIndex(heap.Nodes, n*nodePartBytes)

@@ -11,32 +11,28 @@ import (
 	"polder/internal/invariants"
 )
 
-// Ptr is a remoteable pointer to an object of type T (the paper's section
-// 4.2.1), which is local or far and moves between the two as the heap's
-// evacuator and those who dereference it will have it. A Ptr is a small value,
-// to be copied and compared like any pointer; all copies are the same pointer,
-// which takes one word of local memory as long as it exists and is used at times. The zero Ptr points
-// to nothing, and dereferencing it panics.
+// Ptr is a remoteable pointer to an object of type T (the paper's section 4.2.1). The object is local or far, and
+// moves between the two as the heap's evacuator and those who dereference the pointer make it move. A Ptr is a small
+// value, to be copied and compared like any pointer. All copies are the same pointer, which takes one word of local
+// memory as long as it exists and is used now and then. The zero Ptr points to nothing, and dereferencing it panics.
 //
-// The bytes of an object are the program's: who writes them while others
-// read needs the same locks as with any memory. The pointer itself may be used
-// by any number of goroutines.
+// The bytes of an object are the program's: if some goroutines write them while others read, they need the same locks
+// as with any memory. The pointer itself may be used by any number of goroutines.
 type Ptr[T any] struct {
 	_   [0]*T // so that pointers to different types do not convert
 	gen generation
 	w   *unsafe.Pointer // the word: see objects.Word
 }
 
-// word is the word of p as a number.
+// word returns the word of p as a *uint64.
 func (p Ptr[T]) word() *uint64 { return (*uint64)(unsafe.Pointer(p.w)) }
 
-// Deref returns the object, to be read until s is left. If it is far, Deref
-// fetches it, and only the calling goroutine waits. If that fails, Deref returns nil
-// and s.Err says why: *LostError, *CorruptError, ErrScopeFull, or what the
-// store or the scope's context says.
+// Deref returns the object, to be read until s is left. If it is far, Deref fetches it, and only the calling
+// goroutine waits. If that fails, Deref returns nil, and s.Err says why: *LostError, *CorruptError, ErrScopeFull, or
+// the error of the store or of the scope's context.
 //
-// The fast path, for an object that is local, was used of late, and is not
-// about to be moved, is inlined: a load, a test and a branch.
+// The fast path, for an object that is local, was used of late, and is not about to be moved, is inlined: a load, a
+// test and a branch.
 func (p Ptr[T]) Deref(s *heap.Scope) (v *T) {
 	if invariants.Enabled {
 		p.gen.check(s, p.word())
@@ -48,9 +44,8 @@ func (p Ptr[T]) Deref(s *heap.Scope) (v *T) {
 	return
 }
 
-// DerefMut returns the object, to be read and written until s is left, as Deref
-// does. The comparison with objects.Top is the test of the sign, within what the compiler
-// inlines.
+// DerefMut returns the object, to be read and written until s is left, as Deref does. The comparison with objects.Top
+// tests the sign bit; written like this, DerefMut is short enough for the compiler to inline.
 func (p Ptr[T]) DerefMut(s *heap.Scope) (v *T) {
 	if invariants.Enabled {
 		p.gen.check(s, p.word())
@@ -108,14 +103,13 @@ func (p Ptr[T]) Store(ctx context.Context, v T) error {
 	})
 }
 
-// Free frees the object and the pointer, all copies of it. In scopes that are
-// open the object may still be read. Freeing a pointer twice, or using it
-// afterwards, is an error that is found if the word is not in use again; builds
-// with invariants always find it.
+// Free frees the object and the pointer, and so all copies of the pointer. In scopes that are open the object may
+// still be read. Freeing a pointer twice, or using it after it was freed, is an error. Builds with invariants always
+// detect it, others only while the word is not in use again.
 func (p Ptr[T]) Free() {
 	h := heapOf(p.word())
 	if h == nil {
-		return // with the heap
+		return // the object went with the heap
 	}
 	if invariants.Enabled {
 		p.gen.checkFreed(h, p.word())
@@ -130,8 +124,8 @@ func (p Ptr[T]) IsLocal() bool { w := objects.Load(p.word()); return w.Local() |
 // IsNil reports whether p points to nothing.
 func (p Ptr[T]) IsNil() bool { return p.w == nil }
 
-// Ref returns p in a form that may be part of a far object. It refers to nothing if p does, or
-// if the heap has been closed.
+// Ref returns p in a form that may be part of a far object. If p points to nothing, or the heap has been closed, the
+// Ref refers to nothing.
 func (p Ptr[T]) Ref() Ref[T] {
 	if p.w == nil {
 		return Ref[T]{}
@@ -146,14 +140,14 @@ func (p Ptr[T]) Ref() Ref[T] {
 // Any returns p without its type.
 func (p Ptr[T]) Any() AnyRef { return AnyRef{p.Ref().n} }
 
-// Ref is a Ptr that may be part of an object of a pointer: it is a number that
-// means something to its heap only. The zero Ref points to nothing.
+// Ref is a Ptr in a form that may be part of a far object: a number, which means something only to the heap of the
+// pointer. The zero Ref points to nothing.
 type Ref[T any] struct {
 	_ [0]*T
 	n uint64
 }
 
-// Ptr returns the pointer that r is on its heap.
+// Ptr returns the pointer of heap h to which r refers.
 func (r Ref[T]) Ptr(h *Heap) Ptr[T] {
 	if r.n == 0 {
 		return Ptr[T]{}
@@ -164,33 +158,31 @@ func (r Ref[T]) Ptr(h *Heap) Ptr[T] {
 // IsNil reports whether r points to nothing.
 func (r Ref[T]) IsNil() bool { return r.n == 0 }
 
-// AnyRef is a Ref of which the type is not known.
+// AnyRef is a Ref without its type.
 type AnyRef struct{ n uint64 }
 
-// numbersOf is the numbers of the words of refs.
+// numbersOf returns the memory of refs as the numbers of their words.
 func numbersOf(refs []AnyRef) []uint64 {
 	return unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(refs))), len(refs))
 }
 
-// Prefetch brings the objects of refs that are far into local memory, in as few
-// reads of the store as it can, and returns when they are there: dereferencing them need not wait. It
-// waits for local memory within ctx, and so must not be called in a scope. Refs
-// to nothing and objects that are local are passed over; that an object is lost
-// or corrupt, whoever dereferences it is told.
+// Prefetch brings those objects of refs that are far into local memory, in as few reads of the store as it can, and
+// returns when they are there, so that dereferencing them need not wait. It waits for local memory within ctx, and so
+// must not be called in a scope. It passes over refs to nothing and objects that are local. It does not report
+// objects that are lost or corrupt; whoever dereferences such an object gets the error.
 func (h *Heap) Prefetch(ctx context.Context, refs ...AnyRef) error {
 	return h.objects.Prefetch(ctx, numbersOf(refs))
 }
 
-// Run is n pointers in a row, whose words lie side by side: what an array of
-// far objects is made of. The objects are zero until they are used, and take no
-// memory until then beside their words.
+// Run is n pointers in a row, whose words lie side by side. Arrays of far objects are made of runs. The objects are
+// zero until they are used, and until then take no memory but their words.
 type Run[T any] struct {
 	_     [0]*T
 	words []uint64
 	h     *Heap
 }
 
-// At returns the pointer with number i.
+// At returns pointer i of the run.
 func (r Run[T]) At(i int) Ptr[T] {
 	if invariants.Enabled {
 		return ptrTo[T](r.h, &r.words[i])
@@ -218,7 +210,7 @@ func ptrTo[T any](h *Heap, w *uint64) Ptr[T] {
 	return Ptr[T]{gen: generationOf(h, w), w: (*unsafe.Pointer)(unsafe.Pointer(w))}
 }
 
-// objectOf is the object of T at the beginning of b.
+// objectOf returns the beginning of b as a T.
 func objectOf[T any](b []byte) *T { return (*T)(unsafe.Pointer(unsafe.SliceData(b))) }
 
 // derefSlow is Deref off the fast path.

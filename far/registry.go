@@ -8,8 +8,8 @@ import (
 	"polder/far/heap"
 )
 
-// registry is the heaps that are open, by which the heap of a pointer is found
-// where no scope says it. There are few.
+// registry is the heaps that are open. It serves to find the heap of a pointer where there is no scope to tell it.
+// There are few heaps.
 var registry struct {
 	mu    sync.Mutex
 	heaps atomic.Pointer[[]*Heap] // replaced under mu

@@ -9,29 +9,26 @@ import (
 	"polder/internal/invariants"
 )
 
-// Shared is one of several pointers to one object, which lives until the last
-// of them is freed. They are all told when the object moves, since they all are
-// the same word: where AIFM chains the pointers and visits them one by one,
-// there is nothing to visit here. The zero Shared points to nothing.
+// Shared is one of several pointers to one object, which lives until the last of them is freed. When the object
+// moves, there is no list of Shareds to visit, unlike in AIFM, which chains such pointers and visits them one by one:
+// all Shareds of an object have the same word. The zero Shared points to nothing.
 //
-// A Shared may be copied, as any value; a copy is the same reference, and is
-// freed with it. Clone makes another one. In a far object it lies as a [SharedRef].
-// An object that has clones takes some 40 bytes of Go memory for their number, outside of the
-// budget, and one without takes none.
+// A Shared may be copied like any value. A copy is the same reference, and is freed with the original; Clone makes
+// another reference. [SharedRef] is the form of a Shared that may be part of a far object. An object that has clones
+// takes some 40 bytes of Go memory for their number, outside of the budget; an object without clones takes none.
 type Shared[T any] struct{ p Ptr[T] }
 
-// SharedRef is a Shared that may be part of an object of a pointer, as a Ref is a Ptr: the
-// same reference, and not another one. It means something to its heap only. The zero SharedRef
-// points to nothing.
+// SharedRef is a Shared in a form that may be part of a far object, as a Ref is for a Ptr. It is the same reference
+// as the Shared, not another one. It means something only to its heap. The zero SharedRef points to nothing.
 type SharedRef[T any] struct{ r Ref[T] }
 
-// clones are the objects of a heap that have several Shareds.
+// clones counts the references to those objects of a heap that have several Shareds.
 type clones struct {
 	mu    sync.Mutex
-	extra map[uint64]int // how many more than one, by the number of the word; under mu
+	extra map[uint64]int // references beyond the first, by the number of the word; under mu
 }
 
-// Share makes p, which must not be used any more by itself, a Shared.
+// Share makes a Shared of p. Afterwards p itself must not be used any more.
 func Share[T any](p Ptr[T]) Shared[T] { return Shared[T]{p} }
 
 // Deref returns the object, as Ptr.Deref does.
@@ -46,12 +43,11 @@ func (s Shared[T]) Load(ctx context.Context) (T, error) { return s.p.Load(ctx) }
 // Store makes the object v, as Ptr.Store does.
 func (s Shared[T]) Store(ctx context.Context, v T) error { return s.p.Store(ctx, v) }
 
-// Clone returns another pointer to the same object, which is to be freed as
-// well. It waits for nothing.
+// Clone returns another reference to the same object, which has to be freed as well. It waits for nothing.
 func (s Shared[T]) Clone() Shared[T] {
 	h := heapOf(s.p.word())
 	if h == nil {
-		return s // gone with the heap
+		return s // the object went with the heap
 	}
 	if invariants.Enabled {
 		s.p.gen.checkFreed(h, s.p.word())
@@ -68,15 +64,14 @@ func (s Shared[T]) Clone() Shared[T] {
 	return s
 }
 
-// Free frees the pointer, and with the last one the object. To free it more often than it was
-// cloned is found as it is for a Ptr.
+// Free frees this reference, and with the last reference the object. A Free too many is detected as it is for a Ptr.
 func (s Shared[T]) Free() {
 	if h := heapOf(s.p.word()); h == nil || !h.clones.drop(h.objects.Number(s.p.word())) {
 		s.p.Free()
 	}
 }
 
-// drop takes one clone from the word with a number, and reports whether there was one.
+// drop removes one clone of the object whose word has this number, and reports whether there was one.
 func (c *clones) drop(number uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,7 +89,7 @@ func (c *clones) drop(number uint64) bool {
 // Ref returns s in a form that may be part of a far object, as Ptr.Ref does.
 func (s Shared[T]) Ref() SharedRef[T] { return SharedRef[T]{s.p.Ref()} }
 
-// Shared returns the pointer that r is on its heap.
+// Shared returns the Shared of heap h to which r refers.
 func (r SharedRef[T]) Shared(h *Heap) Shared[T] { return Shared[T]{r.r.Ptr(h)} }
 
 // IsNil reports whether r points to nothing.

@@ -6,27 +6,27 @@ import (
 	"polder/far/heap"
 )
 
-// Stats is what a heap has done since it was made, and how it stands.
+// Stats is what has happened on a heap since it was made, and its present state.
 type Stats struct {
 	heap.Stats
-	Maps       []MapStats       // those of freed ones last, by name
-	Classes    []ClassStats     // of objects of pointers; those of freed ones last, by name
-	Structures []StructureStats // that exist
+	Maps       []MapStats       // those of freed maps come last, one for each name
+	Classes    []ClassStats     // of objects; those of freed classes come last, one for each name
+	Structures []StructureStats // those not freed
 
-	// LocalHot is how many bytes of LocalLive were used of late, by a sample: entries
-	// that the evacuator would keep, and objects used since it last passed over them.
+	// LocalHot is an estimate, from a sample, of how many bytes of LocalLive were used of late: entries that the
+	// evacuator would keep, and objects used since the evacuator last passed over them.
 	LocalHot int64
 
-	// Of what is known of the entries of maps: bytes of leaves in far memory, where words go that
-	// tables have no room for; how often the words of a table were settled in leaves; reads of leaves; entries that
-	// the store has found by them, so that they were not read.
+	// The index of maps has leaves in far memory, for words that its tables have no room for. LeavesFar is how many
+	// bytes the leaves take; Settled how often the words of a table were moved to leaves; LeafReads how many reads of
+	// leaves there were; Found how many entries the store has looked up in leaves, so that the leaves were not read.
 	LeavesFar                 int64
 	Settled, LeafReads, Found uint64
 
-	Pointers int // that have been made and not freed
-	// What prefetching has measured: how much it may have in flight, in bytes,
-	// from the rate of what comes in, in bytes a second, and the least time of
-	// a read. The latter two are 0 until something was prefetched.
+	Pointers int // pointers that have been made and not freed
+	// What prefetching has measured: PrefetchRate is the rate at which data comes in, in bytes a second, and
+	// PrefetchLatency the least time of a read; both are 0 until something was prefetched. PrefetchWindow follows
+	// from them: how many bytes prefetching may have in flight.
 	PrefetchWindow, PrefetchRate int64
 	PrefetchLatency              time.Duration
 }
@@ -48,11 +48,13 @@ func (h *Heap) Stats() Stats {
 	return s
 }
 
-// sampled is how many pointers Stats looks at to say how much of what is local was used of late: see bytemap.Totals.
+// sampled is how many pointers Stats looks at to estimate how much of local memory was used of late: see
+// bytemap.Totals.
 const sampled = 512
 
-// hot estimates the bytes of local memory that were used of late, of live in all, of which local are entries, and of these
-// some hot.
+// hot estimates how many of the live bytes of local memory were used of late. An estimated local of these bytes are
+// entries, and hot of them were used of late; the rest are objects, of which hot looks at a sample. If the sample has
+// no local object, hot supposes that objects are used as entries are.
 func (h *Heap) hot(hot, local float64, live int64) int64 {
 	if part, found := h.objects.Sample(sampled); found > 0 {
 		hot += part * max(float64(live)-local, 0)

@@ -22,11 +22,10 @@ type Prefetcher = ahead.Prefetcher
 // NoPrefetch is a Prefetcher that never asks for anything.
 type NoPrefetch = ahead.NoPrefetch
 
-// Stride is the Prefetcher that structures have if they are given no other. It
-// finds sequences and strides, in both directions.
+// Stride is the Prefetcher of structures that are given no other. It finds sequences and strides, in both directions.
 type Stride = ahead.Stride
 
-// PrefetchStats is how well a structure's prefetching did.
+// PrefetchStats says how well the prefetching of a structure did.
 type PrefetchStats = ahead.Stats
 
 // StructureConfig configures an Array, a Vector, a List, a Stack or a Queue. The
@@ -34,13 +33,13 @@ type PrefetchStats = ahead.Stats
 type StructureConfig struct {
 	// Name appears in statistics.
 	Name string
-	// Keep says that on a heap of Open the structure outlives the process: it is part of checkpoints, and who makes one with the Name gets it back, if
-	// T is laid out as it was. An Array and a Vector can be kept.
+	// Keep says that on a heap made by Open the structure outlives the process: it is part of checkpoints. In the
+	// next process, whoever makes a structure with the Name gets it back, if T still has the same layout. Only an
+	// Array or a Vector can be kept.
 	Keep bool
-	// Group is how many elements lie in one far object, rounded up to a power
-	// of two. An object is what is fetched and evacuated, and costs 24 bytes of
-	// header and pointer. Zero means as many as fit into 1 KiB of an Array or a
-	// Vector, and into 4 KiB of the others; at least one.
+	// Group is how many elements lie in one far object, rounded up to a power of two. An object is fetched and
+	// evacuated as a whole, and costs 24 bytes of header and pointer. Zero means as many elements as fit into 1 KiB
+	// for an Array or a Vector, and into 4 KiB for the others, but at least one.
 	Group int
 	// HotBits is how many passes of the evacuator an object survives unused,
 	// 1 to 8. Zero means 1, and 2 for an Array and a Vector.
@@ -49,8 +48,8 @@ type StructureConfig struct {
 	NewPrefetcher func() Prefetcher
 }
 
-// newTracker makes the class and the tracker of a structure of elements of type
-// T, of which room bytes, or cfg.Group, go into an object.
+// newTracker makes the class and the tracker of a structure of elements of type T. An object has cfg.Group elements
+// or, if that is 0, as many as fit into room bytes.
 func newTracker[T any](h *Heap, kind string, cfg StructureConfig, room int) (*tracker, error) {
 	name := cfg.Name
 	if cfg.Name == "" {
@@ -91,27 +90,27 @@ func newTracker[T any](h *Heap, kind string, cfg StructureConfig, room int) (*tr
 	return tr, nil
 }
 
-// tracker is what a structure knows of its objects, for prefetching and for
-// statistics.
+// tracker is what a structure knows of its objects, for prefetching and for statistics. An object has the index of
+// its group.
 type tracker struct {
 	ahead.Structure
 	h     *Heap
 	kind  string              // such as "array"
-	index func(p *uint64) int // the object of a word, -1 if there is none
-	len   func() int          // elements
+	index func(p *uint64) int // the index of the object of a word, -1 if it has none
+	len   func() int          // number of elements
 
-	nodeParts atomic.Int64 // of a List's table of nodes
+	nodeParts atomic.Int64 // number of parts of a List's table of nodes
 }
 
-// object returns the object of p, as a structure uses it: with its prefetcher
-// told.
+// object returns the object of p for the use what, and tells the prefetcher of the use. If it cannot, it returns nil,
+// and s.Err says why.
 func (tr *tracker) object(s *heap.Scope, p *uint64, what int) object.Object {
 	tr.touch(s, p)
 	return tr.use(s, p, what)
 }
 
-// use is object for callers that hold a lock, under which the prefetcher, which may be the
-// program's, is not told.
+// use is object for callers that hold a lock. It does not tell the prefetcher, which may be the program's and must
+// not be called with a lock held.
 func (tr *tracker) use(s *heap.Scope, p *uint64, what int) object.Object {
 	if s.H != &tr.h.core {
 		panic("BUG: a far structure is used in a scope of another heap")
@@ -124,7 +123,7 @@ func (tr *tracker) use(s *heap.Scope, p *uint64, what int) object.Object {
 	return o
 }
 
-// touch tells the prefetcher of an access if that is the first in a while.
+// touch tells the prefetcher of the use of an object, if it is the object's first use in a while.
 func (tr *tracker) touch(s *heap.Scope, p *uint64) {
 	w := objects.Load(p)
 	if w.Warm() {
@@ -136,7 +135,7 @@ func (tr *tracker) touch(s *heap.Scope, p *uint64) {
 	}
 }
 
-// part iterates over the elements of tr from i to j by groups.
+// part iterates over the elements of tr from i to j, a group at a time.
 func part[T any](tr *tracker, s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
 	return func(yield func(int, []T) bool) {
 		if tr.freed() {
@@ -172,8 +171,8 @@ func part[T any](tr *tracker, s *heap.Scope, i, j, what int) iter.Seq2[int, []T]
 	}
 }
 
-// read copies elements of tr from i on to dst, and returns how many there were: fewer than are wanted if a Vector has become
-// shorter.
+// read copies elements of tr from i on to dst, and returns how many it has copied: fewer than len(dst) if a Vector
+// has become shorter.
 func read[T any](ctx context.Context, tr *tracker, dst []T, i int) (n int, err error) {
 	err = tr.h.ahead.WithScope(ctx, func(s *heap.Scope) {
 		for _, b := range part[T](tr, s, i, i+len(dst), objects.Stream) {
@@ -183,9 +182,10 @@ func read[T any](ctx context.Context, tr *tracker, dst []T, i int) (n int, err e
 	return n, err
 }
 
-// write makes the elements of tr from i on those of src, and returns how many it has written: fewer if a Vector
-// has become shorter. Groups that it overwrites as a whole are not read before. The last one of an Array is whole if no
-// elements follow; that of a Vector may get some meanwhile.
+// write copies src to the elements of tr from i on, and returns how many it has written: fewer than len(src) if a
+// Vector has become shorter. It does not read a group that it overwrites as a whole. The last group of an Array
+// counts as whole if it is written up to the Array's last element. A Vector's last group does only if it is full,
+// since the Vector may grow meanwhile.
 func write[T any](ctx context.Context, tr *tracker, src []T, i int) (n int, err error) {
 	err = tr.h.ahead.WithScope(ctx, func(s *heap.Scope) {
 		for n < len(src) {
@@ -212,7 +212,7 @@ func write[T any](ctx context.Context, tr *tracker, src []T, i int) (n int, err 
 	return n, err
 }
 
-// backward iterates over the first n elements of tr, from the last one on.
+// backward iterates over the first n elements of tr, from the last of them to the first.
 func backward[T any](tr *tracker, s *heap.Scope, n int) iter.Seq2[int, *T] {
 	return func(yield func(int, *T) bool) {
 		if tr.freed() {
@@ -240,7 +240,7 @@ func backward[T any](tr *tracker, s *heap.Scope, n int) iter.Seq2[int, *T] {
 	}
 }
 
-// each iterates over the elements of chunks.
+// each iterates over the elements of chunks one by one.
 func each[T any](chunks iter.Seq2[int, []T]) iter.Seq2[int, *T] {
 	return func(yield func(int, *T) bool) {
 		for at, b := range chunks {
@@ -253,8 +253,8 @@ func each[T any](chunks iter.Seq2[int, []T]) iter.Seq2[int, *T] {
 	}
 }
 
-// chunkStep calls fn with the elements of object i, whose word is p, in s, and
-// reports whether to go on. With i negative the prefetcher is not told.
+// chunkStep enters s, calls fn with the elements of object i, whose word is p, and leaves s. It reports whether the
+// iteration is to go on. If i is negative, the prefetcher is not told.
 func chunkStep[T any](tr *tracker, s *heap.Scope, p *uint64, i, what int, fn func(b []T) bool) bool {
 	b := chunkEnter[T](tr, s, p, i, i+1, what)
 	if b == nil {
@@ -264,10 +264,9 @@ func chunkStep[T any](tr *tracker, s *heap.Scope, p *uint64, i, what int, fn fun
 	return fn(b)
 }
 
-// chunkEnter enters s and returns the elements of object i, whose word is p. If
-// it cannot, it returns nil, and tr.h.heldIn(s).err says why, and s is as it was. With i
-// negative the prefetcher is not told. What follows up to object n, not included,
-// is next.
+// chunkEnter enters s and returns the elements of object i, whose word is p. The caller says by n that it will use
+// the objects after i next, up to n, not included. If the object cannot be had, chunkEnter returns nil, s.Err says
+// why, and s is as it was. If i is negative, the prefetcher is not told.
 func chunkEnter[T any](tr *tracker, s *heap.Scope, p *uint64, i, n, what int) []T {
 	o := tr.h.ahead.Enter(s, &tr.Structure, p, i, n, what)
 	if o == nil {
@@ -276,8 +275,8 @@ func chunkEnter[T any](tr *tracker, s *heap.Scope, p *uint64, i, n, what int) []
 	return elementsOf[T](o, tr.Group)
 }
 
-// overwrite makes b the elements of the object of p without reading what they were,
-// and reports whether it has. Otherwise nothing has changed.
+// overwrite makes b the elements of the object of p, without reading what they were, and reports whether it did. If
+// not, nothing has changed.
 func overwrite[T any](tr *tracker, s *heap.Scope, p *uint64, b []T) bool {
 	for range heap.ScopeTries {
 		s.Enter()
@@ -293,7 +292,7 @@ func overwrite[T any](tr *tracker, s *heap.Scope, p *uint64, b []T) bool {
 	return false
 }
 
-// overwriteIn is overwrite in s. If there is no error, it may be tried again.
+// overwriteIn is overwrite in s. If it is not done and there is no error, the caller may try again.
 func overwriteIn[T any](tr *tracker, s *heap.Scope, p *uint64, b []T) (done bool, err error) {
 	h := tr.h
 	if o := h.objects.DerefLocal(s, p, objects.Mut); o != nil {
@@ -314,8 +313,8 @@ func overwriteIn[T any](tr *tracker, s *heap.Scope, p *uint64, b []T) (done bool
 	return h.objects.Replace(p, addr, tr.Class), nil
 }
 
-// prefetch brings the objects from i to j, as far as half of local memory has room for them: more
-// would displace one another.
+// prefetch brings the objects from i to j that are far into local memory. It stops when it has brought as much as
+// fills half of local memory, since more objects would displace one another.
 func (tr *tracker) prefetch(ctx context.Context, i, j int) error {
 	room := int(tr.h.Local() / 2)
 	refs := make([]uint64, 0, ahead.JobObjects)

@@ -17,32 +17,30 @@ import (
 type MapConfig[K comparable, V any] struct {
 	// Name appears in statistics.
 	Name string
-	// Keys and Values store what has no other way to be stored: see the package codec. Equal
-	// keys must have equal encodings.
+	// Keys and Values encode keys and values of types that have no other encoding: see package codec. Equal keys must
+	// have equal encodings.
 	Keys   codec.Codec[K]
 	Values codec.Codec[V]
-	// Exclusive makes local memory an exclusive cache of far memory (the paper's
-	// section 6): the far copy of an entry that is read back is given up, so that
-	// far memory holds nothing twice, but the entry has to be written
-	// again when it is evacuated. Without it the cache is inclusive: an entry that
-	// has not changed is dropped, not written.
+	// Exclusive makes local memory an exclusive cache of far memory (the paper's section 6): when an entry is read
+	// back, its far copy is given up. So far memory holds nothing that is also local, but the entry has to be written
+	// again when it is evacuated. Without Exclusive the cache is inclusive: an entry that has not changed is dropped,
+	// not written.
 	Exclusive bool
 }
 
-// Map is a hash table from K to V. Either may be a number, a string, a struct or an array of
-// such, and V a slice, or anything with a codec: see the package codec. A value without Go pointers, a string
-// and a byte slice are read and written as they are, others are encoded. Its index takes about 16 bytes an entry,
-// and goes far once it takes much of the budget; entries are local or far,
-// each by itself, with 36 bytes of header. It is a ByteMap underneath, and all
-// that is said of that holds.
+// Map is a hash table from K to V. K and V may be a number, a string, or a struct or an array of these; V may be a
+// slice; and either may be any type with a codec: see package codec. Values without Go pointers, strings and byte
+// slices are read and written as they are; others are encoded. The index takes about 16 bytes an entry, and goes far
+// once it takes much of the budget. Entries are local or far, each by itself, and have 36 bytes of header. A Map is a
+// ByteMap underneath, and all that is said of a ByteMap holds.
 //
-// All methods may be called by any number of goroutines, and each call is atomic.
-// They copy values, and take no scope: an entry is read and written in
-// place under the lock of its shard, one of many. Deref, which takes one, copies no local value if it can. Every call takes
-// constant time, and one read of the store if the entry is far: an absent key
-// hardly ever, as long as the index is local. Where it is far, too, both take one read more. What is stored replaces an entry
-// that is far only when its key has been read, which is one read of the store,
-// too.
+// All methods may be called by any number of goroutines, and each call is atomic. Methods copy values and need no
+// open scope: they read and write an entry in place under the lock of its shard, one of many. Deref is the exception:
+// it needs an open scope, and copies no local value if it can avoid it.
+//
+// Every call takes constant time. A key whose entry is far takes one read of the store; an absent key hardly ever
+// takes a read, as long as the index is local. Where the index is far, either takes one read more. To replace a far
+// entry, Set has to read the entry's key first, which is one read of the store, too.
 type Map[K comparable, V any] struct {
 	h     *Heap
 	b     *ByteMap
@@ -51,8 +49,8 @@ type Map[K comparable, V any] struct {
 	value codec.Coder[V]
 }
 
-// NewMap makes an empty map. It fails if K or V cannot be far, and names the
-// field that is why.
+// NewMap makes an empty map, or gives back a map that was kept: see Open. It fails if K or V cannot be far, and names
+// the field that is the reason.
 func NewMap[K comparable, V any](h *Heap, cfg MapConfig[K, V]) (*Map[K, V], error) {
 	if cfg.Name == "" {
 		cfg.Name = "map"
@@ -76,17 +74,16 @@ func NewMap[K comparable, V any](h *Heap, cfg MapConfig[K, V]) (*Map[K, V], erro
 	return &Map[K, V]{h, b, cfg.Name, key, value}, nil
 }
 
-// smallKey is the room for a padded key that takes no garbage.
+// smallKey is up to how many bytes a padded key is made on the stack, without garbage.
 const smallKey = 128
 
-// errMapped is what is wrong with a value that is none.
+// errMapped is the error for stored bytes that are no key or value of m; err says why.
 func (m *Map[K, V]) errMapped(err error) error {
 	return &heap.CorruptError{Segment: "map " + m.name, Err: err}
 }
 
-// Get returns the value of k, and whether there is one. It fails with
-// *LostError, *CorruptError, or the error of the wait. Without waiting, it
-// makes no garbage unless V is a string or a byte slice: see Append.
+// Get returns the value of k, and whether there is one. It fails with *LostError, *CorruptError, or the error of the
+// wait. If it need not wait, it makes no garbage unless V is a string or a byte slice: see Append.
 func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 	var small [smallKey]byte
 	key := m.key.View(&k, small[:0])
@@ -105,15 +102,15 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 	return v, err == nil, err
 }
 
-// adoptRead ends r with what a codec makes of a copy of what it has read: a codec is the program's, and not called under a
-// lock.
+// adoptRead copies what r has read, ends r, and decodes the copy. The codec may be the program's, and so is not
+// called under the lock that r holds.
 func (m *Map[K, V]) adoptRead(r *bytemap.Reading) (v V, ok bool, err error) {
 	value := append([]byte(nil), r.Value()...)
 	r.End()
 	return m.adopt(value)
 }
 
-// adopt makes a value of bytes that nobody else has.
+// adopt decodes a value from b, which nobody else uses, so that the value may keep b.
 func (m *Map[K, V]) adopt(b []byte) (v V, ok bool, err error) {
 	if err := m.value.Adopt(b, &v); err != nil {
 		return v, false, m.errMapped(err)
@@ -121,7 +118,7 @@ func (m *Map[K, V]) adopt(b []byte) (v V, ok bool, err error) {
 	return v, true, nil
 }
 
-// getLong is Get of a key that a reading has failed to read with err.
+// getLong finishes Get for a key whose Reading failed with err.
 func (m *Map[K, V]) getLong(ctx context.Context, key []byte, err error) (v V, ok bool, _ error) {
 	var ent Entry
 	if err == bytemap.ErrLong {
@@ -136,8 +133,8 @@ func (m *Map[K, V]) getLong(ctx context.Context, key []byte, err error) (v V, ok
 	return v, false, err
 }
 
-// Append appends the value of k, as it is stored, to dst, and reports whether there is
-// one: it is how a string or a byte slice is read without garbage.
+// Append appends the value of k to dst, in its stored form, and reports whether there is one. It serves to read
+// strings and byte slices without garbage.
 func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok bool, err error) {
 	var small [smallKey]byte
 	ent, err := m.b.Get(ctx, m.key.View(&k, small[:0]), dst)
@@ -150,15 +147,16 @@ func (m *Map[K, V]) Append(ctx context.Context, k K, dst []byte) (b []byte, ok b
 	return dst, false, err
 }
 
-// Deref returns the value of k, or nil if there is none or it cannot be read; then s.Err says why. The value is
-// valid until s is left and must not be changed. It stays what k had during the call: others who set k
-// meanwhile write elsewhere.
+// Deref returns the value of k. If there is none, it returns nil; if the value cannot be read, it returns nil, and
+// s.Err says why. The value is valid until s is left and must not be changed. It remains the value that k had during
+// the call: others who set k meanwhile write elsewhere.
 //
-// The value is the memory of the entry itself if that is local, neither encoded nor kept in pieces, and aligned
-// as V: strings and byte slices always are, words of 8 bytes after keys of 4, 12, 20 bytes and so on. The evacuator leaves
-// the segments of such values alone until s is left, so that a scope may have some of them, and all scopes
-// together as many as fill an eighth of the budget. Other values are copies. To keep a value in place takes some hundred
-// nanoseconds, in which Get has copied a small one.
+// The value lies in the memory of the entry itself if the entry is local, its value is neither encoded nor kept in
+// pieces, and the value is aligned as V requires. Strings and byte slices always are; types that need 8-byte
+// alignment are if keys have 4, 12, 20 bytes and so on. The evacuator leaves the segments of such values alone until
+// s is left. So a scope may keep values in place in a few segments only, and all scopes together in as many segments
+// as fill an eighth of the budget. Other values are copies. Keeping a value in place takes some hundred nanoseconds,
+// a time in which Get copies a small value.
 //
 // Deref waits for what is far within the context of s.
 func (m *Map[K, V]) Deref(s *heap.Scope, k K) *V {
@@ -181,7 +179,7 @@ func (m *Map[K, V]) Deref(s *heap.Scope, k K) *V {
 	return m.copied(ctx, s, &r, key, err)
 }
 
-// copied returns the value that r has read, or that of key if r has failed with err.
+// copied returns a copy of the value that r has read or, if r has failed with err, of the value of key.
 func (m *Map[K, V]) copied(ctx context.Context, s *heap.Scope, r *bytemap.Reading, key []byte, err error) *V {
 	var v V
 	var ok bool
@@ -199,7 +197,7 @@ func (m *Map[K, V]) copied(ctx context.Context, s *heap.Scope, r *bytemap.Readin
 	return &v
 }
 
-// Has reports whether there is a value of k.
+// Has reports whether k has a value.
 func (m *Map[K, V]) Has(ctx context.Context, k K) (bool, error) {
 	var small [smallKey]byte
 	_, _, err := m.b.Stat(ctx, m.key.View(&k, small[:0]))
@@ -209,7 +207,7 @@ func (m *Map[K, V]) Has(ctx context.Context, k K) (bool, error) {
 	return err == nil, err
 }
 
-// Set makes v the value of k, until it is changed or removed: see SetTTL.
+// Set makes v the value of k, until it is changed or removed. For a value that expires, see SetTTL.
 func (m *Map[K, V]) Set(ctx context.Context, k K, v V) error {
 	var small [smallKey]byte
 	return bytemap.Set(ctx, m.b, m.key.View(&k, small[:0]), m.value.View(&v, nil), 0)
@@ -221,11 +219,9 @@ func (m *Map[K, V]) Delete(ctx context.Context, k K) (bool, error) {
 	return m.b.Delete(ctx, m.key.View(&k, small[:0]))
 }
 
-// Update calls fn with the value of k, zero and false if there is none, and
-// stores what fn returns, or removes k if that is false, in one step: if others change
-// k meanwhile, fn is called again with what is there then. When the entry expires stays as it
-// is. No lock is held while fn runs.
-// See ByteMap.Update.
+// Update calls fn with the value of k and true, or with zero and false if there is none. It stores the value that fn
+// returns, or removes k if fn returns false. This is one step: if others change k meanwhile, fn is called again with
+// the new value. The time when the entry expires does not change. No lock is held while fn runs. See ByteMap.Update.
 func (m *Map[K, V]) Update(ctx context.Context, k K, fn func(old V, ok bool) (V, bool)) error {
 	var small [smallKey]byte
 	key := m.key.View(&k, small[:0])
@@ -244,10 +240,10 @@ func (m *Map[K, V]) Update(ctx context.Context, k K, fn func(old V, ok bool) (V,
 	})
 }
 
-// GetMany reads keys, with one read of the store for as many of them as there are
-// buffers for. It sets the value of each that is there, and whether it is, in vs and
-// ok, which are as long as keys. If a key cannot be read it goes on, and returns the
-// errors of those. With NoWait, those of far keys are ErrWouldBlock.
+// GetMany reads keys, in as few reads of the store as it has buffers for. For each key it sets the element of ok to
+// whether there is a value, and the element of vs to the value; vs and ok must be as long as keys. If a key cannot be
+// read, GetMany goes on with the others, and returns the errors of all such keys. With NoWait, the error of a far key
+// is ErrWouldBlock.
 func (m *Map[K, V]) GetMany(ctx context.Context, keys []K, vs []V, ok []bool) error {
 	if len(vs) != len(keys) || len(ok) != len(keys) {
 		return fmt.Errorf("cannot read %d keys of map %q: there is room for %d values and %d answers, want as many", len(keys), m.name, len(vs), len(ok))
@@ -271,8 +267,7 @@ func (m *Map[K, V]) GetMany(ctx context.Context, keys []K, vs []V, ok []bool) er
 	return errors.Join(errs...)
 }
 
-// Prefetch brings the entries of keys that are far into local memory, as
-// ByteMap.Prefetch does.
+// Prefetch brings those entries of keys that are far into local memory, as ByteMap.Prefetch does.
 func (m *Map[K, V]) Prefetch(ctx context.Context, keys ...K) error {
 	bs := make([][]byte, len(keys))
 	for i := range keys {
@@ -281,12 +276,11 @@ func (m *Map[K, V]) Prefetch(ctx context.Context, keys ...K) error {
 	return m.b.Prefetch(ctx, bs...)
 }
 
-// All iterates over the map, in no order. What is there throughout is yielded;
-// what changes meanwhile may be or not, and a key may come twice if the map
-// grows. It takes two reads of the store for some 32 entries that are far, and does not
-// displace what is used. As in all structures it waits within the context of s, and ends
-// early if something cannot be read, and then s.Err says why. What it yields are
-// copies: s is not open during a step, and must not be when the iteration begins.
+// All iterates over the map, in no order. It yields every key that is there throughout. A key that is set or deleted
+// meanwhile may be yielded or not, and a key may come twice if the map grows. All takes two reads of the store for
+// some 32 entries that are far, and does not displace entries that are in use. As in all structures, it waits within
+// the context of s; if something cannot be read, it ends early, and s.Err says why. It yields copies: s is not open
+// during a step, and must not be open when the iteration begins.
 func (m *Map[K, V]) All(s *heap.Scope) iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		m.scan(s, func(ctx context.Context, keys [][]byte) (bool, error) {
@@ -339,8 +333,7 @@ func (m *Map[K, V]) Keys(s *heap.Scope) iter.Seq[K] {
 	}
 }
 
-// scan calls fn with the keys of the map, some at a time, until it returns false. What
-// goes wrong becomes the error of s.
+// scan calls fn with the keys of the map, some at a time, until fn returns false. An error becomes the error of s.
 func (m *Map[K, V]) scan(s *heap.Scope, fn func(ctx context.Context, keys [][]byte) (bool, error)) {
 	if s.H != &m.h.core {
 		panic("BUG: a far structure is used in a scope of another heap")
@@ -371,14 +364,15 @@ func (m *Map[K, V]) scan(s *heap.Scope, fn func(ctx context.Context, keys [][]by
 type readValue struct {
 	value []byte
 	err   error
-	late  bool // there was no room for it
+	late  bool // there was no room for the value: it has to be read again
 }
 
-// scanBytes is how many bytes of values All holds at a time, and one value more.
+// scanBytes is how many bytes of values All holds at a time, beside the one value that it may have to read again. A
+// single value may be longer.
 const scanBytes = 1 << 20
 
-// values reads the values of keys without giving all of them a place in local memory,
-// and so without displacing others.
+// values reads the values of keys. It does not give all of them a place in local memory, and so does not displace
+// other entries.
 func (m *Map[K, V]) values(ctx context.Context, keys [][]byte) []readValue {
 	read := make([]readValue, len(keys))
 	held := 0
@@ -400,19 +394,20 @@ func (m *Map[K, V]) values(ctx context.Context, keys [][]byte) []readValue {
 // Len is the number of entries.
 func (m *Map[K, V]) Len() int { return m.b.Len() }
 
-// Clear removes all entries. Those that are set meanwhile may stay.
+// Clear removes all entries. Entries that are set meanwhile may stay.
 func (m *Map[K, V]) Clear() { m.b.Clear() }
 
 // Free frees the map and gives its memory back, as ByteMap.Free does.
 func (m *Map[K, V]) Free() { m.b.Free() }
 
-// Stats returns what the map has been through.
+// Stats returns the statistics of the map.
 func (m *Map[K, V]) Stats() MapStats { return bytemap.StatsOf(m.b) }
 
 // Forever is the time to live of an entry that does not expire.
 const Forever time.Duration = math.MaxInt64
 
-// expiryOf is when what lives for ttl from now on ends, as an entry has it: not before its time, and zero for never.
+// expiryOf returns the time of expiry of an entry that is to live for ttl from now on. It is rounded so that the
+// entry does not expire too early. The zero time means never.
 func expiryOf(ttl time.Duration) time.Time {
 	switch {
 	case ttl == Forever:
@@ -423,16 +418,16 @@ func expiryOf(ttl time.Duration) time.Time {
 	return time.Now().Add(ttl + time.Millisecond - 1)
 }
 
-// SetTTL makes v the value of k for as long as ttl, and no less: then the entry is as good as
-// absent, and its memory, local or far, is given back before long. With a ttl that is not positive that is
-// so at once, and with Forever it is Set. The time is kept to the millisecond.
+// SetTTL makes v the value of k for at least ttl. After that the entry is as good as absent, and its memory, local or
+// far, is given back before long. If ttl is not positive, the entry expires at once; if ttl is Forever, SetTTL is
+// Set. The time is kept to the millisecond.
 func (m *Map[K, V]) SetTTL(ctx context.Context, k K, v V, ttl time.Duration) error {
 	var small [smallKey]byte
 	return m.b.Set(ctx, m.key.View(&k, small[:0]), Entry{Value: m.value.View(&v, nil), Expire: expiryOf(ttl)})
 }
 
-// Expire makes the entry of k one that lives for ttl from now on, as SetTTL does, and reports whether there
-// is one. Like Update, it is one step, and leaves the value as it is.
+// Expire makes the entry of k expire as if it had been set by SetTTL with ttl now, and reports whether there is an
+// entry. Like Update, it is one step. The value stays as it is.
 func (m *Map[K, V]) Expire(ctx context.Context, k K, ttl time.Duration) (ok bool, err error) {
 	var small [smallKey]byte
 	key := m.key.View(&k, small[:0])
@@ -446,8 +441,8 @@ func (m *Map[K, V]) Expire(ctx context.Context, k K, ttl time.Duration) (ok bool
 	return ok && err == nil, err
 }
 
-// TTL returns how long the entry of k will live, Forever if it does not expire, and whether there is one. The
-// value is not fetched.
+// TTL returns how long the entry of k still lives, Forever if it does not expire, and whether there is an entry. It
+// does not fetch the value.
 func (m *Map[K, V]) TTL(ctx context.Context, k K) (ttl time.Duration, ok bool, err error) {
 	var small [smallKey]byte
 	key := m.key.View(&k, small[:0])

@@ -13,31 +13,30 @@ import (
 	"polder/far/objects"
 )
 
-// Vector is an Array that grows: it is to a slice what Array is to an array.
-// All methods may be called by any number of goroutines: those that change the
-// length take a lock, the others do not. Whoever writes an element while others
-// use the same one needs a lock, as with a slice.
+// Vector is an Array that grows: a Vector is to an Array what a slice is to Go's array. All methods may be called by
+// any number of goroutines: those that change the length take a lock, the others do not. Whoever writes an element
+// while others use the same element needs a lock, as with a slice.
 //
-// Append and Pop take constant time, and a read of the store only if the last
-// group is far; an access is as that of an Array.
+// Append and Pop take constant time, and a read of the store only if the last group is far; an access costs as much
+// as in an Array.
 type Vector[T any] struct {
 	tr    *tracker
 	shift int
 
-	mu  sync.Mutex // guards changes of what follows
+	mu  sync.Mutex // held to change the fields below; reading them needs no lock
 	n   atomic.Int64
-	all atomic.Int64 // parts of the directory that are made
-	// dir is the directory of words: the first of every part. Part 0 has vectorPart
-	// words, and part i vectorPart<<(i-1), so that nothing moves when it grows.
+	all atomic.Int64 // how many parts of the directory exist
+	// dir is the directory of words: the first word of every part. Part 0 has vectorPart words, and part i
+	// vectorPart<<(i-1), so that no word moves when the vector grows.
 	dir [vectorParts]*uint64
 }
 
 const (
 	vectorPart  = objects.WordsPerPage
-	vectorParts = 32 // for maxWords
+	vectorParts = 32 // enough for all words that a heap can have
 )
 
-// vectorPartLen is how many words part i has.
+// vectorPartLen is the number of words of part i.
 func vectorPartLen(i int) int { return max(vectorPart<<i>>1, vectorPart) }
 
 // NewVector makes an empty vector.
@@ -61,7 +60,7 @@ func NewVector[T any](h *Heap, cfg StructureConfig) (*Vector[T], error) {
 	return v, nil
 }
 
-// open makes the vector what was kept of it.
+// open brings the vector to the state that a checkpoint has kept of it; without one it stays empty.
 func (v *Vector[T]) open() error {
 	st, ok, err := v.tr.keptRuns()
 	if err == nil && ok && (len(st.firsts) > vectorParts || v.objects(st.n) > 0 && v.objects(st.n) > vectorPart<<len(st.firsts)>>1) {
@@ -89,13 +88,13 @@ func (v *Vector[T]) open() error {
 	return nil
 }
 
-// partOf is the part of the directory that has chunk c, and its place there.
+// partOf returns the part of the directory that has the word of object c, and the word's index in the part.
 func partOf(c int) (part, i int) {
 	part = bits.Len(uint(c / vectorPart))
 	return part, c - vectorPart<<part>>1&^(vectorPart-1)
 }
 
-// word is the word of object c, nil if there is none.
+// word returns the word of object c, nil if there is no such object.
 func (v *Vector[T]) word(c int) *uint64 {
 	if c < 0 || c >= v.objects(v.Len()) {
 		return nil
@@ -103,16 +102,16 @@ func (v *Vector[T]) word(c int) *uint64 {
 	return v.wordIn(c)
 }
 
-// wordIn is the word of object c, whose part is made.
+// wordIn returns the word of object c. The part of the directory that has it must exist.
 func (v *Vector[T]) wordIn(c int) *uint64 {
 	part, i := partOf(c)
 	return wordAt(v.dir[part], i)
 }
 
-// objects is how many objects n elements take.
+// objects is the number of objects for n elements.
 func (v *Vector[T]) objects(n int) int { return (n + v.tr.Group - 1) >> v.shift }
 
-// index is the number of the object of word p, or -1.
+// index returns the index of the object whose word is p, or -1.
 func (v *Vector[T]) index(p *uint64) int {
 	for part := range int(v.all.Load()) {
 		if i := wordIndex(wordsAt(v.dir[part], vectorPartLen(part)), p); i >= 0 {
@@ -125,8 +124,7 @@ func (v *Vector[T]) index(p *uint64) int {
 // Len is the number of elements.
 func (v *Vector[T]) Len() int { return int(v.n.Load()) }
 
-// At returns the pointer to element i. It panics, as indexing a slice does, if
-// there is none.
+// At returns the pointer to element i. If there is no element i it panics, as indexing a slice does.
 func (v *Vector[T]) At(i int) Elem[T] {
 	if n := v.Len(); uint(i) >= uint(n) {
 		panic(indexError{i, n})
@@ -134,7 +132,7 @@ func (v *Vector[T]) At(i int) Elem[T] {
 	return elemAt[T](v.tr, v.wordIn(i>>v.shift), i&(1<<v.shift-1))
 }
 
-// indexError is the panic of an index that is out of range.
+// indexError is the value of the panic for an index that is out of range.
 type indexError struct{ i, n int }
 
 func (e indexError) Error() string {
@@ -144,7 +142,7 @@ func (e indexError) Error() string {
 // RuntimeError makes e a runtime.Error, as that of a slice is.
 func (e indexError) RuntimeError() {}
 
-// rangeError is the panic of a range that is out of range.
+// rangeError is the value of the panic for a range that is out of range.
 type rangeError struct{ i, j, n int }
 
 func (e rangeError) Error() string {
@@ -160,23 +158,23 @@ func (v *Vector[T]) Get(ctx context.Context, i int) (T, error) { return v.At(i).
 // Set makes element i x. It needs no scope, and waits within ctx.
 func (v *Vector[T]) Set(ctx context.Context, i int, x T) error { return v.At(i).Store(ctx, x) }
 
-// Read copies elements from i on to dst, as Array.Read does. Those that the vector loses meanwhile are left as they are.
+// Read copies elements from i on to dst, as Array.Read does. If the vector loses some of these elements meanwhile,
+// their places in dst stay as they are.
 func (v *Vector[T]) Read(ctx context.Context, dst []T, i int) error {
 	v.check(i, i+len(dst))
 	_, err := read(ctx, v.tr, dst, i)
 	return err
 }
 
-// Write copies src to the elements from i on, of which there are as many, as Array.Write does. Those that the vector loses
-// meanwhile are passed over.
+// Write copies src to the elements from i on, as Array.Write does. The elements must exist. Those that the vector
+// loses meanwhile are not written.
 func (v *Vector[T]) Write(ctx context.Context, src []T, i int) error {
 	v.check(i, i+len(src))
 	_, err := write(ctx, v.tr, src, i)
 	return err
 }
 
-// Append appends xs. It needs no scope, and waits within ctx. If it fails, those
-// that there was room for may have been appended.
+// Append appends xs. It needs no scope, and waits within ctx. If it fails, some of xs may have been appended.
 func (v *Vector[T]) Append(ctx context.Context, xs ...T) error {
 	for len(xs) > 0 {
 		n := 0
@@ -192,8 +190,7 @@ func (v *Vector[T]) Append(ctx context.Context, xs ...T) error {
 	return nil
 }
 
-// AppendIn is Append in a scope, which is open, and in which it takes local
-// memory.
+// AppendIn is Append in s, which must be open and from which it takes local memory.
 func (v *Vector[T]) AppendIn(s *heap.Scope, xs ...T) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -210,8 +207,8 @@ func (v *Vector[T]) AppendIn(s *heap.Scope, xs ...T) error {
 	return nil
 }
 
-// append appends as many of xs as go into one object. If it fails, p may be the
-// word that is why.
+// append appends as many of xs as fit into the object of the next element. If it fails, s.Err says why; and if that
+// is because an object cannot be dereferenced, append returns the object's word. v.mu must be held.
 func (v *Vector[T]) append(s *heap.Scope, xs []T) (n int, p *uint64) {
 	i := v.Len()
 	part, c := partOf(i >> v.shift)
@@ -248,7 +245,7 @@ func (v *Vector[T]) Pop(ctx context.Context) (x T, ok bool, err error) {
 	return x, ok, err
 }
 
-// PopIn is Pop in a scope, which is open.
+// PopIn is Pop in s, which must be open.
 func (v *Vector[T]) PopIn(s *heap.Scope) (x T, ok bool, err error) {
 	if p := v.colder(); p != nil {
 		v.tr.touch(s, p)
@@ -261,8 +258,8 @@ func (v *Vector[T]) PopIn(s *heap.Scope) (x T, ok bool, err error) {
 	return x, ok, err
 }
 
-// colder returns the word of the last object if the prefetcher is to be told of its use, with no
-// lock held: it may be the program's, and use the vector.
+// colder returns the word of the last object if the prefetcher has to be told of its use, and otherwise nil. The
+// caller tells the prefetcher with no lock held, because the prefetcher may be the program's and use the vector.
 func (v *Vector[T]) colder() *uint64 {
 	p := v.word((v.Len() - 1) >> v.shift)
 	if p != nil {
@@ -288,7 +285,7 @@ func (v *Vector[T]) pop(s *heap.Scope) (x T, ok bool, p *uint64) {
 	return x, true, nil
 }
 
-// Truncate removes all elements from n on, and gives up what memory they have.
+// Truncate removes all elements from n on, and gives back the memory that they take.
 func (v *Vector[T]) Truncate(n int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -300,7 +297,7 @@ func (v *Vector[T]) Truncate(n int) {
 	}
 }
 
-// cut makes n the length, which is less than it was. v.mu must be held.
+// cut reduces the length to n. v.mu must be held.
 func (v *Vector[T]) cut(n int) {
 	from, to := v.objects(n), v.objects(v.Len())
 	v.n.Store(int64(n))
@@ -339,7 +336,7 @@ func (v *Vector[T]) MutChunks(s *heap.Scope, i, j int) iter.Seq2[int, []T] {
 	return v.part(s, i, j, objects.Mut)
 }
 
-// check panics, as slicing a slice does, unless there are elements from i to j.
+// check panics, as slicing a slice does, unless all elements from i to j exist.
 func (v *Vector[T]) check(i, j int) {
 	if n := v.Len(); i < 0 || i > j || j > n {
 		panic(rangeError{i, j, n})
@@ -351,8 +348,8 @@ func (v *Vector[T]) part(s *heap.Scope, i, j, what int) iter.Seq2[int, []T] {
 	return part[T](v.tr, s, i, j, what)
 }
 
-// Prefetch brings the elements from i to j that are far into local memory, as
-// Array.Prefetch does, as far as there are any.
+// Prefetch brings those elements from i to j that are far into local memory, as Array.Prefetch does. The range may go
+// beyond the vector.
 func (v *Vector[T]) Prefetch(ctx context.Context, i, j int) error {
 	return v.tr.prefetch(ctx, max(i, 0)>>v.shift, v.objects(min(j, v.Len())))
 }
@@ -366,9 +363,9 @@ func (v *Vector[T]) DontNeed(i, j int) {
 	}
 }
 
-// Free frees the vector and gives its memory back, local and far. Afterwards its length is 0 for
-// ever, and what would use or append elements fails with ErrFreed, in other goroutines, too: those that use elements
-// through pointers or in an iteration must have come to an end. To free it again does nothing.
+// Free frees the vector and gives its memory back, local and far. Afterwards its length is 0 for ever, and calls that
+// would use or append elements fail with ErrFreed, in other goroutines, too. Goroutines that use elements through
+// pointers or in an iteration must have ended that before Free. Freeing it again does nothing.
 func (v *Vector[T]) Free() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -381,5 +378,5 @@ func (v *Vector[T]) Free() {
 	v.tr.h.untrack(v.tr)
 }
 
-// Stats returns what the vector has been through.
+// Stats returns the statistics of the vector.
 func (v *Vector[T]) Stats() StructureStats { return v.tr.structure() }
