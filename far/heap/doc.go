@@ -74,7 +74,7 @@
 //	  (an owner's table of words)
 //	    Logs.Mu
 //	(buffers)
-//	scopes.mu
+//	scopes.Mu
 //	  Logs.Mu
 //	farlog.Log
 //
