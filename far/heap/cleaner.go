@@ -97,7 +97,7 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 			return false
 		}
 		if owing && errors.Is(err, ErrStoreFull) {
-			h.closeFar() // what is left of s goes into another one
+			h.closeFar() // what is left of s goes into another segment
 		} else if err != nil {
 			h.Logs.note(err)
 			return false
@@ -212,8 +212,8 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) (off int, err 
 	return off, nil
 }
 
-// cleanPart moves what lives of the records in b, which was read at off of s, and returns the bytes of the records
-// that are in b entirely. fails is how many writes had failed before.
+// cleanPart moves the live records in b, which was read at off of s, and returns how many bytes of b the records take
+// that are in it entirely. fails is how many writes had failed before.
 func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails int) (int, error) {
 	f := &h.Far
 	if err := h.learnPart(s, off, b); err != nil {
@@ -230,7 +230,7 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails in
 				return err == nil || err == record.ErrShort && at > 0
 			}
 			if h.Reread(s.Seg, off+at, b[at:], good) {
-				return at, nil // what is read next, and learnt of, is not of the bad copy
+				return at, nil // the caller reads again from at: what was learned of it is of the bad copy
 			}
 			// The record stays where it is, and so does the segment.
 			s.Broken = true

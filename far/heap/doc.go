@@ -19,12 +19,13 @@
 // The owner finds out whether it still refers to the record and what is known of the record's use, and asks
 // [Evacuation.Place], which decides. A hot record is kept: it moves to the end of the logs and becomes a little
 // cooler. A cold record that has an equal far copy is dropped. A cold record without an equal far copy is staged: it
-// is written to far memory together with others. The owner copies the record to the place that Place returns, while
-// nothing can change the record. It refers to the new place of a kept record from then on, and to the far copy of a
-// staged record once [Owner].Settled says that the copy was written. If the owner has changed the record meanwhile,
-// the far copy is dead. The evacuator does not wait for writes: while some segments are being written it empties
-// others, as many as the window holds, and the window grows while writes are slow. In the same way the cleaner asks
-// owners which far records live, and tells them where it has moved those.
+// is written to far memory together with others. The owner copies a kept or staged record to the place that Place
+// returns, while nothing can change the record. From then on it refers to the new place of a kept record, or to the
+// far copy of a dropped one; to the far copy of a staged record it refers once [Owner].Settled says that the copy was
+// written. If the owner has changed a staged record meanwhile, the far copy is dead. The evacuator does not wait for
+// writes: while some segments are being written it empties others, as many as the window holds, and the window grows
+// while writes are slow. In the same way the cleaner asks owners which far records live, and tells them where it has
+// moved those.
 //
 // # A pass
 //
@@ -55,9 +56,9 @@
 //
 // Making room waits for the store and for scopes, but never for room. A record that goes is put into a staging
 // buffer, which becomes free when a write ends and depends on nothing else. A record that is kept moves to a segment
-// that is set aside for that. Without such a segment, it waits for the writes that are under way; if there are none,
-// it goes although it is hot (or stays where it is, if its segment was to be compacted). Memory for a wider window is
-// counted first, and used only when the logs have given it back.
+// that is set aside for that. Without such a segment, it waits for the writes that are under way. If there are none,
+// it goes although it is hot; or it stays where it is, if its segment is only compacted or the store takes nothing.
+// Memory for a wider window is counted first, and used only when the logs have given it back.
 //
 // # Concurrency
 //

@@ -10,11 +10,10 @@ import (
 	"polder/internal/invariants"
 )
 
-// The evacuator is the goroutine that keeps some segments of the local logs
-// empty (the paper's section 5.3). It takes a segment in order of age and asks
-// the owner of each record in it whether that still refers to the record: see the package's
-// comment. Mutators go on all the while, and no lock is held while the store works; if
-// a record was changed meanwhile, its far copy is dead.
+// The evacuator is the goroutine that keeps some segments of the local logs empty (the paper's section 5.3). It takes
+// segments in the order of the policy, and asks the owner of each record in a segment whether it still refers to the
+// record: see the package's comment. Mutators go on all the while, and no lock is held while the store works; if a
+// record was changed meanwhile, its far copy is dead.
 //
 // While there is room enough for all that lives, nothing is evacuated: the
 // segments with the fewest live bytes are compacted.

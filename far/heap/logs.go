@@ -46,7 +46,7 @@ type Logs struct {
 	// anything is evacuated.
 	ample, sparse atomic.Bool
 
-	views atomic.Int64 // the sum of those of all segments
+	views atomic.Int64 // the sum of the views of all segments
 
 	Mu       sync.Mutex
 	empty    []int32               // resident segments that hold nothing, under Mu
@@ -58,7 +58,7 @@ type Logs struct {
 	scoped   int                   // empty segments beside Back that only scopes may take, under Mu
 	shrink   int                   // empty segments beside both that only ForShrink may take, under Mu
 	shrinks  int                   // how many of those who wait for room wait ForShrink, under Mu
-	fresh    bool                  // a mutator has taken one since the evacuator last looked, under Mu
+	fresh    bool                  // a mutator has taken a segment since the evacuator last looked, under Mu
 	gain     int                   // segments released less those that the evacuator took, under Mu
 	scarce   bool                  // what crowd was told last, under Mu
 	budget   int64                 // for indexes and logs, under Mu
@@ -111,7 +111,7 @@ type Kind uint8
 const (
 	Locked   Kind = iota // records that locks of their owners keep in place
 	Scoped               // records that scopes keep in place
-	Streamed             // the same, without temporal locality
+	Streamed             // records that scopes keep in place, without temporal locality
 )
 
 // scoped reports whether scopes keep what is in a segment of the kind in place.

@@ -27,7 +27,7 @@ type pass struct {
 	// epoch: the pass waits for scopes that were open in an earlier epoch; 0: no pass.
 	epoch atomic.Int64
 
-	// passes counts the beginnings and the ends of passes: it is odd during one.
+	// Passes counts the beginnings and the ends of passes: it is odd during one.
 	Passes atomic.Uint64
 
 	// best is the highest that gained was after a pass, since mutators last took segments. Passes still make room
@@ -221,8 +221,8 @@ func (l *Logs) renewed() bool {
 	return fresh
 }
 
-// gained is how many segments the evacuator has gained so far, with those that will be empty when what it has staged
-// is written.
+// gained is how many segments the evacuator has released so far, less those that it took, with those that will be
+// empty when what it has staged is written.
 func (l *Logs) gained() int {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()

@@ -102,8 +102,8 @@ const mostDelay = 5 * time.Second
 // MayStore waits while there are as many bytes without a far copy as the next checkpoint has room for (see
 // limitDirty). Meanwhile the evacuator cleans, and a checkpoint gives back the segments that have waited for it.
 // MayStore fails with ErrStoreFull when that has made no room, or with the reason why there was no checkpoint in
-// time. It fails at once if a checkpoint may wait for the caller: see Blocks and AwaitRoom. What makes room after a
-// failure is that records die, or another node.
+// time. It fails at once if a checkpoint may wait for the caller: see Blocks and AwaitRoom. After it has failed,
+// records that die make room, or another node does.
 func (h *Heap) MayStore(ctx context.Context) error {
 	var late <-chan time.Time
 	asked := int64(-1) // how many checkpoints there had been when the evacuator was last asked for room

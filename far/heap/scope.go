@@ -190,7 +190,7 @@ func (sc *scopes) Now() int64 { return atomic.LoadInt64(&sc.epoch) &^ epochScarc
 // Advance begins another epoch.
 func (sc *scopes) Advance() int64 { return atomic.AddInt64(&sc.epoch, 1) &^ epochScarce }
 
-// Begin begins another epoch and fences: a scope that Passed does not see as open yet sees all that was stored before
+// Begin begins another epoch and fences: a scope that Passed does not yet see as open sees all that was stored before
 // Begin.
 func (sc *scopes) Begin() int64 {
 	epoch := sc.Advance()

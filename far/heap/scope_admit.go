@@ -16,7 +16,7 @@ import (
 // take what they may, and the others queue.
 
 // reserveForScopes sets aside as many segments as all scopes may take at the same time. Where that is too much, it
-// sets aside fewer, and has scopes admitted, so that only those are in for which they are enough.
+// sets aside fewer, and has scopes admitted: only as many are in as those segments are enough for.
 func (h *Heap) reserveForScopes() {
 	sc, l := &h.Scopes, &h.Logs
 	sc.Mu.Lock()
