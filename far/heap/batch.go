@@ -37,8 +37,8 @@ const (
 	maxBatchBytes = 1 << 20
 	// maxBlock is the most that is taken at once for flights that have not begun.
 	maxBlock = 64 << 10
-	// manyUses is more than a block ever has: a batch that goes on taking parts of it
-	// counts as so many, less those that it has given out.
+	// manyUses is more uses than a block ever has. A batch that goes on taking parts of a block counts as that many
+	// uses, less the flights that it has given parts to.
 	manyUses = 1 << 20
 )
 
@@ -78,9 +78,8 @@ func (b *Batch) Room(n int) int {
 	return max(1, min(MaxBatch-len(b.led), (maxBatchBytes-b.pending)/max(n, 1)))
 }
 
-// seat gives f n bytes of the batch's block, or returns the channel to wait
-// for. Where a buffer has to be found, it is one for as many flights as there
-// are left: one flight is a guess at the others.
+// seat gives f its N bytes of the batch's block, or returns the channel to wait for. If the block has too little
+// left, seat gets a buffer for all flights that are left, on the guess that they want as much as f.
 func (b *Batch) seat(f *Flight) (busy <-chan struct{}) {
 	if b.block == nil || b.block.used+f.N > cap(b.block.B) {
 		b.closeBlock()
@@ -109,8 +108,8 @@ func (b *Batch) closeBlock() {
 	}
 }
 
-// BoardRow is Board for several records that lie side by side, of the same size, which are
-// read to where they stay. It returns how many of them it has taken, from the first on.
+// BoardRow is Board for several records of the same size that lie side by side, which are read directly to where they
+// stay. It returns how many of them it has taken, from the first on.
 func (b *Batch) BoardRow(ws []Want) (n int, err error) {
 	b.row = b.row[:0]
 	ws = ws[:min(len(ws), b.h.Logs.rowRoom(b.h.Logs.Buffer(ws[0].Kind), ws[0].N))]
@@ -135,11 +134,10 @@ func (b *Batch) BoardRow(ws []Want) (n int, err error) {
 	return n, err
 }
 
-// Run calls board with the numbers from i up to n, for which it begins or joins
-// flights as a part of b, and reads those. It calls landed with each, and with the error of
-// the wait for one of somebody else's. board returns how many numbers it has
-// dealt with; if it has to wait for something, or fails, Run returns that and the number it
-// has come to, with all flights landed and let go of.
+// Run calls board with the numbers from i up to n. For them, board begins or joins flights as a part of b, and
+// returns how many numbers it has dealt with. Run reads these flights, and calls landed with each; for a flight that
+// was joined, err is the error of the wait for it. If board has to wait for something, or fails, Run returns the
+// channel or the error, and the number it has come to, with all flights landed and let go of.
 func (b *Batch) Run(ctx context.Context, i, n int, board func(i int) (int, <-chan struct{}, error), landed func(f *Flight, index int, err error)) (at int, busy <-chan struct{}, err error) {
 	done := false
 	defer func() {
@@ -171,7 +169,7 @@ func (b *Batch) All(ctx context.Context, n int, board func(i int) (int, <-chan s
 		if i, busy, err = b.Run(ctx, i, n, board, landed); busy != nil {
 			select {
 			case <-busy:
-			case <-ctx.Done(): // which board finds
+			case <-ctx.Done(): // board finds that it has ended
 			}
 		}
 	}
@@ -207,7 +205,7 @@ func (b *Batch) flush(ctx context.Context, landed func(f *Flight, index int, err
 	for k, j := range b.joined {
 		err := j.f.Wait(ctx)
 		if err == nil && b.Insist && j.f.Rec != nil && j.f.landing == StaysFar {
-			j.f.Owner.Landed(j.f) // it was joined when its leader had seen to that
+			j.f.Owner.Landed(j.f) // b joined it too late for its leader to insist
 		}
 		landed(j.f, j.index, err)
 		b.joined[k].f = nil
@@ -245,7 +243,8 @@ func (b *Batch) read(ctx context.Context, landed func(f *Flight, index int, err 
 	b.release()
 }
 
-// adjoins reports whether f's record begins in what is read for g, the flight before it, which may be more than g's record, or right behind it.
+// adjoins reports whether f's record begins within or right behind what is read for g, the flight before f (more than
+// g's record, perhaps), so that one operation can read both.
 func (f *Flight) adjoins(g *Flight) bool {
 	n := int(f.Addr-g.Addr) * record.Unit
 	return f.block == g.block && f.block.slot == nil && f.seg == g.seg && n > 0 && n <= g.N && n+f.N >= g.N

@@ -9,9 +9,9 @@ import (
 type Line uint8
 
 const (
-	InLogs     Line = iota // segments of the logs in which something is, with what is dead in them
+	InLogs     Line = iota // segments of the logs that are not empty, with the dead records in them
 	Tables                 // words of maps' entries
-	Leaves                 // directories of the leaves in far memory, to which such words go
+	Leaves                 // directories of the leaves in far memory, to which words of entries go
 	Words                  // words of pointers
 	Nodes                  // of lists
 	Settling               // buffers for leaves
@@ -19,9 +19,9 @@ const (
 	Staging                // the evacuator's buffers, of what is being written
 	Cleaning               // the cleaner's buffer
 	Fetching               // buffers for what is read from far memory
-	ForScopes              // empty segments that are set aside for those who cannot wait: scopes, and what shrinks
+	ForScopes              // empty segments that are set aside for scopes, and ForShrink
 	Evacuating             // empty segments that are set aside for the evacuator
-	Unused                 // what calls may take; less than nothing while the budget shrinks
+	Unused                 // what calls may take; may be negative while the budget shrinks
 	Lines                  // how many lines there are
 )
 
@@ -29,10 +29,10 @@ var lineNames = [Lines]string{"logs", "tables", "leaves", "words", "nodes", "set
 
 func (u Line) String() string { return lineNames[u] }
 
-// Of returns how many bytes of the budget an index has, which is one of Tables to Checkpoint.
+// Of returns how many bytes of the budget the index u has, which is one of Tables to Checkpoint.
 func (l *Logs) Of(u Line) int64 { return l.of[u].Load() }
 
-// account fills in the budget, and what it is used for. It returns how many segments calls may take.
+// account fills in what the budget is, and what it is used for. It returns how many segments calls may take.
 func (l *Logs) account(s *Stats) int {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()

@@ -9,17 +9,18 @@ import (
 	"polder/far/store"
 )
 
-// The cleaner is the evacuator's work on far memory, and runs in its goroutine: it reads a segment of which little
-// lives, appends what does to the open segment, tells their owners, and gives the segment back. It runs when more than a
-// third of the far memory is dead, and when the store has no segment left; for that case the heap keeps one to spare.
+// The cleaner is the evacuator's work on far memory, and runs in its goroutine. It reads a segment in which little
+// lives, appends the live records to the open segment, tells their owners, and gives the segment back. It runs when
+// more than a third of the far memory is dead, and when the store has no segment left; for that case the heap keeps a
+// spare one.
 
 const (
 	// worthCleaning is the part of a segment that must be dead for it to be cleaned when the store is full.
 	worthCleaning  = 1.0 / 16
-	shrinkCleaning = 1.0 / 64 // the same for what shrinks
+	shrinkCleaning = 1.0 / 64 // the same, to make room ForShrink
 )
 
-// FarReady sees to it that the open segment has room for n bytes.
+// FarReady sees to it that the open segment has room for n bytes, and reports whether it has.
 func (h *Heap) FarReady(n int) bool {
 	f := &h.Far
 	owing := f.Owing()
@@ -42,7 +43,8 @@ func (h *Heap) FarReady(n int) bool {
 	switch {
 	case h.backing != nil && h.backing.writing:
 		return h.hasRoom(n) || h.lendReserve(h.indexReserve())
-	case h.Far.Keeps() && !h.committed.Load(): // what an owner before had in the room that is the reserve by now is stored again
+	case h.Far.Keeps() && !h.committed.Load():
+		// What the heap's owner before had in the room that is the reserve by now is being stored again.
 		if h.lendReserve(h.dirtyReserve()) {
 			return true
 		}
@@ -73,7 +75,8 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 		}
 		worth, tries = shrinkCleaning, 64
 	}
-	// Every segment that is cleaned into a spare one yields some room and becomes a spare one. While some are lent, that room is for cleaning, too.
+	// Every segment that is cleaned into a spare one yields some room and becomes a spare one. While spare segments
+	// are lent, that room is for cleaning, too.
 	for range tries {
 		s := h.unfinished()
 		another := s == nil
@@ -94,7 +97,7 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 			return false
 		}
 		if owing && errors.Is(err, ErrStoreFull) {
-			h.closeFar() // what is left of s goes into another one
+			h.closeFar() // what is left of s goes into another segment
 		} else if err != nil {
 			h.Logs.note(err)
 			return false
@@ -107,7 +110,7 @@ func (h *Heap) farCleaned(n int, owing, may bool) bool {
 	return false
 }
 
-// unfinished is the segment that is midway, and has to be cleaned further before any other; nil if there is none.
+// unfinished is h.midway, which has to be cleaned further before any other segment; nil if there is none.
 func (h *Heap) unfinished() *FarSegment {
 	if s := h.midway; s != nil && (s.Gone() || s.Live.Load() == 0) {
 		h.midway = nil
@@ -182,7 +185,7 @@ func (h *Heap) clean(s *FarSegment, borrow bool) error {
 	return err
 }
 
-// cleanPinned returns where it has come to.
+// cleanPinned is clean with s pinned. It returns the offset that it has come to.
 func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) (off int, err error) {
 	off = max(record.SegmentSize, s.Cleaned)
 	if s.Live.Load() == 0 {
@@ -209,9 +212,8 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) (off int, err 
 	return off, nil
 }
 
-// cleanPart deals with the records in b, which was read at off of s, and
-// returns the bytes of those that are in it entirely. Fails is how many writes had failed
-// before.
+// cleanPart moves the live records in b, which was read at off of s, and returns how many bytes of b the records take
+// that are in it entirely. fails is how many writes had failed before.
 func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails int) (int, error) {
 	f := &h.Far
 	if err := h.learnPart(s, off, b); err != nil {
@@ -228,7 +230,7 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails in
 				return err == nil || err == record.ErrShort && at > 0
 			}
 			if h.Reread(s.Seg, off+at, b[at:], good) {
-				return at, nil // what is read next, and learnt of, is not of the bad copy
+				return at, nil // the caller reads again from at: what was learned of it is of the bad copy
 			}
 			// The record stays where it is, and so does the segment.
 			s.Broken = true
@@ -256,7 +258,8 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails in
 	return len(b), nil
 }
 
-// cleanable is the record that b begins with, which was read at off of s, if it is one of an owner's.
+// cleanable returns the record that b begins with, which was read at off of s, or an error if it is not one of an
+// owner's.
 func (h *Heap) cleanable(s *FarSegment, off int, b []byte) (record.Record, error) {
 	e, err := s.DecodeHead(b, off)
 	if err == nil && e.Size() > len(b) {
@@ -295,7 +298,7 @@ func (h *Heap) learnPart(s *FarSegment, off int, b []byte) error {
 	return h.host.Learn(h.Ctx, h.suspects)
 }
 
-// readPart reads what is at off of s, as much as there is room for.
+// readPart reads what is at off of s, as much as fits into h.scratch.
 func (h *Heap) readPart(s *FarSegment, off int) ([]byte, error) {
 	f := &h.Far
 	n := min(len(h.scratch), s.End-off)
@@ -310,8 +313,7 @@ func (h *Heap) readPart(s *FarSegment, off int) ([]byte, error) {
 	return h.scratch[:n], nil
 }
 
-// repaid borrows spare segments for those that are lent, and reports whether none
-// is lent any more.
+// repaid borrows spare segments in the place of those that are lent, and reports whether none is lent any more.
 func (h *Heap) repaid() bool {
 	f := &h.Far
 	for f.Owing() {

@@ -17,18 +17,17 @@ var (
 	ErrFreed = errors.New("it was freed")
 	// ErrWouldBlock: the call would have to wait, and was given NoWait.
 	ErrWouldBlock = errors.New("would block")
-	// ErrFull: there is no memory for it, and nothing can make way. Whatever Is
-	// ErrFull Is one of the three that follow, too, which say what is full.
+	// ErrFull: there is no memory, and nothing can be moved out of the way. An error that Is ErrFull also Is one of
+	// the next three, which say what is full.
 	ErrFull = store.ErrFull
 	// ErrStoreFull: the store has no segment to lend. More far memory helps.
 	ErrStoreFull = store.ErrStoreFull
-	// ErrMetadataFull: what the heap keeps in local memory of all that is local or far,
-	// indexes and the words of pointers, would leave too little of Config.Local for data.
+	// ErrMetadataFull: the indexes and the words of pointers, which the heap keeps in local memory for all data,
+	// local or far, would leave too little of Config.Local for data.
 	ErrMetadataFull error = store.FullError("the local budget is full of indexes and pointers")
 	// ErrLocalFull: all of Config.Local is in use by what cannot be evacuated just now.
 	ErrLocalFull error = store.FullError("the local budget is full of what is in use")
-	// ErrScopeFull: a scope has taken all the local memory that is to be had
-	// while it is open. Leave it and try again.
+	// ErrScopeFull: a scope has taken all the local memory that it can get while it is open. Leave it and try again.
 	ErrScopeFull = errors.New("no local memory while the scope is open")
 	// ErrScopeOpen: the calling goroutine holds a scope open, and would wait for local
 	// memory that the evacuator cannot make before that scope is left.

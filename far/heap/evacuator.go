@@ -10,11 +10,10 @@ import (
 	"polder/internal/invariants"
 )
 
-// The evacuator is the goroutine that keeps some segments of the local logs
-// empty (the paper's section 5.3). It takes a segment in order of age and asks
-// the owner of each record in it whether that still refers to the record: see the package's
-// comment. Mutators go on all the while, and no lock is held while the store works; if
-// a record was changed meanwhile, its far copy is dead.
+// The evacuator is the goroutine that keeps some segments of the local logs empty (the paper's section 5.3). It takes
+// segments in the order of the policy, and asks the owner of each record in a segment whether it still refers to the
+// record: see the package's comment. Mutators go on all the while, and no lock is held while the store works; if a
+// record was changed meanwhile, its far copy is dead.
 //
 // While there is room enough for all that lives, nothing is evacuated: the
 // segments with the fewest live bytes are compacted.
@@ -90,10 +89,9 @@ func (h *Heap) evacuator() {
 	}
 }
 
-// RetryIn reports whether there is work that nothing wakes the evacuator for,
-// and when to look at it: a failure of the store has left some undone, or scopes
-// have to be left. Who waits for room wakes the evacuator once, so that it must
-// not miss the end of its rest, however long it was held up.
+// RetryIn reports whether there is work that nothing wakes the evacuator for, and when to look at it: a failure of
+// the store has left some undone, or scopes have to be left. Whoever waits for room wakes the evacuator only once, so
+// the evacuator must not miss the moment when the store need no longer be left alone, however long it was held up.
 func (h *Heap) RetryIn() (time.Duration, bool) {
 	if h.Pass.active() {
 		// The longer it has waited, the less it matters.
@@ -110,7 +108,7 @@ func (h *Heap) RetryIn() (time.Duration, bool) {
 	return max(d, MinBackoff), d > 0 || !h.Logs.Satisfied()
 }
 
-// askWaiters has those who wait for room look whether it is a scope of theirs that the pass waits for.
+// askWaiters has those who wait for room look whether the pass waits for a scope of theirs.
 func (h *Heap) askWaiters() {
 	ps := &h.Pass
 	if time.Since(ps.since) < patience || time.Since(ps.asked) < patience || h.Logs.HasRoom() {
@@ -120,29 +118,29 @@ func (h *Heap) askWaiters() {
 	h.Logs.finish(errHeldUp)
 }
 
-// barrenMost is how many passes in a row may make no room until the evacuator waits a little: they may have made objects cold, which then go.
+// barrenMost is how many passes in a row may make no room before the evacuator waits a little. Such passes may have
+// made objects colder, which go in a later pass then.
 const barrenMost = 10
 
-// hopedMost is how many times in a row the evacuator tries once more since far
-// memory has just been given back.
+// hopedMost is how many times in a row the evacuator tries once more because far memory has just been given back.
 const hopedMost = 4
 
-// postponedMost is how many times in a row, MaxPoll apart, the evacuator tries once more since owners
-// could not tell just now what the cleaner has to know.
+// postponedMost is how many times in a row, MaxPoll apart, the evacuator tries once more because owners could not
+// tell just now what the cleaner has to know.
 const postponedMost = 500
 
 const (
 	minPoll = 20 * time.Microsecond
 	MaxPoll = time.Millisecond
-	// patience is how long the end of a pass is waited for, while there is some
-	// room, before something else is evacuated.
+	// patience is how long the evacuator waits for the end of a pass, while there is some room, before it evacuates
+	// something else.
 	patience = 10 * time.Millisecond
 )
 
-// turn is the evacuator's time on a processor. Go has no priorities (the paper's
-// section 5.4), but who is preempted, after 10 ms, or yields comes behind all
-// that can run, which with many busy mutators is much longer than who wakes up. So
-// the evacuator goes to sleep before it is preempted, and is up again at once.
+// turn is the evacuator's time on a processor. Go has no priorities (the paper's section 5.4). A goroutine that
+// yields, or is preempted after 10 ms, queues behind all that can run; with many busy mutators it waits much longer
+// there than a goroutine that wakes up. So the evacuator goes to sleep before it is preempted, and is up again at
+// once.
 type turn struct{ began time.Time }
 
 // turnLength is how long the evacuator works in one go.
@@ -190,7 +188,7 @@ func (h *Heap) makeRoom() bool {
 		return false // what is being written makes room
 	}
 	if h.Pass.active() && l.HasRoom() && time.Since(h.Pass.since) < patience {
-		return false // locked records need not go in the place of what the pass will free
+		return false // no locked records need go instead of what the pass will free
 	}
 	s, what := h.victim()
 	if !h.Pass.active() && h.objectsFirst(s, what) && h.beginPass(h.lacking(), what) {
@@ -212,9 +210,8 @@ func (h *Heap) makeRoom() bool {
 	return true
 }
 
-// lacking is the number of segments that there are too few, or will be when
-// those who wait to enter a scope have taken theirs: a pass waits for scopes
-// however little it takes.
+// lacking is how many empty segments there are too few, at least 1, counting what those who wait to enter a scope
+// will take: a pass has to wait for scopes however little it takes, so it may as well take enough.
 func (h *Heap) lacking() int {
 	l := &h.Logs
 	wanted := h.Scopes.wanted()
@@ -223,8 +220,8 @@ func (h *Heap) lacking() int {
 	return max(l.low+l.want+1+(wanted+l.SegSize-1)/l.SegSize-l.available()-l.emptying, 1)
 }
 
-// enough reports whether the segments that are being emptied are as many as are lacking; or, when
-// somebody may wait for room, as many as fit into a window of that many bytes.
+// enough reports whether the segments that are being emptied are enough: they have to make up for those that are
+// lacking, and, if mutators have no room to take just now, to fill a window of that many bytes, too.
 func (l *Logs) enough(window int) bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -235,10 +232,10 @@ func (l *Logs) enough(window int) bool {
 	return n > l.keep(ForMutator)+l.want || l.emptying*l.SegSize >= window
 }
 
-// objectsFirst reports whether there is a segment of objects that should be
-// emptied rather than segment s of locked records, which may be -1: one in which nothing
-// lives or that is without temporal locality, one with less in it if they are
-// compacted, or an older one.
+// objectsFirst reports whether there is a segment of objects that should be emptied rather than segment s of locked
+// records, which may be -1. A segment in which nothing lives comes first, s before the other. Then, if segments are
+// compacted, the one in which less lives comes first; otherwise the segment of objects if it is without temporal
+// locality, or if the policy ranks it before s.
 func (h *Heap) objectsFirst(s int, what aim) bool {
 	l := &h.Logs
 	var one [1]int
@@ -263,7 +260,8 @@ func (h *Heap) objectsFirst(s int, what aim) bool {
 	return rank(o) < rank(e)
 }
 
-// stuck ends the waiting of those who need room that cannot be made: at once if the store is full or nothing local can go, otherwise their deadlines do.
+// stuck is called when no room can be made. If the store is full, or nothing local can go, it ends the waiting of
+// those who need room at once. Otherwise their deadlines do.
 func (h *Heap) stuck() {
 	failpoint.Hit("far.stuck")
 	l := &h.Logs
@@ -272,15 +270,15 @@ func (h *Heap) stuck() {
 		return
 	}
 	if l.shrinkWaits() && !h.shrinking {
-		l.Wake() // who has come meanwhile may use more
+		l.Wake() // who has come ForShrink meanwhile may use more
 		return
 	}
 	if l.narrow.Store(true); h.trimWindow() {
-		l.Wake() // what is not written needs no buffers
+		l.Wake() // nothing is being written, so its buffers can make room
 		return
 	}
 	l.Mu.Lock()
-	l.want = 0 // who wants it still will say so again
+	l.want = 0 // an index that still wants room will say so again
 	l.Mu.Unlock()
 	switch err := h.Far.err; {
 	case h.barren > 0 && err == nil && !h.Pass.Ev.full:
@@ -293,12 +291,12 @@ func (h *Heap) stuck() {
 		// It is tried again: see RetryIn.
 	case h.Far.freed.Load() && h.barren < 2*barrenMost && h.hoped < hopedMost:
 		h.hoped++
-		l.Wake() // it just has; but cleaning may do so for ever
+		l.Wake() // far memory has just been given back; but with cleaning that may go on for ever
 	default:
 		h.hoped = 0
 		l.inUse.Store(err == nil && !h.Pass.Ev.full && !h.Far.Owing())
 		if !l.refuse(l.errFull(), h.shrinking) {
-			l.Wake() // there is more that may go, or may be used
+			l.Wake() // more may go now, or may be used
 		}
 	}
 }
@@ -341,7 +339,7 @@ func (l *Logs) sparsest(cost func(s *LogSegment) int64) int {
 // evacuable reports whether s can be emptied without waiting for scopes. Logs.Mu must be held.
 func (s *LogSegment) evacuable() bool { return s.sealed && !s.Kind.scoped() && s.views.Load() == 0 }
 
-// ranks is how p ranks segments, as long as l.Mu is held.
+// ranks returns how p ranks segments. The result may be used as long as l.Mu is held.
 func (l *Logs) ranks(p Policy) func(s *LogSegment) uint64 {
 	var a Age
 	for i := range l.Segs[:l.top] {
@@ -357,7 +355,8 @@ func (l *Logs) ranks(p Policy) func(s *LogSegment) uint64 {
 	}
 }
 
-// next returns the segment that p says is to be emptied next, of those that are evacuable, or -1.
+// next returns the evacuable segment that is to be emptied next, or -1: one in which nothing lives, or else the one
+// that p says.
 func (l *Logs) next(p Policy) int {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -385,19 +384,19 @@ type Evacuation struct {
 
 	kept  int  // bytes that were kept for being hot
 	most  int  // how many may be
-	Tight bool // scopes live on their reserve, of which nothing may be used to keep what is hot
+	Tight bool // scopes live on their reserve, so no memory may be used to keep what is hot
 	full  bool // the store had no room
 
 	seg   *LogSegment // that is being emptied
-	debts [2]int64    // bytes that are left in other debtors, of locked kind and of scoped ones
+	debts [2]int64    // bytes that are left in debtors other than seg, of the locked and of the scoped kind
 
 	// Of the record that Evacuate is about:
 	from uint64 // where it is
 	n    int    // its bytes
 	far  int    // bytes of its far copy, if there has to be one
-	fate fate   // what place has said
-	to   []byte // and where it is to be, and
-	at   uint64 // the address of that
+	fate fate   // what Place has said
+	to   []byte // the memory that it goes to
+	at   uint64 // the address of to
 }
 
 // Local is a record in the local logs.
@@ -419,11 +418,10 @@ const (
 	FateStuck               // it stays, since there is no room to move it to
 )
 
-// Place decides what becomes of the record that Evacuate is about, of n bytes in
-// local memory and size bytes in far memory. Hot says that it was used of late,
-// clean that it has an equal far copy. If it is to be kept, Place returns the memory to which
-// Evacuate has to copy it, and the address; if it is to be staged, the memory where Evacuate
-// has to put it as a far record, which the heap then seals. That has to be done before the
+// Place decides what becomes of the record that Evacuate is about, of n bytes in local memory and size bytes in far
+// memory. hot says that it was used lately, clean that it has an equal far copy. If the record is to be kept, Place
+// returns the memory to which Evacuate has to copy it, and the address. If it is to be staged, Place returns the
+// memory where Evacuate has to put it as a far record, which the heap then seals. Evacuate has to do so before the
 // owner lets go of what keeps the record as it is.
 func (ev *Evacuation) Place(from Kind, n, size int, hot, clean bool) (f fate, to []byte, at uint64) {
 	h := ev.h
@@ -446,7 +444,7 @@ func (ev *Evacuation) Place(from Kind, n, size int, hot, clean bool) (f fate, to
 		if ok {
 			to, at, ok = h.Logs.Place(ol, n, ForEvacuator)
 		}
-		ol.Mu.Unlock() // the evacuator walks over it when it is sealed, which is later
+		ol.Mu.Unlock() // the evacuator walks over the segment only when it is sealed, which is later
 		if ok {
 			return FateKept, to, at
 		}
@@ -467,12 +465,11 @@ func (ev *Evacuation) Place(from Kind, n, size int, hot, clean bool) (f fate, to
 	return FateStaged, to, at
 }
 
-// mayKeep reports whether a record of n bytes may be moved to the end of the logs: whether
-// there is room, in what only the evacuator may take, for the rest of its segment and for what
-// is left of others of which something was moved. Those are not given back before that
-// has gone, too: if somebody uses one record of each just now, all of the reserve
-// could be taken for what lay beside those, and there would be no room for them when nobody uses
-// them any more. The mutex of the open log is held.
+// mayKeep reports whether a record of n bytes may be moved to the end of the logs. What only the evacuator may take
+// must have room for the rest of the record's segment, and for what is left in other debtors, segments of which
+// something was moved. A debtor is not given back before the rest has gone, too. If somebody uses one record of each
+// segment just now, all of the reserve could be taken by the records beside those, and there would be no room for the
+// ones in use when nobody uses them any more. The mutex of the open log is held.
 func (ev *Evacuation) mayKeep(n int) bool {
 	l := &ev.h.Logs
 	l.Mu.Lock()
@@ -484,7 +481,7 @@ func (ev *Evacuation) mayKeep(n int) bool {
 			debt += ev.seg.Live.Load() - ev.seg.leaving
 		}
 		has := int64(0)
-		if ol := &l.kept[k]; k == of || ol.Mu.TryLock() { // who has another one's would be waited for
+		if ol := &l.kept[k]; k == of || ol.Mu.TryLock() { // the other log's holder must not be waited for
 			if ol.Seg >= 0 {
 				has = int64(l.SegSize - l.Segs[ol.Seg].Used)
 			}
@@ -493,7 +490,7 @@ func (ev *Evacuation) mayKeep(n int) bool {
 			}
 		}
 		if has < debt {
-			// What is behind the last record of a segment that fits is of no use.
+			// The space behind the last record that fits into a segment is of no use.
 			room -= debt - has + min(has, int64(n))
 		}
 	}
@@ -508,7 +505,7 @@ func kindOf(s *LogSegment) int {
 	return 0
 }
 
-// debts is how much is left in debtors other than s.
+// debts is how many bytes are left in debtors other than s, by kindOf.
 func (l *Logs) debts(s *LogSegment) (debts [2]int64) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -520,15 +517,14 @@ func (l *Logs) debts(s *LogSegment) (debts [2]int64) {
 	return debts
 }
 
-// Cools reports whether what is kept is to count as used less of late than before.
+// Cools reports whether a record that is kept is to count as used longer ago than before.
 func (ev *Evacuation) Cools() bool { return ev.what != compact }
 
-// WritesBack reports whether records are written so that they have a far copy, and for no room.
+// WritesBack reports whether records are written only so that they have a far copy, and not to make room.
 func (ev *Evacuation) WritesBack() bool { return ev.what == writeBack }
 
-// Empty moves what lives in segment s elsewhere, and reports whether that makes some
-// room, at the latest when what it has staged has been written. If the store fails, what could not be
-// written stays where it is.
+// Empty moves what lives in segment s elsewhere, and reports whether that makes some room, if not at once then when
+// what it has staged has been written. If the store fails, what could not be written stays where it is.
 func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 	l := &h.Logs
 	seg := &l.Segs[s]
@@ -582,7 +578,7 @@ func (h *Heap) Empty(s int, ev *Evacuation, what aim) bool {
 	if seg.leaving == 0 {
 		h.emptied(seg)
 	}
-	// To have moved what lives here makes no room.
+	// What was kept still takes room, so moving it makes none.
 	kept := int64(ev.kept - keptBefore)
 	return before-after > kept || after == 0 && kept <= int64(float64(l.SegSize)*(1-worthwhile))
 }
@@ -596,8 +592,8 @@ func (l *Logs) beginEmptying(seg *LogSegment) {
 	seg.emptying = true
 }
 
-// emptied ends what Empty has begun, when all that it has staged has been written. If
-// nobody refers to seg any more, that is taken back.
+// emptied ends what Empty has begun, when all that Empty has staged has been written. If nobody refers to seg any
+// more, emptied takes it back.
 func (h *Heap) emptied(seg *LogSegment) {
 	if seg.emptying {
 		return // Empty is still at it
@@ -630,8 +626,7 @@ func (h *Heap) takeBack(seg *LogSegment) {
 	l.Release(seg.id)
 }
 
-// evacuate empties segment s of what no scope keeps in place, and reports whether that has
-// made some room; -1 is no segment.
+// evacuate empties segment s, of locked records, and reports whether that makes some room. s may be -1: no segment.
 func (h *Heap) evacuate(s int, what aim) bool {
 	if s < 0 {
 		return false

@@ -10,7 +10,7 @@ import (
 	"polder/far/store"
 )
 
-// What a heap is over, which package store says. Package far knows it by these names.
+// Names of package store for what a heap stands on. Package far uses them by these short names.
 type (
 	Store      = store.Store
 	Segment    = store.Segment
@@ -31,20 +31,20 @@ type FarSegment = farlog.Segment
 // StoreTimeout bounds every operation on the store that no caller waits for.
 const StoreTimeout = store.Timeout
 
-// farLog is the far memory of a heap. One of its segments is open, and is
-// appended to through the staging buffers of a window, by the evacuator alone.
+// farLog is the far memory of a heap. One of its segments is open: the evacuator, and nobody else, appends to it
+// through the staging buffers of a window.
 type farLog struct {
 	farlog.Log
 
 	freeing atomic.Int64 // segments that are being given back
-	freed   atomic.Bool  // one has been, since the store was last asked
+	freed   atomic.Bool  // a segment has been given back since the store was last asked for one
 
 	// The rest is the evacuator's.
 	window
 	open    *FarSegment
-	Retry   time.Time // not before then is the store asked for memory again
+	Retry   time.Time // the store is not asked for memory again before then
 	backoff time.Duration
-	err     error // why
+	err     error // the last failure of the store; nil once it has succeeded again
 }
 
 const (
@@ -52,8 +52,8 @@ const (
 	MaxBackoff = time.Second
 )
 
-// Failed notes an error of the store, and that it is to be left alone for a
-// while. A full one is asked again soon.
+// Failed notes an error of the store, which is then left alone for a while: longer after every failure in a row, but
+// only for MinBackoff if it is full.
 func (f *farLog) Failed(err error) error {
 	f.backoff = min(max(2*f.backoff, MinBackoff), MaxBackoff)
 	if errors.Is(err, ErrStoreFull) {
@@ -76,17 +76,17 @@ func (f *farLog) resting() error {
 // BuryFar accounts for the death of a far copy of size bytes, in whole classes.
 func (h *Heap) BuryFar(addr uint64, size int) { h.Far.Seg(addr).Bury(size) }
 
-// GiveBack gives far memory back after Stop, when nothing refers to it any more; without what outlives the
-// heap, if its store is a Keeper.
+// GiveBack gives far memory back after Stop, when nothing refers to it any more. If the store is a Keeper, what is to
+// outlive the heap stays.
 func (h *Heap) GiveBack() error {
 	ctx, cancel := context.WithTimeout(context.Background(), StoreTimeout)
 	defer cancel()
 	return h.Far.Close(ctx)
 }
 
-// Commit is farlog.Log.Commit, and gives back what has waited for the checkpoint.
+// Commit is farlog.Log.Commit, and then gives back the segments that have waited for the checkpoint.
 func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []store.Segment) error {
-	least := h.slack(h.indexReserve()) + 1 // with which far memory can be cleaned, see openSpare, and the next checkpoint be taken
+	least := h.slack(h.indexReserve()) + 1 // enough to clean far memory, see openSpare, and to take a checkpoint
 	free, err := h.Far.Commit(ctx, checkpoint, segs, least, h.checkpointReserve())
 	for _, s := range free {
 		h.free(func() error { return h.Far.GiveBack(ctx, s) })
@@ -99,6 +99,6 @@ func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []store.Segme
 	h.limitDirty()
 	h.room.Committed(h.Far.Reserved(), h.mostDirty.Load(), h.farLive(), why)
 	h.Logs.Stir()
-	h.Logs.Wake() // what is reserved by now need not be looked for any longer
+	h.Logs.Wake() // it need not look any longer for what is reserved by now
 	return err
 }

@@ -21,7 +21,7 @@ type Want struct {
 	Of     any    // what the owner wants to know again in Check and Landed
 	Addr   uint64 // where it lies
 	N      int    // bytes to read, from its header on
-	Size   int    // that it has at the most
+	Size   int    // the most bytes that it can have
 	Index  int    // the number of whoever wants it, in a batch
 	Use    Use
 	Admit  bool // it deserves a place in local memory; under the owner's lock once there is a flight
@@ -34,31 +34,31 @@ type Want struct {
 	Scope *Scope // that waits for it, and whose memory it uses, or nil
 }
 
-// Use is what a record is wanted for. The later includes the former.
+// Use is what a record is wanted for. A later value includes the former ones.
 type Use uint8
 
 const (
 	UseHead  Use = iota // its header and its key, if N is enough for that
 	UseBytes            // all of it, which the caller takes from the flight
-	UseLook             // the same, in order to try again what the call is about
+	UseLook             // all of it: the call tries again, and takes it from the flight then
 	UseLocal            // to have it in local memory, whether it deserves that or not
 )
 
-// Flight is one read of a far record, shared by all who want the record: they find it by
-// the record's address until it has landed. What nobody is to share or to keep is not
-// listed, so that no lock is needed when it lands.
+// Flight is one read of a far record, shared by all who want the record: they find the flight by the record's address
+// until it has landed. A flight that nobody is to share, and whose record is not to become local, is not listed, so
+// that it lands without a lock.
 //
-// A flight pins its segment until the last one lets go of it, so that as long
-// as the owner's word has the same address, the bytes are the record's.
+// A flight pins its segment until the last of its users lets go of it. So as long as the owner's word has the same
+// address, the bytes are the record's.
 //
 // All but the Want is set when the flight has landed, and not changed afterwards.
 type Flight struct {
 	Want
 	Rec   record.Record // what was read, as Check has left it; nil if that is of no use
-	Err   error         // why; nil, too, if the owner does not refer to the record any more: look again
+	Err   error         // why Rec is nil; nil, too, if the owner no longer refers to the record: look again
 	Short bool          // N was too little for the key
 
-	// Of other records, the object that it is from now on, and where its data lies.
+	// Of a scoped record: the object that it is from now on, and where the object's data lies.
 	Object object.Object
 	At     uintptr
 
@@ -68,14 +68,14 @@ type Flight struct {
 	listed  bool    // whoever wants the record finds it, until it has landed
 	follows bool    // it is read by the same operation as the one before it in the batch
 	mine    bool    // Err is due to the leader; the others have to try again
-	landing Landing // what the owner has said last
+	landing Landing // what Landed has returned last
 	block   *block  // where it is read to
-	buf     []byte  // in it
+	buf     []byte  // the part of block that it is read to
 	alone   *alone  // nil if it was made for a batch
 
 	next *Flight       // in its bucket; under the bucket's mutex
 	done chan struct{} // closed when it has landed; nil if nobody joined; under the bucket's mutex
-	ref  atomic.Int32  // how many have joined it and not let go, less 1 if its leader has
+	ref  atomic.Int32  // how many have joined it and not let go; one less if its leader has let go
 }
 
 // alone is what a flight needs that is not part of a batch.
@@ -84,9 +84,8 @@ type alone struct {
 	op    [1]store.ReadOp
 }
 
-// block is memory that flights read into, and those who use it: the flights, and
-// the batch that takes parts of it for flights. It is a buffer, or else a slot of the
-// logs, where the records stay.
+// block is memory that flights read into, with the number of its users: the flights, and the batch that takes parts
+// of it for flights. It is a buffer, or else a slot of the logs, where the records stay.
 type block struct {
 	buddy.Buffer
 	refs atomic.Int32
@@ -96,7 +95,7 @@ type block struct {
 	dead int     // bytes of slot that are nobody's
 
 	used  int   // bytes that the batch has given out
-	given int32 // to how many flights
+	given int32 // how many flights it has given parts to
 }
 
 // ErrFlying: somebody else fetches the record.
@@ -113,7 +112,7 @@ type flights [512]struct {
 
 func (fl *flights) bucket(addr uint64) int { return int(addr * 0x9e3779b97f4a7c15 >> 55) }
 
-// join returns the flight of addr, to be let go of, or nil.
+// join joins the flight of the record at addr and returns it; nil if there is none. The caller has to let go of it.
 func (fl *flights) join(addr uint64, use Use) *Flight {
 	b := &fl[fl.bucket(addr)]
 	if b.first.Load() == nil {
@@ -166,7 +165,7 @@ func (fl *flights) unlist(f *Flight) {
 	f.next = nil
 }
 
-// listed reports whether there is a flight.
+// listed reports whether any flight is listed.
 func (fl *flights) listed() bool {
 	for i := range fl {
 		if fl[i].first.Load() != nil {
@@ -180,10 +179,10 @@ func (fl *flights) listed() bool {
 // to let go of, or nil.
 func (h *Heap) Join(addr uint64, use Use) *Flight { return h.flights.join(addr, use) }
 
-// Board begins the flight of w, as a part of b unless that is nil: then the caller leads
-// it, and lets go of it. If there is no buffer for it, Board returns the channel to wait for, and the caller must
-// let go of all its flights before it waits. It fails with ErrFlying or ErrMoved if the
-// record is to be looked at again, with a LostError, and with ErrNoRoom.
+// Board begins the flight of w, as a part of b. If b is nil, the caller leads the flight, and lets go of it. If there
+// is no buffer for the flight, Board returns the channel to wait for, and the caller must let go of all its flights
+// before it waits. Board fails with ErrFlying or ErrMoved if the caller has to look at the record again, with a
+// LostError, or with ErrNoRoom.
 func (h *Heap) Board(b *Batch, w *Want) (f *Flight, busy <-chan struct{}, err error) {
 	f = h.newFlight(b)
 	f.Want = *w
@@ -211,7 +210,7 @@ func (h *Heap) Board(b *Batch, w *Want) (f *Flight, busy <-chan struct{}, err er
 	return f, nil, nil
 }
 
-// newFlight returns a flight that is to be used, by b unless that is nil.
+// newFlight returns an unused flight, one of b's unless b is nil.
 func (h *Heap) newFlight(b *Batch) *Flight {
 	if b != nil {
 		if k := len(b.spare) - 1; k >= 0 {
@@ -236,8 +235,8 @@ func (h *Heap) begin(f *Flight) (err error) {
 	}
 	f.pin = f.seg.Pin()
 	switch {
-	// A word that no lock keeps: the cleaner turns words first and looks for pins
-	// afterwards.
+	// No lock keeps the word of a scoped record as it is. The cleaner changes words first and looks for pins
+	// afterwards, so the word is looked at once more, with the segment pinned.
 	case f.Kind.scoped() && (!f.Owner.Refers(&f.Want) || h.Far.Seg(f.Addr) != f.seg):
 		err = ErrMoved
 	case f.Kind.scoped() && f.seg.Gone():
@@ -279,7 +278,7 @@ func (h *Heap) endUses(c *block, n int32) {
 	c.Buffer = buddy.Buffer{}
 }
 
-// end has nobody find f any more, and wakes who waits for it.
+// end unlists f, and wakes those who wait for it.
 func (h *Heap) end(f *Flight) {
 	if f.listed {
 		h.flights.unlist(f)
@@ -296,8 +295,7 @@ func (h *Heap) LetGo(f *Flight) {
 	}
 }
 
-// released lets go of f, and reports whether nobody has it any more: it is one to be
-// used again then.
+// released lets go of f, and reports whether nobody has f any more: then f is to be used again.
 func (h *Heap) released(f *Flight) bool {
 	if f.done != nil && f.ref.Add(-1) >= 0 {
 		return false
@@ -336,7 +334,7 @@ func (f *Flight) Wait(ctx context.Context) error {
 	}
 }
 
-// op is the read that f is, and those that follow it.
+// op is the operation that reads f, and, if f is the first of a row, those that follow it.
 func (f *Flight) op(h *Heap) store.ReadOp {
 	buf := f.buf
 	if f.block.slot != nil {
@@ -367,7 +365,7 @@ func (h *Heap) landed(ctx context.Context, fs []*Flight, ops []store.ReadOp) {
 	h.Count.BytesIn.Add(uint64(bytes))
 	n := 0
 	defer func() {
-		for _, f := range fs[n:] { // an owner runs functions of the program's, which panic
+		for _, f := range fs[n:] { // only if an owner panics, in a function of the program's
 			h.dropOwn(f)
 			f.Rec = nil
 			h.end(f)
@@ -391,7 +389,8 @@ func (h *Heap) failed(ctx context.Context, f *Flight, err error) {
 	}
 }
 
-// decode is the record that f has brought, if it is the one that was wanted. Short says that it is too long for what was read.
+// decode returns the record that f has brought, or an error if it is not the one that was wanted. It sets Short if
+// less was read than the record's key takes.
 func (f *Flight) decode(h *Heap) (e record.Record, err error) {
 	if f.part {
 		e, err = f.seg.DecodeHead(f.buf, h.Far.Offset(f.Addr))
@@ -405,12 +404,13 @@ func (f *Flight) decode(h *Heap) (e record.Record, err error) {
 	return e, err
 }
 
-// rereadFlight is Reread of what f has brought, with which err is wrong. It is apart from inspect since its function is garbage.
+// rereadFlight is Reread of what f has brought, in which decode has found err. It is not a part of inspect because
+// its closure is garbage, which most calls of inspect need not make.
 func (h *Heap) rereadFlight(f *Flight, err error) (e record.Record, _ error) {
 	if f.block.slot == nil {
-		f.buf = make([]byte, len(f.buf)) // in the old one the next record may begin, which has been checked
+		f.buf = make([]byte, len(f.buf)) // the next record, which has been checked, may begin in the old one
 	}
-	// The owner may change what it has found good, so that it is not decoded after that.
+	// The owner may change bytes that it has found good, so those are not decoded a second time.
 	h.Reread(f.seg.Seg, h.Far.Offset(f.Addr), f.buf, func() bool { e, err = f.decode(h); return err == nil || f.Short })
 	return e, err
 }
@@ -443,7 +443,8 @@ func (h *Heap) Reread(seg store.Segment, off int, buf []byte, good func() bool) 
 	return store.Reread(ctx, h.Far.Store, store.ReadOp{Seg: seg, Off: off, Buf: buf}, good)
 }
 
-// land has the owner refer to what f has brought, if that is to be local: an object always, and what a lock keeps in place if it deserves that.
+// land has the owner refer to what f has brought, if that is to be local: a scoped record always, a locked one if it
+// deserves that.
 func (h *Heap) land(f *Flight) {
 	if f.Rec == nil || !f.listed {
 		return
@@ -470,15 +471,15 @@ func (h *Heap) land(f *Flight) {
 	}
 }
 
-// dropOwn accounts for the slot of f's own, if it has one, to which nobody refers.
+// dropOwn accounts for the slot that only f uses, if f has one, when nobody refers to the object in it.
 func (h *Heap) dropOwn(f *Flight) {
 	if f.Object != nil && f.block == nil {
 		h.DropSlot(f.At, len(f.Object)-object.Header)
 	}
 }
 
-// insist waits for room for what is to be local and was not kept, within HoldFor, since
-// the buffers are held meanwhile.
+// insist waits for room for records of fs that are to be local and for which there was none. It waits no longer than
+// HoldFor, since the buffers are held meanwhile.
 func (h *Heap) insist(ctx context.Context, fs []*Flight) {
 	var limited context.Context
 	for _, f := range fs {
@@ -510,8 +511,8 @@ func (f *Flight) Corrupt() bool {
 	return ok
 }
 
-// Told is the error that whoever looks at the record again is told in any case: that
-// it is lost or corrupt. It is nil if f has brought the record, or has another error.
+// Told is the error that whoever looks at the record again gets in any case: that the record is lost or corrupt. It
+// is nil if f has brought the record, or has another error.
 func (f *Flight) Told() error {
 	if _, lost := f.Err.(*LostError); lost || f.Corrupt() {
 		return f.Err
@@ -519,8 +520,7 @@ func (f *Flight) Told() error {
 	return nil
 }
 
-// Failure is the error of the store that everybody has to report who has joined f, if
-// there is one.
+// Failure is the error of the store that all who have joined f have to report; nil if there is none.
 func (f *Flight) Failure() error {
 	if f.mine || f.Told() != nil {
 		return nil

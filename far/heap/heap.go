@@ -34,35 +34,37 @@ type Heap struct {
 	unused  sync.Pool // of *Flight that are not a batch's
 	batches sync.Pool // of *Batch
 
-	entries   Evacuation             // of what no scope keeps in place; the evacuator's
-	Pass      pass                   // of what scopes do; the evacuator's
-	turn      turn                   // the same
-	suspects  []Suspect              // in the part of a segment that is being cleaned; the evacuator's
-	barren    int                    // passes in a row that made no room; the evacuator's
-	hoped     int                    // see hopedMost; the evacuator's
-	postponed int                    // see postponedMost; the evacuator's
-	untidy    int                    // tries in a row of tidy, since which owners may know what lives; the evacuator's
-	midway    *FarSegment            // cleaned in part into the open segment, the only one to spare, which nobody else may fill; the evacuator's
-	shrinking bool                   // room is made for what shrinks; the evacuator's
-	Forced    atomic.Bool            // work on one more segment, whether it is needed or not
-	Shut      atomic.Bool            // stop has been called
-	evacuates atomic.Uint64          // the evacuator, as goroutine calls it
-	scoped    atomic.Bool            // see useScopes
+	entries   Evacuation // of locked records; the evacuator's
+	Pass      pass       // over records that scopes keep in place; the evacuator's
+	turn      turn       // the evacuator's
+	suspects  []Suspect  // the records in the part of a segment that is being cleaned; the evacuator's
+	barren    int        // passes in a row that made no room; the evacuator's
+	hoped     int        // see hopedMost; the evacuator's
+	postponed int        // see postponedMost; the evacuator's
+	untidy    int        // how often in a row tidy got ErrNotNow; the evacuator's
+	// midway has been cleaned in part, into the open segment. That was the only spare one, so nothing else may fill
+	// it meanwhile. The evacuator's.
+	midway    *FarSegment
+	shrinking bool                   // room is being made ForShrink; the evacuator's
+	Forced    atomic.Bool            // has the evacuator work on one more segment, needed or not
+	Shut      atomic.Bool            // Stop has been called
+	evacuates atomic.Uint64          // the evacuator's goroutine.Number
+	scoped    atomic.Bool            // see UseScopes
 	Budget    atomic.Int64           // the budget
 	LastLost  atomic.Pointer[string] // name of the last segment that was lost
 
 	backs   chan *backing // asks the evacuator to write back
 	pauses  chan *pause   // asks it to do nothing
-	backing *backing      // what it was asked for; the evacuator's
+	backing *backing      // the request that it works on; the evacuator's
 
 	committed atomic.Bool  // there has been a checkpoint since the heap was opened
-	limited   atomic.Bool  // no more may be stored that has no far copy than
-	mostDirty atomic.Int64 // so many bytes: see limitDirty
+	limited   atomic.Bool  // mostDirty is in force
+	mostDirty atomic.Int64 // how many bytes without a far copy may be stored: see limitDirty
 	wanted    atomic.Bool  // somebody waits in MayStore, and the evacuator is to look for room
 	room      farlog.Room
-	Blocks    atomic.Bool // those who write may have locks that a checkpoint takes
+	Blocks    atomic.Bool // those who write may hold locks that a checkpoint takes
 
-	calls  *calls.Calls  // in their slow path
+	calls  *calls.Calls  // the calls that are in their slow path
 	poke   chan struct{} // wakes the janitor
 	Ctx    context.Context
 	Cancel context.CancelFunc
@@ -79,13 +81,13 @@ type Config struct {
 	Policy      Policy        // what makes room; nil is Clock
 }
 
-// Sizes is how a core divides its budget. All but logs and most are powers of two.
+// Sizes is how a core divides its budget. All but Logs and Most are powers of two.
 type Sizes struct {
 	SegSize int   // of the local logs
 	Staging int   // size of each of the evacuator's buffers, and of the cleaner's
 	Fetch   int   // memory for fetches
 	Logs    int64 // memory for logs and indexes
-	Most    int64 // the most that SetLocal can make of it; 0 is logs
+	Most    int64 // the most that SetLocal can make of Logs; 0 is Logs
 	Open    int   // segments that mutators append to at a time
 }
 
@@ -120,7 +122,7 @@ func (sz *Sizes) others() int64 {
 	return int64(sz.Staging+sz.Fetch) + narrow*stagingCost(sz.Staging)
 }
 
-// Local is the budget that is so divided.
+// Local is the whole budget that sz divides.
 func (sz *Sizes) Local() int64 { return sz.Logs + sz.others() }
 
 const (
@@ -134,7 +136,7 @@ const MinLocal = 4 << 20
 
 const maxLogSegment = 2 << 20 // a huge page, as in the paper
 
-// Init makes a core for host, which is not called before start.
+// Init makes a core for host. No method of host is called before Start.
 func (h *Heap) Init(st store.Store, cfg Config, sz Sizes, host Host) error {
 	h.Cfg, h.host = cfg, host
 	h.entries.h, h.Pass.Ev.h = h, h
@@ -178,8 +180,8 @@ func (h *Heap) Start() {
 	h.Wg.Go(h.janitor)
 }
 
-// Stop ends the evacuator, the janitor, and the calls that wait for room, with ErrClosed. It
-// returns when they have ended, and the calls that read from the store.
+// Stop ends the evacuator, the janitor, and, with ErrClosed, the calls that wait for room. It returns when all of
+// them have ended, and the calls that read from the store.
 func (h *Heap) Stop() {
 	h.Shut.Store(true)
 	idle := h.calls.Close()
@@ -188,8 +190,8 @@ func (h *Heap) Stop() {
 	h.Wg.Wait()
 }
 
-// Begin is called by every call that leaves its shard's lock, so that Close
-// can wait for it; End when it returns.
+// Begin is called by every call that gives up its shard's lock, so that Close can wait for the call. The call calls
+// End when it returns.
 //
 // Hot path: a miss begins and ends once.
 func (h *Heap) Begin() error {

@@ -77,7 +77,7 @@ func (h *Heap) watch(now time.Time) {
 		}
 	})
 	if open {
-		// So that a scope that is left and entered again is seen to have been.
+		// From now on a scope that is left and entered again is in another epoch, which shows that it was left.
 		h.Scopes.Advance()
 	}
 	for _, s := range late {
@@ -97,8 +97,8 @@ func (s *Scope) reportLate() {
 		"made at", position(s.made), "stack", string(stack))
 }
 
-// holder returns the stack of the goroutine that first entered s, or, for a scope of
-// the pool, the stacks of those who may have it.
+// holder returns the stack of the goroutine that first entered s. For a scope of the pool it returns the stacks of
+// all goroutines in Do, any of which may hold s.
 func (s *Scope) holder() string {
 	all := make([]byte, 1<<20)
 	all = all[:runtime.Stack(all, true)]
@@ -134,8 +134,8 @@ func (h *Heap) isHeldUpHere() bool {
 	return mine || pooled && goroutine.In(doName)
 }
 
-// isEvacuator reports whether the calling goroutine is the evacuator, in a callback of the
-// program's: it must not wait for what it makes itself.
+// isEvacuator reports whether the calling goroutine is the evacuator, in a callback of the program's. It must not
+// wait for room then, since only the evacuator makes room.
 func (h *Heap) isEvacuator() bool { return h.evacuates.Load() == goroutine.Number() }
 
 // heldUpBy returns a scope that the evacuator's pass waits for, or nil.

@@ -10,14 +10,14 @@ const (
 	// SweepEvery is the time between two rounds of chores, and the longest
 	// that a loss goes unnoticed if nobody reads.
 	SweepEvery = 100 * time.Millisecond
-	// decayTicks is how many times sweepEvery what is kept in reserve for scopes
-	// stays after the last one that took as much.
+	// decayTicks is after how many ticks, SweepEvery apart, the reserve for scopes decays, towards what scopes have
+	// taken meanwhile.
 	decayTicks = 20
 )
 
 func (h *Heap) WakeJanitor() { wake(h.poke) }
 
-// wake wakes who waits for c, which has room for one, unless that is about to wake up.
+// wake wakes the goroutine that waits for c, whose buffer has room for one, unless it is about to wake up anyway.
 func wake(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -73,7 +73,7 @@ func (h *Heap) reap() (n int) {
 	return n
 }
 
-// payBack offers the store again what it would not take back.
+// payBack offers the store again the segments that it would not take back.
 func (h *Heap) payBack() {
 	paid, unreturned := h.Far.PayBack(h.Ctx)
 	h.Count.unreturned.Add(uint64(unreturned))

@@ -24,10 +24,10 @@ type Logs struct {
 	SegSize int
 	Segs    []LogSegment
 	Open    []OpenLog // the mutators', of locked records; the owner chooses which
-	Shrunk  OpenLog   // for what replaces something as large when there is no other room
+	Shrunk  OpenLog   // for records that replace one as large, when there is no other room
 
-	Objects []OpenLog // the same of scoped records, by processor
-	Streams []OpenLog // the same for non-temporal objects
+	Objects []OpenLog // the mutators', of scoped records, by processor
+	Streams []OpenLog // the same for records without temporal locality
 
 	kept [2]OpenLog // the evacuator's, for what it keeps: of locked kind, and of scoped ones
 
@@ -35,19 +35,18 @@ type Logs struct {
 	// mu held; immutable.
 	crowd func(scarce bool)
 
-	// full is the time, in Unix nanoseconds, until which waiting for room is
-	// known to be useless, or looking while the evacuator finds that out. The next record
-	// that dies makes it 0. With inUse set, it is since all that is local is in use, and
-	// otherwise since the store is full.
+	// full is the time, in Unix nanoseconds, until which waiting for room is known to be useless; or the constant
+	// looking, while the evacuator finds that out. The next record that dies makes it 0. If inUse is set, waiting is
+	// useless because all that is local is in use, otherwise because the store is full.
 	full  atomic.Int64
 	inUse atomic.Bool
 
-	// There is room that costs little to use: there are more empty segments than
-	// the evacuator keeps; so little lives in the others, as of late, that
-	// they are compacted before anything is evacuated.
+	// Each of the two says that there is room that costs little to use. ample: there are more empty segments than the
+	// evacuator keeps. sparse: when Weigh last looked, so little lived in the logs that they are compacted before
+	// anything is evacuated.
 	ample, sparse atomic.Bool
 
-	views atomic.Int64 // the sum of those of all segments
+	views atomic.Int64 // the sum of the views of all segments
 
 	Mu       sync.Mutex
 	empty    []int32               // resident segments that hold nothing, under Mu
@@ -56,35 +55,35 @@ type Logs struct {
 	top      int                   // segments from it on were never used, under Mu
 	Back     int                   // empty segments that only the evacuator may take, under Mu
 	Owed     int                   // how many of those it has taken and not made up for, under Mu
-	scoped   int                   // empty segments beside them that only scopes may take, under Mu
-	shrink   int                   // empty segments beside them that only forShrink may take, under Mu
-	shrinks  int                   // how many of those who wait for room wait forShrink, under Mu
-	fresh    bool                  // one was taken by another since the evacuator looked, under Mu
+	scoped   int                   // empty segments beside Back that only scopes may take, under Mu
+	shrink   int                   // empty segments beside both that only ForShrink may take, under Mu
+	shrinks  int                   // how many of those who wait for room wait ForShrink, under Mu
+	fresh    bool                  // a mutator has taken a segment since the evacuator last looked, under Mu
 	gain     int                   // segments released less those that the evacuator took, under Mu
 	scarce   bool                  // what crowd was told last, under Mu
 	budget   int64                 // for indexes and logs, under Mu
-	others   int64                 // what else there is in Config.Local; immutable
-	index    int64                 // bytes of it that the owners' indexes have, under Mu
-	asleep   atomic.Int64          // bytes that they may want back, see SleepIndex
-	of       [Staging]atomic.Int64 // those by Line; changes under Mu
-	window   int64                 // bytes of it that have gone to wider staging, under Mu
+	others   int64                 // the rest of Config.Local; immutable
+	index    int64                 // bytes of budget that the owners' indexes have, under Mu
+	asleep   atomic.Int64          // bytes that indexes may want back, see SleepIndex
+	of       [Staging]atomic.Int64 // index by Line; changes under Mu
+	window   int64                 // bytes of budget that have gone to a wider window, under Mu
 	emptying int                   // segments that are being emptied, under Mu
 	apart    int                   // 1 if there are scoped records, which the evacuator keeps apart, under Mu
 	want     int                   // empty segments that the indexes wait for, under Mu
 	seq      uint64                // age of the youngest segment, under Mu
 	round    *round                // what those who wait for room wait for, under Mu
-	waiting  int                   // number of them, under Mu
+	waiting  int                   // how many wait for round, under Mu
 	trouble  error                 // why the store takes nothing just now, or nil, under Mu
 	low      int                   // the evacuator keeps that many segments empty, under Mu
 	kick     chan struct{}
 
-	narrow atomic.Bool // staging is to become narrow, since what it has is needed
+	narrow atomic.Bool // the window is to become narrow, since its memory is needed
 }
 
 // LogSegment is the state of one segment of the local logs.
 type LogSegment struct {
 	Live  atomic.Int64 // bytes of records that owners refer to
-	Clean atomic.Int64 // those of them that have a far copy
+	Clean atomic.Int64 // bytes of Live that have a far copy
 
 	sealed bool   // full, and nobody empties it; under Logs.Mu
 	Kind   Kind   // of what is in it; under Logs.Mu until sealed
@@ -96,9 +95,9 @@ type LogSegment struct {
 
 	emptying bool  // the evacuator goes through it
 	leaving  int64 // bytes of the records in it that are being written; the evacuator's
-	debtor   bool  // some of it was moved, and the rest could not be; the evacuator's
+	debtor   bool  // some of its records were moved, and the rest could not be; the evacuator's
 
-	views atomic.Int32 // scopes that use locked records in it; it grows from 0 only while one in it is alive
+	views atomic.Int32 // scopes that use locked records in it; grows from 0 only while such a record is alive
 
 	// The rest is for scoped records.
 	Phase  atomic.Uint32 // of the pass that empties it
@@ -112,7 +111,7 @@ type Kind uint8
 const (
 	Locked   Kind = iota // records that locks of their owners keep in place
 	Scoped               // records that scopes keep in place
-	Streamed             // the same, without temporal locality
+	Streamed             // records that scopes keep in place, without temporal locality
 )
 
 // scoped reports whether scopes keep what is in a segment of the kind in place.
@@ -135,27 +134,25 @@ type OpenLog struct {
 	Kind Kind // immutable
 	ID   int  // its number among those of its kind; immutable
 	Seg  int  // none at -1; under Mu
-	lent bool // seg was taken for a scope, and is for scopes; under Mu
+	lent bool // Seg was taken ForScope, and is not for mutators; under Mu
 	_    [31]byte
 }
 
-// round is one stretch of the evacuator's work. Err is set before done is
-// closed.
+// round is one stretch of the evacuator's work, for whose end callers wait. err is set before done is closed.
 type round struct {
 	done chan struct{}
 	err  error
 }
 
-// reserved is the number of empty segments that only the evacuator may take:
-// what it keeps of a segment fits into one. With scoped records, which it
-// keeps apart, it is one more.
+// reserved is the number of empty segments that only the evacuator may take: the records that it keeps of a segment
+// fit into one. If there are scoped records, which it keeps apart, aim adds one.
 const reserved = 1
 
-// shrinkReserve is the number of empty segments that are kept for what shrinks,
-// once there are locked records.
+// shrinkReserve is the number of empty segments that are kept ForShrink, once there are locked records.
 const shrinkReserve = 1
 
-// ampleFrom is how many segments the evacuator may empty more than it needs.
+// ampleFrom is the number of empty segments, beyond those that the evacuator keeps empty, above which room is ample:
+// it may empty that many more than it needs.
 const ampleFrom = 2
 
 // MinSegments is how many segments, beside those that mutators have open, the logs need to work.
@@ -204,7 +201,7 @@ func newOpenLogs(k Kind, n int) []OpenLog {
 // aim sets how many segments the evacuator keeps empty. l.Mu must be held, or
 // l not be shared yet.
 func (l *Logs) aim() {
-	// The more is in flight, the more is kept before the segments it is from are given back.
+	// The more is in flight, the more records may be kept before the segments that they come from are given back.
 	l.Back = reserved + l.apart + int(l.window)/l.SegSize/4
 	ahead := int(l.budget) / l.SegSize / 64
 	if l.apart > 0 {
@@ -213,9 +210,8 @@ func (l *Logs) aim() {
 	l.low = 1 + ahead + l.Back + l.scoped + l.shrink
 }
 
-// keep is the number of empty segments that c has to leave: what is set aside
-// for one is not for the other, so that what scopes were promised is neither the
-// evacuator's nor an index's. l.Mu must be held.
+// keep is the number of empty segments that c has to leave to others. What is set aside for one claim is not for
+// another, so that what scopes were promised goes neither to the evacuator nor to an index. l.Mu must be held.
 func (l *Logs) keep(c Claim) int {
 	own := max(l.Back-l.Owed, 0) // what is left of the evacuator's
 	switch {
@@ -229,9 +225,8 @@ func (l *Logs) keep(c Claim) int {
 	return own + l.scoped
 }
 
-// edges is how many segments scopes may take beside those that what they take
-// fills: every allocation buffer may be about to take one, and the words are
-// about to, which take a segment's worth of the budget at a time.
+// edges is how many segments scopes may take beside those that their bytes fill. Every allocation buffer may be about
+// to take one, and so may the words of pointers, which take a segment's worth of the budget at a time.
 func (l *Logs) edges() int { return len(l.Objects) + 1 }
 
 // At returns the record at a local address.
@@ -242,8 +237,8 @@ func (l *Logs) Object(addr uintptr) object.Object {
 	return object.Object(l.mem[addr-l.Base-object.Header:])
 }
 
-// SegmentOf returns the segment of the local object whose data lies at addr, which
-// is where its header lies: what has no data may be the last in a segment.
+// SegmentOf returns the segment of the local object whose data lies at addr. The object's header decides: an object
+// without data may be the last in its segment, and addr be behind the segment.
 func (l *Logs) SegmentOf(addr uintptr) *LogSegment {
 	return &l.Segs[int(addr-l.Base-object.Header)/l.SegSize]
 }
@@ -259,7 +254,8 @@ func (l *Logs) Seg(addr uint64) *LogSegment {
 // Viewed reports whether a scope may use the record at addr, or one near it, in place.
 func (l *Logs) Viewed(addr uint64) bool { return l.Seg(addr).views.Load() != 0 }
 
-// Views is how many segments scopes keep for what they use in place, each counted for every scope.
+// Views is how many segments scopes keep because they use records there in place. A segment counts once for every
+// scope that keeps it.
 func (l *Logs) Views() int64 { return l.views.Load() }
 
 // Wake starts the evacuator if it sleeps.
@@ -275,9 +271,9 @@ func (l *Logs) allowed(index int64) int {
 	return int((l.budget - l.window - index) / int64(l.SegSize))
 }
 
-// Take gives out an empty segment, for what is of kind k, if c may have one. Segment full, in
-// whose place it is to be filled, is handed to the evacuator at the same moment: in between, it could find
-// neither room nor anything to make some of. None is -1.
+// Take gives out an empty segment, for records of kind k, if c may have one. It is to be filled in the place of
+// segment full (-1 if there is none), which Take hands to the evacuator at the same moment: in between, the evacuator
+// could find neither room nor anything to make room of.
 func (l *Logs) Take(c Claim, k Kind, full int) (int, bool) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -340,7 +336,7 @@ func (l *Logs) assess() {
 // record is written, since the evacuator reads every segment that is sealed.
 func (l *Logs) Place(ol *OpenLog, n int, c Claim) (object.Object, uint64, bool) {
 	if ol.lent && c == ForMutator {
-		// Or who can wait would use up what is set aside for scopes.
+		// Otherwise callers that can wait would use up what is set aside for scopes.
 		if !l.intact() {
 			return nil, 0, false
 		}
@@ -363,14 +359,14 @@ func (l *Logs) Place(ol *OpenLog, n int, c Claim) (object.Object, uint64, bool) 
 	return object.Object(l.mem[off : off+n : off+n]), uint64(off) / Unit, true
 }
 
-// intact reports whether all is there that is set aside.
+// intact reports whether all segments that are set aside are there.
 func (l *Logs) intact() bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	return l.available() >= l.keep(ForMutator)
 }
 
-// Seal hands ol's segment to the evacuator, which then has something to look for. ol.Mu must be held.
+// Seal hands ol's segment to the evacuator, which may then look for room in it. ol.Mu must be held.
 func (l *Logs) Seal(ol *OpenLog) {
 	if ol.Seg < 0 {
 		return
@@ -379,7 +375,7 @@ func (l *Logs) Seal(ol *OpenLog) {
 	l.Segs[ol.Seg].sealed = true
 	l.Mu.Unlock()
 	ol.Seg = -1
-	l.Stir() // that may be the room
+	l.Stir() // the segment may make room
 }
 
 // Hot is where the evacuator puts what it keeps of a segment of a kind.
@@ -448,20 +444,22 @@ func (l *Logs) discard() {
 // ErrNoRoom: the evacuator has to make room first.
 var ErrNoRoom = errors.New("no room")
 
-// ErrNoShrink is errNoRoom for what replaces something as large.
+// ErrNoShrink is ErrNoRoom for ForShrink.
 var ErrNoShrink = errors.New("no room for what shrinks")
 
 // LacksRoom reports whether err is one of the two.
 func LacksRoom(err error) bool { return err == ErrNoRoom || err == ErrNoShrink }
 
-// GrowIndex accounts for n more bytes of an index, u, which come out of the segments of the logs that c may take. It fails
-// with ErrNoRoom if the logs have to be evacuated first.
+// GrowIndex accounts for n more bytes of the index u. They come out of the segments of the logs that c may take. If
+// the logs have to be evacuated first, it fails with ErrNoRoom; if they would become too small, with ErrMetadataFull.
 func (l *Logs) GrowIndex(u Line, n int64, c Claim) error { return l.growIndex(u, n, 0, c) }
 
-// WakeIndex is GrowIndex for n bytes for which SleepIndex was called. There will be room for them.
+// WakeIndex is GrowIndex for n bytes for which SleepIndex was called. There will be room for them: it does not fail
+// with ErrMetadataFull.
 func (l *Logs) WakeIndex(u Line, n int64, c Claim) error { return l.growIndex(u, n, n, c) }
 
-// SleepIndex takes back n bytes from an index, u, that may be wanted again: no index grows to where there would be no room for them.
+// SleepIndex takes back n bytes from the index u, which may want them again: no index may grow so far that there
+// would be no room for them.
 func (l *Logs) SleepIndex(u Line, n int64) {
 	l.ShrinkIndex(u, n)
 	l.asleep.Add(n)
@@ -502,7 +500,7 @@ func (l *Logs) growIndex(u Line, n, woken int64, c Claim) error {
 	return nil
 }
 
-// ShrinkIndex takes back n bytes from an index, u.
+// ShrinkIndex takes back n bytes from the index u.
 func (l *Logs) ShrinkIndex(u Line, n int64) {
 	l.Mu.Lock()
 	l.index -= n
@@ -511,9 +509,9 @@ func (l *Logs) ShrinkIndex(u Line, n int64) {
 	l.Mu.Unlock()
 }
 
-// growWindow accounts for n more bytes of staging buffers, which come out of the logs, or for less. It
-// reports false if the logs would become too small, or had not the promised bytes for
-// scopes any more. There may be more buffers only when fits says so.
+// growWindow accounts for n more bytes of staging buffers, which come out of the logs; fewer if n is negative. It
+// reports false if the logs would become too small, or would no longer have the promised bytes for scopes. Buffers
+// may be made only when fits reports true.
 func (l *Logs) growWindow(n int64, promised int) bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -552,10 +550,10 @@ func (l *Logs) finish(err error) {
 // look is called when the evacuator begins to look for what may go.
 func (l *Logs) look() { l.full.CompareAndSwap(0, looking) }
 
-// refuse is finish, unless it was tried to make room without what is kept for
-// what shrinks and somebody waits for that, or since look something has died or a segment
-// was taken by another: then it reports false. What died makes room, and a mutator may
-// have filled all the room that there was with what can go.
+// refuse is finish, but in two cases it does nothing and reports false. One: somebody waits for room ForShrink, and
+// the evacuator has tried without what is kept for that (shrinking is not set). Two: since look, something has died
+// or a mutator has taken a segment. What died makes room, and the mutator may have filled all the room there was with
+// what can go.
 func (l *Logs) refuse(err error, shrinking bool) bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -570,7 +568,7 @@ func (l *Logs) refuse(err error, shrinking bool) bool {
 	return true
 }
 
-// endRound is what finish does. l.Mu must be held.
+// endRound is finish with l.Mu held.
 func (l *Logs) endRound(err error) {
 	if l.waiting == 0 {
 		return
@@ -581,8 +579,7 @@ func (l *Logs) endRound(err error) {
 	l.waiting, l.shrinks = 0, 0
 }
 
-// join makes the caller one of those who wait for room, for c. It then has to call
-// wake.
+// join makes the caller one of those who wait for room, for c. The caller then has to call Wake.
 func (l *Logs) join(c Claim) *round {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -593,8 +590,8 @@ func (l *Logs) join(c Claim) *round {
 	return l.round
 }
 
-// usage returns the bytes of live records, and those that could live if the
-// segments that are to stay empty or are open are left out.
+// usage returns the bytes of live records, and how many bytes could live in the logs without the segments that are to
+// stay empty, and without open ones.
 func (l *Logs) usage() (live, usable int64) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -638,16 +635,16 @@ var (
 	errStoreFull = fmt.Errorf("cannot make room: %w", ErrStoreFull)
 )
 
-// Stir makes waiting for room worth a try again, since something has died. That has been
-// accounted for: the evacuator may look at once.
+// Stir makes waiting for room worth a try again, since something has died. The caller has accounted for the death
+// before, since the evacuator may look at once.
 func (l *Logs) Stir() {
 	if l.full.Load() != 0 {
 		l.full.Store(0)
 	}
 }
 
-// retry makes waiting for room worth a try again, without anything new that the evacuator
-// could find: if it looks just now, what it says will hold.
+// retry makes waiting for room worth a try again, although there is nothing new for the evacuator to find. If the
+// evacuator is looking just now, what it says will hold.
 func (l *Logs) retry() {
 	if t := l.full.Load(); t > 0 {
 		l.full.CompareAndSwap(t, 0)

@@ -24,19 +24,18 @@ type pass struct {
 	since  time.Time // when the wait began
 	asked  time.Time // when those who wait for room were last asked, see askWaiters
 
-	// epoch: scopes that were open in an earlier one are waited for; 0: no pass.
+	// epoch: the pass waits for scopes that were open in an earlier epoch; 0: no pass.
 	epoch atomic.Int64
 
-	// passes counts the beginnings and the ends of passes: it is odd during one.
+	// Passes counts the beginnings and the ends of passes: it is odd during one.
 	Passes atomic.Uint64
 
-	// best is what passes have gained at the most since others took segments. That
-	// is the measure of whether they still make room: one may gain what the one
-	// before it has lost, for ever.
+	// best is the highest that gained was after a pass, since mutators last took segments. Passes still make room
+	// only if they exceed it: a pass that gains only what the one before it has lost could do so for ever.
 	best int
 
 	Ev     Evacuation
-	pinned []uintptr // the addresses that scopes had pinned when it was over
+	pinned []uintptr // the addresses that scopes had pinned when the wait was over
 }
 
 func (ps *pass) active() bool { return ps.epoch.Load() != 0 }
@@ -44,11 +43,10 @@ func (ps *pass) active() bool { return ps.epoch.Load() != 0 }
 const (
 	// passSegments is the most that one pass takes.
 	passSegments = 64
-	// streamsAhead is the part of all segments that a pass takes beyond what is
-	// lacking if they are without temporal locality, so that what a pass costs
-	// is shared by many.
+	// streamsAhead is the part of all segments that a pass may take beyond what is lacking, if they are without
+	// temporal locality, so that many segments share the cost of a pass.
 	streamsAhead = 1.0 / 16
-	// streamsLeft is the part of all segments that are left of those then: the
+	// streamsLeft is the part of all segments that a pass then leaves of those without temporal locality: the
 	// youngest may have been prefetched, and not used yet.
 	streamsLeft = 1.0 / 4
 )
@@ -67,7 +65,7 @@ const (
 	PhaseMoving          // the marked objects are nobody's
 )
 
-// beginPass selects up to n segments of objects and marks what is in them.
+// beginPass selects about n segments of objects and marks what is in them. It reports false if there are none.
 func (h *Heap) beginPass(n int, what aim) bool {
 	ps := &h.Pass
 	ps.segs = h.Logs.selectObjects(ps.segs[:0], min(n, passSegments), what, h.policy)
@@ -78,7 +76,7 @@ func (h *Heap) beginPass(n int, what aim) bool {
 	return true
 }
 
-// mark marks what is in the segments of the pass, which begins with that.
+// mark begins the pass: it marks what is in the segments of the pass.
 func (h *Heap) mark(what aim) {
 	ps := &h.Pass
 	ps.number++
@@ -103,10 +101,10 @@ func (h *Heap) mark(what aim) {
 	failpoint.Hit("far.waiting")
 }
 
-// selectObjects appends up to n sealed segments of objects: those in which
-// nothing lives, then those without temporal locality, then the rest, in the order
-// of p, or of what lives in them if they are to be compacted. Of the former there
-// may be some more.
+// selectObjects appends up to n sealed segments of objects: those in which nothing lives, then those without temporal
+// locality, then the rest, in the order of p. If they are to be compacted, the order is that of how much lives in
+// them. If segments in which nothing lives or that are without temporal locality are to be evicted, it may append
+// some more of them: see streamsAhead.
 func (l *Logs) selectObjects(segs []int, n int, what aim, p Policy) []int {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -168,8 +166,7 @@ func (h *Heap) finishPass() {
 	for _, s := range ps.segs {
 		l.Segs[s].Phase.Store(PhaseSettling)
 	}
-	// Whoever pins from now on sees that the wait is over; the others' pins
-	// are visible.
+	// Whoever pins from now on sees that the wait is over; earlier pins are visible here.
 	ps.pinned = ps.pinned[:0]
 	h.Scopes.each(func(s *Scope) {
 		for i := range s.pins {
@@ -179,7 +176,7 @@ func (h *Heap) finishPass() {
 		}
 	})
 	for _, addr := range ps.pinned {
-		// A pin may be of an earlier pass, and what is there be anything.
+		// The pin may be from an earlier pass, and anything may lie at addr by now.
 		if l.SegmentOf(addr).Phase.Load() == PhaseSettling {
 			h.host.Marker().Unmark(object.HeadNumber(l.Object(addr).Head()), addr)
 		}
@@ -214,7 +211,8 @@ func (l *Logs) tight() bool {
 	return l.available() < l.keep(ForMutator)
 }
 
-// renewed reports whether there are objects that the evacuator has not seen.
+// renewed reports whether mutators have taken segments since it was last called: there may be objects that the
+// evacuator has not seen.
 func (l *Logs) renewed() bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -223,16 +221,15 @@ func (l *Logs) renewed() bool {
 	return fresh
 }
 
-// gained is the number of segments that the evacuator has made room of so far, or will have when
-// what it has staged is written.
+// gained is how many segments the evacuator has released so far, less those that it took, with those that will be
+// empty when what it has staged is written.
 func (l *Logs) gained() int {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	return l.gain + l.emptying
 }
 
-// leave ends the pass for segment s, and takes it back if nothing is left in it of which
-// anybody may hold an address.
+// leave ends the pass for seg, and takes seg back if nothing is left in it whose address anybody may hold.
 func (h *Heap) leave(seg *LogSegment) {
 	l := &h.Logs
 	if seg.Live.Load() != 0 {

@@ -9,37 +9,41 @@ import (
 	"polder/far/farlog"
 )
 
-// A store that gets full keeps room for the next checkpoint: only that gives back what the one before refers to.
+// In a store that gets full, the heap keeps a reserve of segments for the next checkpoint: only a checkpoint gives
+// back what the one before it refers to.
 
-// checkpointReserve is how many segments are kept for the next checkpoint: what it takes to write back all that is local,
-// and for indexes, which take most of what is left.
+// checkpointReserve is how many segments a whole reserve has: enough to write back all that is local, and to write
+// the indexes, which take most of what is left then.
 func (h *Heap) checkpointReserve() int { return 2 + int(h.Budget.Load()*5/4)/h.Far.SegSize }
 
-// indexReserve is how many of them indexes take now.
+// indexReserve is how many segments of the reserve the indexes would take now.
 func (h *Heap) indexReserve() int {
 	var s Stats
 	h.Logs.account(&s)
 	return 2 + int((s.Lines[Tables]+s.Lines[Leaves]+s.Lines[Words])*5/4)/h.Far.SegSize
 }
 
-// keptReserve is how many of them nothing but a checkpoint, and cleaning before it, are to use up: indexes grow, too.
+// keptReserve is how many segments of the reserve nothing may use up but a checkpoint, and cleaning before it. It
+// allows for indexes that grow.
 func (h *Heap) keptReserve() int {
 	n := h.indexReserve()
 	return max(h.checkpointReserve()/4, n*3/2, h.slack(n)+2)
 }
 
-// slack is how many are left at least, if indexes take n: some that are written to before a checkpoint are not filled.
+// slack is how many segments of the reserve have to be left at least, if indexes take n: some segments that are
+// written before a checkpoint do not get full.
 func (h *Heap) slack(n int) int { return n + 1 + h.checkpointReserve()/8 }
 
-// Reserve sees to it that there is room for the next checkpoint in a store that gets full, as far as that has room.
+// Reserve makes the reserve for the next checkpoint whole, as far as a store that gets full has room for it.
 func (h *Heap) Reserve(ctx context.Context) error { return h.Far.Reserve(ctx, h.checkpointReserve()) }
 
-// reserveLater is how long after it was opened a heap makes its reserve for which nobody has waited, and for how long the store is left alone after that has failed: what
-// else who opens it needs comes first.
+// reserveLater is how long after it was opened a heap makes a reserve that nobody waits for: what else the opener
+// needs comes first. After a failure, the heap leaves the store alone for as long, and tries again.
 const reserveLater = 100 * time.Millisecond
 
-// FirstReserve is Reserve for a heap that is being opened, which waits for it unless the store has plenty of room. Then it is made while the heap is used; what that
-// takes until then is little beside the room that there is.
+// FirstReserve is Reserve for a heap that is being opened. If the store has plenty of room, FirstReserve does not
+// wait: the reserve is made while the heap is used, and what the heap takes until then is little beside the room that
+// there is.
 func (h *Heap) FirstReserve(ctx context.Context) error {
 	if !h.Far.Plenty(h.checkpointReserve()) {
 		return h.Reserve(ctx)
@@ -59,7 +63,8 @@ func (h *Heap) FirstReserve(ctx context.Context) error {
 	return nil
 }
 
-// lendReserve makes a segment of the reserve the open one, for what is written back before a checkpoint, if so many are left then.
+// lendReserve makes a segment of the reserve the open one, for what is written back before a checkpoint, if at least
+// leave segments of the reserve are left then.
 func (h *Heap) lendReserve(leave int) bool {
 	s := h.Far.TakeReserved(leave)
 	if s == nil || h.openWith(s) != nil {
@@ -79,8 +84,9 @@ func (h *Heap) dirtyReserve() int {
 	return h.slack(h.indexReserve()) + int(h.Dirty()*8/7)/h.Far.SegSize
 }
 
-// limitDirty has no more be stored that has no far copy than fits into the reserve, if that is not whole because the store is full. What the
-// last checkpoint refers to goes only with the next one, which must not fail for lack of room: that would be for ever.
+// limitDirty limits the bytes without a far copy to what fits into the reserve, as long as the reserve is not whole
+// because the store is full. What the last checkpoint refers to goes only with the next one. So that one must not
+// fail for lack of room: no other would ever succeed.
 func (h *Heap) limitDirty() {
 	n := h.Far.Reserved()
 	h.mostDirty.Store(int64(max(0, n-h.keptReserve())) * int64(h.Far.SegSize) * 7 / 8)
@@ -93,12 +99,14 @@ func (h *Heap) Limited() bool { return h.limited.Load() }
 // mostDelay is for how long MayStore waits for a checkpoint that is due, as one that cannot be kept is.
 const mostDelay = 5 * time.Second
 
-// MayStore waits while the next checkpoint would have no room for more than is there already: the evacuator cleans, and a checkpoint gives back
-// what has waited for it. It fails with ErrStoreFull when that has made none, or with why there was no checkpoint in time; and at once if a checkpoint may wait for the caller: see Blocks
-// and AwaitRoom. What dies, or another node, makes room then.
+// MayStore waits while there are as many bytes without a far copy as the next checkpoint has room for (see
+// limitDirty). Meanwhile the evacuator cleans, and a checkpoint gives back the segments that have waited for it.
+// MayStore fails with ErrStoreFull when that has made no room, or with the reason why there was no checkpoint in
+// time. It fails at once if a checkpoint may wait for the caller: see Blocks and AwaitRoom. After it has failed,
+// records that die make room, or another node does.
 func (h *Heap) MayStore(ctx context.Context) error {
 	var late <-chan time.Time
-	asked := int64(-1) // after so many checkpoints has the evacuator been asked to look for room
+	asked := int64(-1) // how many checkpoints there had been when the evacuator was last asked for room
 	for h.limited.Load() && h.Dirty() >= h.mostDirty.Load() {
 		r := h.room.Now()
 		switch {
@@ -123,8 +131,9 @@ func (h *Heap) MayStore(ctx context.Context) error {
 	return nil
 }
 
-// AwaitRoom is for who has found the store full, and has nothing that a checkpoint waits for. It has far memory cleaned and a checkpoint made, and returns
-// when that may have made room: what failed is to be tried again then. It fails as MayStore does.
+// AwaitRoom is for callers that have found the store full, and hold nothing that a checkpoint waits for. It has far
+// memory cleaned and a checkpoint made, and returns when that may have made room: the caller then tries again what
+// has failed. It fails as MayStore does.
 func (h *Heap) AwaitRoom(ctx context.Context) error {
 	if h.refuses() {
 		return errStoreFull
@@ -165,8 +174,8 @@ func (h *Heap) awaitCheckpoint(ctx context.Context, r *farlog.Waiting, late <-ch
 	}
 }
 
-// cleanForCheckpoint looks for room for those who wait in MayStore: it cleans some far memory, and has a checkpoint made, which gives back what
-// is free then, and writes back what is dirty, so that more can be cleaned.
+// cleanForCheckpoint looks for room for those who wait in MayStore. It cleans some far memory, and asks for a
+// checkpoint, which gives back what is free then, and writes back what is dirty, so that more can be cleaned.
 func (h *Heap) cleanForCheckpoint() error {
 	if !h.wanted.Swap(false) {
 		return nil
@@ -177,7 +186,7 @@ func (h *Heap) cleanForCheckpoint() error {
 	return err
 }
 
-// cleanSparse cleans segments of which some is dead, as long as there is room for what lives in them.
+// cleanSparse cleans segments in which some is dead, as long as there is room for what lives in them.
 func (h *Heap) cleanSparse() error {
 	if h.Far.resting() != nil && !errors.Is(h.Far.err, ErrStoreFull) {
 		return nil
@@ -203,8 +212,9 @@ func (h *Heap) cleanSparse() error {
 // mostCleaned bounds how many segments are cleaned while nothing else is done.
 const mostCleaned = 64
 
-// openSpare makes a spare segment the open one, or one of the reserve that the next checkpoint does not take. If those before have yielded nothing, that one, which follows at once, has
-// to do with one less: else nobody could clean any more as soon as late copies have used up what is for them.
+// openSpare makes a spare segment the open one, or else a segment of the reserve that the next checkpoint does not
+// need. If the checkpoints before have yielded nothing, the next one, which follows at once, has to do with one
+// segment less: otherwise nobody could clean any more as soon as late copies have used up the segments for that.
 func (h *Heap) openSpare() bool {
 	if s := h.Far.TakeSpare(false); s != nil {
 		return h.openWith(s) == nil

@@ -30,11 +30,9 @@ import (
 // Enter may wait while memory is scarce. So a lock that is held while a scope is
 // entered must not be waited for in a scope: enter first, and lock then.
 //
-// While the scope is open, whoever holds it must not wait for something that
-// needs local memory elsewhere, such as Heap.SetLocal or a New that may wait: if
-// such a call has to wait and the evacuator waits for the scope, it fails with
-// ErrScopeOpen. (It takes a scope of NewScope for one of the goroutine that first
-// entered it.)
+// While the scope is open, whoever holds it must not wait for something that needs local memory elsewhere, such as
+// Heap.SetLocal or a New that may wait: if such a call has to wait and the evacuator waits for the scope, it fails
+// with ErrScopeOpen. (A scope of NewScope is taken to be held by the goroutine that first entered it.)
 type Scope struct {
 	// open is the epoch in which the scope was entered, 0 if it is closed.
 	// Written by the holder, read by the evacuator.
@@ -42,11 +40,11 @@ type Scope struct {
 	// extra says why leaving takes the slow path; the scopeXxx flags. Written
 	// by the holder, and by the janitor with atomics.
 	extra uint32
-	epoch *int64 // the heap's, or, until NewScope's has been entered, unused; the holder's
+	epoch *int64 // scopes.epoch; in a scope of NewScope scopes.unused until it is entered; the holder's
 	H     *Heap  // immutable
 
 	// The rest is the holder's.
-	depth int // entered so often while open
+	depth int // how often it was entered while it was open
 	held  held
 	used  int // bytes of local memory taken since it was entered
 	share int // bytes of the reserve that are its own, if it has been admitted
@@ -56,11 +54,11 @@ type Scope struct {
 	// Written by the holder, read by the evacuator.
 	pins [scopePins]atomic.Uintptr
 
-	views  [scopePins]*LogSegment // that the holder uses locked records of in place; the holder's
+	views  [scopePins]*LogSegment // segments of which the holder uses locked records in place; the holder's
 	nviews int                    // the holder's
 
 	made    uintptr       // pc of who made it; immutable
-	user    atomic.Uint64 // the goroutine that entered it first, 0 before and if it is of the pool
+	user    atomic.Uint64 // the goroutine that entered it first; 0 before that, and if it is of the pool
 	since   atomic.Int64
 	watched int64 // the epoch in which the janitor saw it open; the janitor's
 	warned  bool  // the janitor's
@@ -72,7 +70,7 @@ type Scope struct {
 type held struct {
 	Err  error // of the first Deref that failed
 	Ctx  context.Context
-	Last bool // it takes from the reserve only what it has waited for in vain
+	Last bool // it takes nothing from the reserve before it has waited for room in vain
 	With any  // what the host keeps with the scope
 }
 
@@ -85,8 +83,8 @@ func IsOpen(s *Scope) bool { return s.isOpen() }
 // HeldIn returns what the holder of s has in it.
 func (h *Heap) HeldIn(s *Scope) *held { return &s.held }
 
-// scopePins is how many marked objects a scope can use in place. Others are
-// spared by the evacuator's pass.
+// scopePins is how many marked objects a scope can use in place, and how many segments it can keep by View. The
+// evacuator's pass spares further marked objects that it meets.
 const scopePins = 8
 
 const (
@@ -99,12 +97,12 @@ const (
 	scopeUnadmitted                    // it was let in without memory
 )
 
-// epochScarce, the sign, is set in the epoch while entering takes the slow path: memory is
-// scarce, or every scope has to be admitted.
+// epochScarce, the sign, is set in the epoch while entering has to take the slow path: memory is scarce, every scope
+// has to be admitted, or there is no membarrier(2).
 const epochScarce int64 = math.MinInt64
 
-// Err returns why a Deref in this scope returned nil, the first one's reason
-// since the last call of Err. It stays when the scope is left.
+// Err returns why a Deref in this scope returned nil: the reason of the first that did since the last call of Err.
+// Leaving the scope does not reset it.
 func (s *Scope) Err() error {
 	err := s.held.Err
 	s.held.Err = nil
@@ -138,34 +136,32 @@ type scopes struct {
 
 	Fenced bool // entering needs no fence of its own; immutable
 
-	// unused is the epoch of scopes that were never entered: with epochScarce, so that
-	// entering one takes the slow path, which finds out by whom. Immutable.
+	// unused is the epoch of scopes of NewScope that were never entered. It has epochScarce, so that the first Enter
+	// takes the slow path, which finds out the goroutine. Immutable.
 	unused int64
 
 	Mu       sync.Mutex
 	all      []*Scope
 	least    int       // bytes that every scope may take for certain; immutable
 	limit    int       // most is not above it, under Mu
-	most     int       // the most that one has taken of late, at least least; under Mu
-	admitted int       // how many are, if they have to be, under Mu
-	Queue    []*Ticket // those who wait for one of them to be left, in order, under Mu
+	most     int       // the most that a scope has taken lately, at least least; under Mu
+	admitted int       // how many scopes are admitted, while scopes have to be, under Mu
+	Queue    []*Ticket // those who wait for an admitted scope to be left, in order, under Mu
 	called   int       // those whose turn has come and who are not in yet, under Mu
 	tickets  uint64    // number of the last one, under Mu
 
 	scarce  bool // what the logs say, under Logs.Mu
 	Counted bool // there are so many that they have to be admitted, under Logs.Mu
 
-	// early says that scopes may be open which were entered before they had to
-	// be admitted, under Mu.
+	// early says that scopes may still be open that were entered before scopes had to be admitted, under Mu.
 	early bool
 
-	// allowance is how much a scope may take of what is kept in reserve if it
-	// need not be admitted: the largest most that the reserve has been enough
-	// for. Written under Logs.Mu.
+	// allowance is how many bytes of the reserve a scope may take if it need not be admitted: the last target for
+	// which the reserve was enough. Written under Logs.Mu.
 	allowance atomic.Int64
-	target    int64 // what it is to become, under Logs.Mu
+	target    int64 // what allowance is to become, under Logs.Mu
 
-	peak  int         // the most that one has taken since the last decay, under Mu
+	peak  int         // the most that a scope has taken since the last decay, under Mu
 	pools []scopePool // by processor
 }
 
@@ -194,8 +190,8 @@ func (sc *scopes) Now() int64 { return atomic.LoadInt64(&sc.epoch) &^ epochScarc
 // Advance begins another epoch.
 func (sc *scopes) Advance() int64 { return atomic.AddInt64(&sc.epoch, 1) &^ epochScarce }
 
-// Begin begins another epoch and fences: a scope of which Passed knows nothing yet sees all
-// that was stored before Begin.
+// Begin begins another epoch and fences: a scope that Passed does not yet see as open sees all that was stored before
+// Begin.
 func (sc *scopes) Begin() int64 {
 	epoch := sc.Advance()
 	if sc.Fenced {
@@ -206,10 +202,9 @@ func (sc *scopes) Begin() int64 {
 	return epoch
 }
 
-// NewScope makes a scope, which Scope.Close forgets. In messages it was made by the
-// caller, or by one of the caller's callers if skip is not 0. A heap keeps some of its
-// memory in reserve for every scope there is, so make one for every worker and
-// not one for every request; Do has a pool of them.
+// NewScope makes a scope, which Scope.Close forgets. Messages say that its caller made it, or the caller that is skip
+// levels further up. A heap keeps some of its memory in reserve for every scope there is, so make a scope for every
+// worker and not for every request; Do has a pool of scopes.
 func (h *Heap) NewScope(skip int) *Scope {
 	s := h.newScope(skip)
 	s.epoch = &h.Scopes.unused
@@ -267,14 +262,13 @@ func (h *Heap) Acquire(ctx context.Context) *Scope {
 	return s
 }
 
-// EnterAtOnce enters s for the sake of one object, whether there is memory for
-// it or not. What it takes is not what other scopes have been promised; the
-// holder clears last if there is no other way.
+// EnterAtOnce enters s for the sake of one object, whether there is memory for it or not. As long as held.Last is
+// set, s takes nothing that other scopes have been promised; the holder clears Last if there is no other way.
 func (h *Heap) EnterAtOnce(s *Scope) { atomic.StoreInt64(&s.open, h.Scopes.Now()) }
 
-// One calls fn in a scope of the pool, for one object, and again when there is
-// local memory if there was none. Unlike Enter it waits for the evacuator
-// only if fn needs memory: the caller may hold locks.
+// One calls fn in a scope of the pool, for one object. If there was no local memory for the object, One waits for
+// some and calls fn again. Unlike Enter, it waits for the evacuator only if fn needs memory: the caller may hold
+// locks.
 func (h *Heap) One(ctx context.Context, fn func(s *Scope)) error {
 	s := h.Acquire(ctx)
 	defer h.Release(s)
@@ -293,10 +287,9 @@ func (h *Heap) One(ctx context.Context, fn func(s *Scope)) error {
 	}
 }
 
-// AwaitRoomIn waits until s, which has been left, may try again to get what it
-// got no memory for. If there is no room soon, that is the reserve: the store
-// may be full, and what is read goes again; or the evacuator may wait for a scope
-// that the caller holds.
+// AwaitRoomIn waits until s, which has been left and got no memory for something, may try again. If there is no room
+// soon, it lets s use the reserve: the store may be full, and what s reads drops out of local memory again; or the
+// evacuator may wait for a scope that the caller holds.
 func (h *Heap) AwaitRoomIn(ctx context.Context, s *Scope, try int) error {
 	if !s.held.Last {
 		err := h.RoomSoon(ctx)
@@ -315,8 +308,7 @@ func (h *Heap) AwaitRoomIn(ctx context.Context, s *Scope, try int) error {
 	return nil
 }
 
-// Release gives back a scope that acquire has returned. It has been left, unless
-// its user panics.
+// Release gives back a scope that Acquire has returned. It has been left, unless its user panics.
 func (h *Heap) Release(s *Scope) {
 	for s.isOpen() {
 		s.Leave()
@@ -328,10 +320,9 @@ func (h *Heap) Release(s *Scope) {
 	p.mu.Unlock()
 }
 
-// Do calls fn in a scope of the heap's pool with ctx, and returns the error of
-// fn or, if that is nil, of the scope. If the scope got no local memory because
-// others use it, Do leaves it, waits for some, and calls fn again: fn must not
-// mind.
+// Do calls fn in a scope of the heap's pool with ctx, and returns the error of fn or, if that is nil, of the scope.
+// If the scope got no local memory because others use it, Do leaves the scope, waits for some, and calls fn again: fn
+// must be fit to be called several times.
 func (h *Heap) Do(ctx context.Context, fn func(s *Scope) error) error {
 	s := h.Acquire(ctx)
 	defer h.Release(s)
@@ -350,7 +341,7 @@ func (h *Heap) Do(ctx context.Context, fn func(s *Scope) error) error {
 			return err
 		}
 		if err := h.RoomSoon(ctx); try < fullTries && errors.Is(err, ErrFull) {
-			full = true // what is read goes again: there is the reserve, as for One
+			full = true // use the reserve, as One does: what is read into it drops out again
 			h.Logs.retry()
 		} else if err != nil {
 			return err
@@ -360,12 +351,12 @@ func (h *Heap) Do(ctx context.Context, fn func(s *Scope) error) error {
 
 const ScopeTries = 16
 
-// fullTries is how often a full heap is asked again for what its reserve may
-// have: what was read drops out of it.
+// fullTries is how often a call in a full heap tries again to use the reserve: what was read into the reserve drops
+// out of it.
 const fullTries = 8
 
-// RoomSoon waits until the evacuator has made room, within ctx, and no longer
-// than for anything else that may never come.
+// RoomSoon waits until the evacuator has made room, or ctx ends, but no longer than StoreTimeout if ctx has no
+// deadline.
 func (h *Heap) RoomSoon(ctx context.Context) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -381,8 +372,8 @@ func (s *Scope) call(fn func(s *Scope) error) error {
 	return fn(s)
 }
 
-// enterSlow enters a scope that is open already, for the first time, or while memory
-// is scarce.
+// enterSlow enters a scope that Enter does not: one that is open already, or is entered for the first time, or any
+// scope while entering takes the slow path (see epochScarce).
 //
 //go:noinline
 func (s *Scope) enterSlow() {
@@ -398,7 +389,7 @@ func (s *Scope) enterSlow() {
 	if atomic.LoadInt64(s.epoch) < 0 {
 		s.H.admit(s)
 	}
-	atomic.StoreInt64(&s.open, s.H.Scopes.Now()) // a fence, for want of the evacuator's
+	atomic.StoreInt64(&s.open, s.H.Scopes.Now()) // atomic, as a fence, in case the evacuator cannot fence
 }
 
 // leaveSlow leaves a scope in which something happened.
@@ -439,8 +430,8 @@ func (s *Scope) leaveSlow() {
 	}
 }
 
-// Claim makes s pay for n bytes of local memory, and says on whose behalf they
-// may be taken. Nil is a call that is in no scope.
+// Claim charges n bytes of local memory to s, and says on whose behalf they may be taken. A nil s stands for a call
+// that is in no scope.
 func (h *Heap) Claim(s *Scope, n int) Claim {
 	if s == nil {
 		return ForMutator
@@ -453,17 +444,16 @@ func (h *Heap) Claim(s *Scope, n int) Claim {
 	return ForMutator
 }
 
-// MustBeOpen panics if s is closed: what is dereferenced then may move while it is used.
-// That is looked for where an object is not simply there, which is most of the time when
-// local memory is short; builds with invariants look every time.
+// MustBeOpen panics if s is closed: an object that is dereferenced in it may move while it is used. Builds without
+// invariants check this only when an object is not simply there, which is most of the time when local memory is
+// short; builds with invariants check it every time.
 func (h *Heap) MustBeOpen(s *Scope) {
 	if !s.isOpen() {
 		panic("BUG: a far object is dereferenced or made in a scope that is not open: call Scope.Enter before, and Scope.Leave when it is not used any more; or use Heap.Do, or Load and Store, which need no scope")
 	}
 }
 
-// Pin publishes that s uses the marked object at addr in place. It fails if
-// there are too many.
+// Pin publishes that s uses the marked object at addr in place. It fails if s has too many pins.
 func (h *Heap) Pin(s *Scope, addr uintptr) bool {
 	for i := range s.npins {
 		if s.pins[i].Load() == addr {
@@ -479,7 +469,8 @@ func (h *Heap) Pin(s *Scope, addr uintptr) bool {
 	return true
 }
 
-// viewedShare is the part of the budget that segments may have in which scopes use records in place.
+// viewedShare bounds the segments in which scopes use locked records in place, each counted for every scope: together
+// they may have one part in viewedShare of the budget.
 const viewedShare = 8
 
 // View keeps the bytes of the locked record at addr as they are until s is left: the evacuator leaves its
@@ -544,7 +535,8 @@ func (sc *scopes) Passed(epoch int64) bool {
 	return true
 }
 
-// NoRoom is err, in the terms of a scope that wanted n bytes.
+// NoRoom returns err; but ErrNoRoom it turns into an ErrScopeFull that names the n bytes that the scope wanted, and
+// what it has taken already.
 func (h *Heap) NoRoom(s *Scope, err error, n int) error {
 	if err != ErrNoRoom {
 		return err

@@ -12,11 +12,11 @@ import (
 	"polder/internal/failpoint"
 )
 
-// While memory is scarce, scopes are let in by turns: enough segments are set aside
-// for all that are in to take what they may, and the others queue.
+// While memory is scarce, scopes are let in by turns: enough segments are set aside for all scopes that are in to
+// take what they may, and the others queue.
 
-// reserveForScopes sets aside as many segments as all scopes may take at the
-// same time, or, where that is too much, lets only so many in.
+// reserveForScopes sets aside as many segments as all scopes may take at the same time. Where that is too much, it
+// sets aside fewer, and has scopes admitted: only as many are in as those segments are enough for.
 func (h *Heap) reserveForScopes() {
 	sc, l := &h.Scopes, &h.Logs
 	sc.Mu.Lock()
@@ -47,8 +47,8 @@ func (h *Heap) reserveForScopes() {
 	l.Wake()
 }
 
-// UseScopes has some memory kept in reserve although there is no scope yet: there is now something
-// that only scopes can read.
+// UseScopes has some memory kept in reserve for scopes although there may be no scope yet: from now on there is
+// something that only scopes can read.
 func (h *Heap) UseScopes() {
 	h.scoped.Store(true)
 	h.reserveForScopes()
@@ -60,8 +60,8 @@ func (sc *scopes) crowd(scarce bool) {
 	sc.Flag()
 }
 
-// Flag sets or clears epochScarce, and sets allowance if the reserve is enough
-// for target. Logs.Mu must be held.
+// Flag sets or clears epochScarce, and sets allowance to target if the reserve is enough for that. Logs.Mu must be
+// held.
 func (sc *scopes) Flag() {
 	if sc.target > 0 && (sc.target < sc.allowance.Load() || !sc.scarce && !sc.Counted) {
 		sc.allowance.Store(sc.target)
@@ -76,9 +76,8 @@ func (sc *scopes) Flag() {
 // admitFor bounds how long Enter waits for the evacuator.
 const admitFor = 5 * time.Second
 
-// admit returns when there is memory for one more scope, or when there will
-// be none soon: what is local can be used all the same, but what is kept for
-// others is theirs.
+// admit returns when there is memory for one more scope, or when there will be none soon. Then s is entered all the
+// same: it can use what is local, but takes nothing of what is kept in reserve for other scopes.
 func (h *Heap) admit(s *Scope) {
 	if !failpoint.Without("far.admission") && !h.admitted(s) {
 		s.setExtra(scopeUnadmitted)
@@ -97,7 +96,7 @@ func (h *Heap) admitted(s *Scope) bool {
 	ctx, cancel := context.WithTimeout(s.held.Ctx, admitFor)
 	defer cancel()
 	defer context.AfterFunc(h.Ctx, cancel)() // nobody waits for a closed heap
-	self := time.NewTimer(patience)          // then look whether a scope of one's own is waited for
+	self := time.NewTimer(patience)          // then look whether this goroutine holds a scope that is waited for
 	defer self.Stop()
 	for try := 0; !ok && h.Logs.Why() == nil; try++ {
 		if t.queued {
@@ -123,8 +122,7 @@ func (h *Heap) admitted(s *Scope) bool {
 		if ok, t = h.TryAdmit(s, t); ok || t.queued {
 			continue
 		}
-		// Scopes that were entered earlier have to be left, of which nobody
-		// tells.
+		// Scopes that were entered earlier have to be left; nobody tells when they are.
 		select {
 		case <-time.After(minPoll):
 			continue
@@ -138,18 +136,17 @@ func (h *Heap) admitted(s *Scope) bool {
 	return ok
 }
 
-// Ticket is the place of one who waits to enter a scope: in the queue, for
-// another one to be left, or, when its turn has come, before everybody who is in
-// the queue, for the evacuator.
+// Ticket is the place of somebody who waits to enter a scope. A queued ticket waits in the queue for another scope to
+// be left. A ticket whose turn has come is before everybody who is in the queue, and waits for the evacuator.
 type Ticket struct {
 	number uint64
 	Called chan struct{} // is sent to when the turn has come
-	queued bool          // as tryAdmit left it; the waiter's
+	queued bool          // as TryAdmit left it; the waiter's
 }
 
-// TryAdmit lets s in if memory suffices for all scopes that may be open and s.
-// If not, it returns a ticket, with which s has to try again, when it is called if
-// it is queued, or to give up. T is the ticket of one who tries again.
+// TryAdmit lets s in if memory suffices for s beside all scopes that may be open. If not, it returns a ticket, with
+// which the caller has to try again or give up. If the ticket is queued, the caller tries again when it is called. t
+// is the ticket of an earlier try, or nil.
 func (h *Heap) TryAdmit(s *Scope, t *Ticket) (ok bool, wait *Ticket) {
 	sc, l := &h.Scopes, &h.Logs
 	sc.Mu.Lock()
@@ -171,7 +168,8 @@ func (h *Heap) TryAdmit(s *Scope, t *Ticket) (ok bool, wait *Ticket) {
 		if whole {
 			return true, nil
 		}
-	case !overtakes && min(free, sc.limit-sc.earlier()) >= (sc.admitted+1)*sc.most: // what is free beyond the limit is anybody's
+	// What is free beyond the limit is anybody's.
+	case !overtakes && min(free, sc.limit-sc.earlier()) >= (sc.admitted+1)*sc.most:
 		sc.admitted++
 		s.share = sc.most
 		s.setExtra(ScopeCounted)
@@ -191,8 +189,8 @@ func (h *Heap) TryAdmit(s *Scope, t *Ticket) (ok bool, wait *Ticket) {
 	return false, t
 }
 
-// earlier is what scopes may take that were entered before they had to be
-// admitted. sc.mu must be held.
+// earlier is how many bytes of the reserve the open scopes may take that were entered before scopes had to be
+// admitted. sc.Mu must be held.
 func (sc *scopes) earlier() int {
 	if !sc.early {
 		return 0
@@ -207,7 +205,8 @@ func (sc *scopes) earlier() int {
 	return n * int(sc.allowance.Load())
 }
 
-// promised is how much the scopes that were let in may take, while they are counted. sc.mu must be held.
+// promised is how many bytes of the reserve the scopes that were let in may take; 0 unless scopes have to be
+// admitted. sc.Mu must be held.
 func (sc *scopes) promised() int {
 	if !sc.Counted {
 		return 0
@@ -226,7 +225,7 @@ func (s *Scope) entitled() bool {
 	return int64(s.used) <= s.H.Scopes.allowance.Load()
 }
 
-// wanted is how much those in the queue are going to take.
+// wanted is how many bytes those in the queue are going to take.
 func (sc *scopes) wanted() int {
 	sc.Mu.Lock()
 	defer sc.Mu.Unlock()
@@ -240,7 +239,7 @@ func (sc *scopes) RoomMade() {
 	sc.next()
 }
 
-// next calls the first in the queue. sc.mu must be held.
+// next calls the first in the queue. sc.Mu must be held.
 func (sc *scopes) next() {
 	if len(sc.Queue) > 0 {
 		sc.called++
@@ -249,7 +248,7 @@ func (sc *scopes) next() {
 	}
 }
 
-// giveUp forgets t. If its turn has come, it passes that on.
+// giveUp forgets t. If its turn has come, the turn passes to the next in the queue.
 func (sc *scopes) giveUp(t *Ticket) {
 	sc.Mu.Lock()
 	defer sc.Mu.Unlock()
@@ -269,8 +268,7 @@ func (sc *scopes) Dismiss() {
 	sc.Mu.Unlock()
 }
 
-// learn takes note of how much a scope took, so that more is reserved if scopes
-// take more than was thought.
+// learn takes note of how many bytes a scope took, so that more is reserved if scopes take more than was thought.
 func (h *Heap) learn(used int) {
 	sc := &h.Scopes
 	sc.Mu.Lock()
@@ -286,7 +284,7 @@ func (h *Heap) learn(used int) {
 	}
 }
 
-// decay lets go of what is kept for scopes if they no longer take it.
+// decay reduces the reserve for scopes if they no longer take as much.
 func (h *Heap) decay() {
 	sc := &h.Scopes
 	sc.Mu.Lock()

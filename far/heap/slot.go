@@ -8,13 +8,12 @@ import (
 	"polder/internal/processor"
 )
 
-// NewSlot makes room for an object of n bytes in a log of kind k and writes its header.
-// With s nil it may be followed by a wait for room, in which s may not be: see
-// ErrNoRoom.
+// NewSlot makes room for an object of n bytes in a log of kind k and writes its header. If it fails with ErrNoRoom, a
+// caller without a scope (s is nil) may wait for room; a caller in a scope must leave the scope before it waits.
 func (h *Heap) NewSlot(s *Scope, k Kind, head, tail uint64, n int) (object.Object, uintptr, error) {
 	c := h.Claim(s, object.Size(n))
 	if k == Streamed && c == ForScope {
-		// What is set aside for scopes is enough for the other logs only.
+		// The reserve for scopes is enough for the Scoped logs only, see edges.
 		if o, addr, err := h.slotIn(k, ForMutator, head, tail, n); err == nil {
 			return o, addr, nil
 		}
@@ -56,13 +55,12 @@ func (h *Heap) DropSlot(addr uintptr, n int) {
 	h.Logs.SegmentOf(addr).Live.Add(-int64(object.Size(n)))
 }
 
-// fetchInPlace is the size in bytes from which on far objects are read to where
-// they are to stay, rather than into a buffer. A row of them, that lie side by side in far
-// memory as those do that were evacuated one after another, is read in one piece from
-// smaller sizes on.
+// fetchInPlace is the size in bytes from which on far objects are read directly to where they are to stay, rather
+// than into a buffer. Objects that lie side by side in far memory, as they do when they were evacuated one after
+// another, form a row: it is read in one piece, and its objects may be smaller.
 //
-// They are read into a slot of the logs that is one object, nobody's, as
-// long as the read is under way. Then
+// They are read into a slot of the logs, which is a single object that is nobody's as long as the read is under way.
+// Then
 //
 //	  0  header of the slot
 //	 16  first record: header of 32 bytes, data, padding
@@ -76,13 +74,13 @@ func (h *Heap) DropSlot(addr uintptr, n int) {
 //	...  an object that is nobody's, where the first half of the second record's header was
 //	...  header of the second object
 //
-// so that nothing is copied. It costs 16 bytes of local memory for every object, and 16 more for all
-// of them, which the evacuator wins back when it keeps one.
+// so that nothing is copied. This costs 16 bytes of local memory for every object, and 16 more for the whole row. The
+// evacuator wins them back when it keeps an object, since it moves the object without them.
 const fetchInPlace = 4 << 10
 
-// seatRow makes c a slot of the logs that fs are to be read to, whose records are of the same
-// size and lie side by side, or as many of them as the open segment has room for. It returns
-// how many.
+// seatRow makes c a slot of the logs, into which the flights fs are to be read. Their records have the same size and
+// lie side by side. The slot is for as many of them, from the first on, as the open segment has room for; seatRow
+// returns how many.
 func (h *Heap) seatRow(c *block, fs []*Flight) (n int, err error) {
 	w := &fs[0].Want
 	if c.slot, c.addr, err = h.rowSlot(w.Scope, w.Kind, len(fs), w.N); err != nil {
@@ -100,8 +98,8 @@ func (h *Heap) seatRow(c *block, fs []*Flight) (n int, err error) {
 	return n, nil
 }
 
-// rowSlot makes a slot for n records of each bytes, or for as many of them as the
-// open segment has room for, unless that is not even one.
+// rowSlot makes a slot for n records of each bytes, or for as many of them as the open segment has room for. If it
+// has no room for even one, the slot is in another segment.
 func (h *Heap) rowSlot(s *Scope, k Kind, n, each int) (object.Object, uintptr, error) {
 	if n == 1 {
 		return h.NewSlot(s, k, object.Head(0, each), 0, each)
@@ -114,7 +112,7 @@ func (h *Heap) rowSlot(s *Scope, k Kind, n, each int) (object.Object, uintptr, e
 	return l.Slot(ol, ForMutator, object.Head(0, n*each), 0, n*each)
 }
 
-// rowRoom is how many records of each bytes a slot in ol may be for, at least one.
+// rowRoom is how many records of each bytes fit into the next slot in ol, at least one.
 func (l *Logs) rowRoom(ol *OpenLog, each int) int {
 	ol.Mu.Lock()
 	defer ol.Mu.Unlock()
@@ -131,9 +129,9 @@ func (l *Logs) rowRoomIn(ol *OpenLog, each int) int {
 	return (l.SegSize - object.Header) / each
 }
 
-// layOut makes of the record that f was read to where it stays an object, in front of
-// which another one ends, and of the rest one that is nobody's. Those behind f in its row have been
-// laid out.
+// layOut turns the record that f has read in place into an object, and what is left of the record's area into an
+// object that is nobody's; all of the area if f.Rec is nil. In front of the area the object before it ends. The
+// flights behind f in its row have been laid out already.
 func (f *Flight) layOut() {
 	area := object.Object(f.buf[object.Header:cap(f.buf)])
 	head, tail := object.Head(0, len(area)-object.Header), uint64(0)
@@ -150,7 +148,7 @@ func (f *Flight) layOut() {
 	}
 	atomic.StoreUint64(area.Tail(), tail)
 	area.SetHead(head)
-	if !f.follows { // the first, and so the last that is laid out: others may walk over them now
+	if !f.follows { // f is the first of its row, and the last to be laid out: others may walk over the row now
 		f.block.slot.SetHead(object.Head(0, record.HeaderSize-object.Header))
 	}
 }

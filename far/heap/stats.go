@@ -8,7 +8,7 @@ import (
 	"polder/internal/sizeclass"
 )
 
-// counters are those of the slow paths. Those of the fast ones are the owners'.
+// counters are the counters of the slow paths. The owners have those of the fast ones.
 type counters struct {
 	Fetches, BytesIn, BytesOut         atomic.Uint64
 	evacuated, evacuatedClean          atomic.Uint64
@@ -23,17 +23,17 @@ type Stats struct {
 	BytesIn           uint64 // read from the store
 	BytesOut          uint64 // written to the store, by the evacuator and the cleaner
 	Evacuated         uint64 // entries and objects written to the store and dropped
-	EvacuatedClean    uint64 // those dropped whose far copy was good
+	EvacuatedClean    uint64 // entries and objects dropped because their far copy was good
 	EvacuatedSegments uint64 // local segments emptied
 	CleanedSegments   uint64 // far segments cleaned
-	CleanedBytes      uint64 // of BytesOut, moved by that
+	CleanedBytes      uint64 // of BytesOut, those that were moved by cleaning
 	Lost              uint64 // entries lost with their far memory
 	Corrupt           uint64 // reads that brought other bytes
 	Unreturned        uint64 // far segments that the store did not take back
 	Passes            uint64 // of the evacuator over what scopes keep in place
 
-	// Local memory, in bytes. Lines is how the budget is divided, and sums to it; Resident is what
-	// of it is memory already, and exceeds it only while it shrinks.
+	// Local memory, in bytes. Lines is how the budget is divided, and sums to it. Resident is how much of the budget
+	// is memory already; it exceeds the budget only while that shrinks.
 	Budget, Resident int64
 	Lines            [Lines]int64
 	Index            int64 // of Lines: Tables, Leaves, Words and Nodes
@@ -105,8 +105,7 @@ func (t *Tally) AddLocal(addr uint64, n int, clean bool) {
 // AddFar counts a far record of n bytes.
 func (t *Tally) AddFar(addr uint64, n int) { t.far[addr/t.h.Far.Units] += int64(sizeclass.Round(n)) }
 
-// Audit returns what of the heap's counts does not agree with a tally. Nothing may
-// be under way.
+// Audit returns an error that says where the heap's counts do not agree with the tally. Nothing may be under way.
 func (h *Heap) Audit(t *Tally) error {
 	for i := range t.local {
 		s := &h.Logs.Segs[i]
@@ -133,7 +132,7 @@ func (h *Heap) Audit(t *Tally) error {
 			errs = append(errs, fmt.Errorf("%d bytes of %v, but counted are %d", n, Line(u), l.of[u].Load()))
 		}
 	}
-	// Buffers that there may be, but are not yet, wait until the logs have given back their memory.
+	// Buffers that may be made, but are not made yet, wait until the logs have given back their memory.
 	window := l.window - int64(h.Far.may-h.Far.made)*stagingCost(h.Far.size)
 	if resident := len(l.Segs) - len(l.absent); index != l.index || resident != l.resident ||
 		l.index+window+int64(l.resident)*int64(l.SegSize) > l.budget {

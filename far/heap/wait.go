@@ -7,13 +7,14 @@ import (
 	"time"
 )
 
-// HoldFor is how long buffers are held while there is no room: the janitor may need one to make it.
+// HoldFor is how long callers that wait for room go on holding buffers: the janitor may need a buffer to make room.
 const HoldFor = 100 * time.Millisecond
 
 // WaitRoom waits until the evacuator has made room.
 func (h *Heap) WaitRoom(ctx context.Context) error { return h.WaitFor(ctx, ForMutator, nil) }
 
-// WaitFor is WaitRoom for room that c may use. If it takes long, it calls letGo, which may be nil: the caller gives back what others may need.
+// WaitFor is WaitRoom for room that c may use. If it takes longer than HoldFor, or at once for ForShrink, WaitFor
+// calls letGo, with which the caller gives back what others may need. letGo may be nil.
 func (h *Heap) WaitFor(ctx context.Context, c Claim, letGo func()) error {
 	l := &h.Logs
 	if c == ForMutator && l.isFull() {
@@ -28,7 +29,7 @@ func (h *Heap) WaitFor(ctx context.Context, c Claim, letGo func()) error {
 	switch {
 	case letGo == nil:
 	case c == ForShrink:
-		letGo() // what it reads may be what has to be cleaned
+		letGo() // what the caller reads may lie in a segment that has to be cleaned
 	default:
 		long = time.After(HoldFor)
 	}
@@ -37,7 +38,7 @@ func (h *Heap) WaitFor(ctx context.Context, c Claim, letGo func()) error {
 		case <-r.done:
 			switch {
 			case c == ForMutator && errors.Is(r.err, ErrFull) && l.HasRoom():
-				return nil // it is others who were refused: they wanted more than a segment
+				return nil // others were refused, who wanted more than a segment
 			case r.err != errHeldUp:
 				return r.err
 			}
@@ -64,15 +65,15 @@ func (h *Heap) WaitFor(ctx context.Context, c Claim, letGo func()) error {
 	}
 }
 
-// errHeldUp is what a round of waiting ends with that is to go on: whoever waits first looks
-// whether it holds the scope that the evacuator waits for.
+// errHeldUp ends a round of waiting that is to go on: each waiter looks whether it holds the scope that the evacuator
+// waits for, and joins the next round if it does not.
 var errHeldUp = errors.New("held up")
 
 var errEvacuator = errors.New("cannot wait for local memory in what the evacuator calls, such as ClassConfig.Evacuated: it is the evacuator that makes some; let another goroutine do it")
 
 var errScopeOpen = fmt.Errorf("cannot wait for local memory: %w: leave it first, or use what takes the scope, such as NewIn", ErrScopeOpen)
 
-// GrowIndex takes n bytes of the budget for u, for which it waits for so long.
+// GrowIndex takes n bytes of the budget for the index u, and waits up to wait for them.
 func (h *Heap) GrowIndex(u Line, n int64, wait time.Duration) error {
 	ctx, cancel := context.WithTimeout(h.Ctx, wait)
 	defer cancel()

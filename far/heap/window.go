@@ -15,16 +15,16 @@ import (
 	"polder/internal/sizeclass"
 )
 
-// What becomes far is put into staging buffers, one record behind the other, and a buffer is
-// written when it is full, by a goroutine of its own: the evacuator goes on with the
-// next buffer. When a write has ended, the evacuator tells the owners of the records.
-// The buffers are the window: so much may be in flight. There are few of them as long as
-// writes are fast. If they take longer than slowWrite, the window grows up to an eighth of the budget, so
-// that a store which is far away is written to by its bandwidth and not by its latency.
+// Records that become far are put into staging buffers, one record behind the other. When a buffer is full, it is
+// written by a goroutine of its own, and the evacuator goes on with the next buffer. When a write has ended, the
+// evacuator tells the owners of the records. All the buffers together are the window: they bound how much may be in
+// flight. There are few of them as long as writes are fast. If writes take longer than slowWrite, the window grows,
+// up to an eighth of the budget, so that the bandwidth of a store which is far away limits the writing, and not its
+// latency.
 //
-// A buffer is written to one far segment, and holds what lies there in a row. The writes of a
-// segment are dealt with in order, and after one that failed none of them counts: so
-// what counts in a segment is its beginning, which the cleaner can walk over.
+// A buffer is written to one far segment, and holds what lies there in a row. The writes of a segment are settled in
+// order, and once one of them has failed, none of the later ones counts. So what counts in a segment is its
+// beginning, which the cleaner can walk over.
 
 const (
 	// narrow is how many buffers there are in any case: one is filled while
@@ -32,7 +32,7 @@ const (
 	narrow = 2
 	// widest is the most buffers that there are.
 	widest = 64
-	// slowWrite is how long a write takes, at least, for which the window grows.
+	// slowWrite is how long a write has to take, at least, for the window to grow.
 	slowWrite = time.Millisecond
 	// windowShare is the part of the budget that may be in flight.
 	windowShare = 1.0 / 8
@@ -44,15 +44,15 @@ const (
 type staging struct {
 	mem     []byte
 	pin     int         // of seg, while it is being written
-	used    int         // bytes of it, with the header of a segment that begins with it
-	seg     *FarSegment // where it is to be written, if something is in it,
-	off     int         // and from where on
+	used    int         // bytes of mem, with the segment's header if the segment begins with this buffer
+	seg     *FarSegment // the segment to write it to, if something is in it
+	off     int         // and the offset to write it at
 	sources []source    // of the records in it, in order
-	part    int         // of the window's memory that mem is; immutable
+	part    int         // the number of mem among the parts of the window's memory; immutable
 
 	number uint64 // of the write
-	landed bool   // the write has ended,
-	err    error  // so,
+	landed bool   // the write has ended
+	err    error  // how the write has ended
 	took   time.Duration
 }
 
@@ -80,20 +80,20 @@ type window struct {
 	landing chan *staging
 
 	sent    uint64        // number of the last write
-	suspect uint64        // those up to it were sent before it was known that one of them has failed
-	failed  error         // the last failure
-	fails   int           // how many there were
+	suspect uint64        // writes up to this one were sent before one of them was known to have failed
+	failed  error         // the error of the last write that failed
+	fails   int           // how many writes have failed
 	unmoved int           // records that the cleaner has copied for nothing
-	pace    time.Duration // that a write takes, smoothed
-	last    time.Time     // when one was sent
+	pace    time.Duration // how long a write takes, smoothed
+	last    time.Time     // when the last write was sent
 	leaving int64         // bytes of local records that are in the buffers
 }
 
-// stagingCost is the memory that a staging buffer of n bytes is counted as: its records are at least
-// 48 bytes long, and each has a source.
+// stagingCost is how many bytes of the budget a staging buffer of n bytes takes, with its sources: each record, of at
+// least 48 bytes, has one of 8 bytes.
 func stagingCost(n int) int64 { return int64(n + n/6) }
 
-// windowFor is how many staging buffers a budget is good for: those in flight, and one that is filled
+// windowFor is how many staging buffers a budget is good for: those in flight, and one that is being filled
 // meanwhile.
 func windowFor(budget int64, size int) int {
 	return min(max(int(float64(budget)*windowShare)/size+1, narrow), widest)
@@ -139,8 +139,8 @@ func (f *farLog) fits(n int) bool {
 	return f.open != nil && b != nil && (b.used == 0 || b.seg == f.open) && b.used+n <= len(b.mem) && f.open.End+n <= f.SegSize
 }
 
-// reserve returns room for a record of n bytes that was at from, and its address to be. It
-// counts as live from now on. fits must have said so.
+// reserve returns room for a record of n bytes, which comes from from, and the far address that the record will have.
+// The record counts as live from now on. fits must have reported true.
 func (f *farLog) reserve(n int, from source) ([]byte, uint64) {
 	b, s := f.filling, f.open
 	if b.used == 0 {
@@ -168,8 +168,8 @@ func (b *staging) records(fn func(r record.Record, from source, addr uint64)) {
 	}
 }
 
-// makeFit sees to it that fits says yes to n bytes, and reports whether it has: the store may have
-// no room. It may wait for a buffer.
+// makeFit makes room for n bytes, so that fits reports true, and reports whether it has: the store may have no room.
+// It may wait for a buffer.
 func (h *Heap) makeFit(n int) bool {
 	for !h.Far.fits(n) {
 		h.submit()
@@ -181,8 +181,8 @@ func (h *Heap) makeFit(n int) bool {
 	return true
 }
 
-// refill sees to it that a buffer is being filled. If there is none, it waits until
-// a write has ended, as each does: the store has StoreTimeout for it.
+// refill sees to it that there is a buffer to fill. If it can get none, it waits until a write has ended. Each write
+// ends: the store has StoreTimeout for it.
 func (h *Heap) refill() {
 	f := &h.Far
 	for f.filling == nil {
@@ -232,8 +232,8 @@ func (h *Heap) write(b *staging) {
 	f.landing <- b
 }
 
-// arrived deals with b, whose write has ended, and with those that waited for it, since they were
-// sent to the same segment later.
+// arrived settles b, whose write has ended, unless earlier writes to the same segment are still under way; then b
+// waits for those. It also settles later writes to that segment which have waited for b.
 func (h *Heap) arrived(b *staging) {
 	f := &h.Far
 	b.landed = true
@@ -251,7 +251,7 @@ func (h *Heap) arrived(b *staging) {
 	}
 }
 
-// collect deals with the writes that have ended.
+// collect calls arrived for every write that has ended.
 func (h *Heap) collect() {
 	for {
 		select {
@@ -288,7 +288,7 @@ func (h *Heap) settle(b *staging) {
 			s.Failed, s.End = true, b.off // nobody knows what became of the write
 		}
 		if errors.Is(err, store.ErrSealed) {
-			s.Worn.Store(true) // and another will do, at once
+			s.Worn.Store(true) // another segment will do, at once
 			f.fails++
 			f.failed = err
 		} else {
@@ -310,7 +310,7 @@ func (h *Heap) settle(b *staging) {
 	}
 	failpoint.Hit("far.settled")
 	if !h.Pass.active() {
-		h.Pass.Passes.Add(1) // as far as the numbers of classes are concerned it is a pass
+		h.Pass.Passes.Add(1) // counts as a pass, during which no class's number is used again
 		defer h.Pass.Passes.Add(1)
 	}
 	b.records(func(r record.Record, from source, addr uint64) { h.settleRecord(r, from, addr, s, err == nil) })
@@ -361,7 +361,7 @@ func (h *Heap) settleRecord(r record.Record, from source, addr uint64, s *FarSeg
 	}
 }
 
-// noteTrouble tells those who wait for room whether the store fails.
+// noteTrouble tells those who wait for room whether the store fails; being full is no failure.
 func (h *Heap) noteTrouble() {
 	err := h.Far.err
 	if errors.Is(err, ErrStoreFull) {
@@ -370,8 +370,8 @@ func (h *Heap) noteTrouble() {
 	h.Logs.note(err)
 }
 
-// failedWrite notes the failure of the write of that number. Those that were under way when the first
-// of them failed count as one failure.
+// failedWrite notes that the write of that number has failed. Writes that were under way when the first of them
+// failed count as one failure of the store.
 func (f *farLog) failedWrite(number uint64, err error) {
 	f.failed = err
 	f.fails++
@@ -412,8 +412,8 @@ func (h *Heap) openWith(seg store.Segment) error {
 	return nil
 }
 
-// widen lets the window grow if writes are slow. The memory is the logs': there are more buffers when
-// they have given it back, which the evacuator has them do first.
+// widen lets the window grow if writes are slow. The memory comes from the logs: the evacuator has them give it back
+// first, and makes the buffers when they have.
 func (h *Heap) widen() {
 	f := &h.Far
 	most := min(windowFor(h.Budget.Load(), f.size), f.made+len(f.unused))
@@ -428,7 +428,7 @@ func (h *Heap) widen() {
 	}
 }
 
-// trimWindow gives back the memory of buffers that there need not be any more, and reports whether there were some.
+// trimWindow gives back the memory of buffers that are no longer needed, and reports whether there were any.
 func (h *Heap) trimWindow() (some bool) {
 	f := &h.Far
 	most := windowFor(h.Budget.Load(), f.size)

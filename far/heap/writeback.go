@@ -16,25 +16,26 @@ type backing struct {
 	done   chan error
 	err    error // why some could not be written
 
-	segs    []int // of locked records, that are left
-	objects []int // of others, that are left
-	new     bool  // neither is known yet
+	segs    []int // segments of locked records that are left
+	objects []int // segments of scoped records that are left
+	new     bool  // neither segs nor objects is known yet
 
-	writing  bool // it is being done just now
+	writing  bool // a segment is being written just now
 	reserved bool // what is written goes to the reserve
 }
 
 // failed notes that writing has failed, unless err is nil.
 func (b *backing) failed(err error) { b.err = cmp.Or(b.err, err) }
 
-// saves reports whether the store is full, so that what room it has is for what is written back before a checkpoint: nothing else is evacuated
-// until that has been done.
+// saves reports whether something is being written back, before a checkpoint, in a store that is full. The room that
+// the store has is for that: nothing else is evacuated until it has been done.
 func (h *Heap) saves() bool {
 	return h.backing != nil && (h.backing.reserved || h.limited.Load() || errors.Is(h.Far.err, ErrStoreFull))
 }
 
-// WriteBack writes the locked records that have no far copy, and with scoped set those that scopes keep in place, too. They stay local, but
-// for scoped ones for which there is no room to be moved. What changes meanwhile may be written or not, and what a scope has in use is not.
+// WriteBack writes the locked records that have no far copy, and with scoped set also the records that scopes keep in
+// place. They stay local, except scoped records for which there is no room to be moved. A record that changes
+// meanwhile may be written or not; a record that a scope has in use is not.
 func (h *Heap) WriteBack(ctx context.Context, scoped bool) error {
 	b := &backing{done: make(chan error, 1), new: true, scoped: scoped}
 	return ask(ctx, h, h.backs, b, b.done)
@@ -56,14 +57,15 @@ func ask[T any](ctx context.Context, h *Heap, to chan<- T, what T, answer <-chan
 	}
 }
 
-// pause has the evacuator do nothing from when it has closed began until over is closed.
+// pause asks the evacuator to do nothing: it closes began when it has stopped, and goes on when over is closed.
 type pause struct {
 	began chan error
 	over  chan struct{}
 }
 
-// Pause returns when no record moves any more, and the store is written to by nobody, until resume is called. Nobody may wait for local memory before
-// that, who calls it least of all.
+// Pause stops the evacuator until resume is called. It returns when the evacuator has stopped: then no record moves,
+// and no write to the store is begun or settled. Nobody can wait for local memory until resume; above all, the caller
+// must not.
 func (h *Heap) Pause(ctx context.Context) (resume func(), err error) {
 	p := &pause{make(chan error), make(chan struct{})}
 	resume = func() { close(p.over) }
@@ -74,7 +76,8 @@ func (h *Heap) Pause(ctx context.Context) (resume func(), err error) {
 	return resume, nil
 }
 
-// Dirty is the bytes of the local records of owners that have no far copy. It is the least that there were of late.
+// Dirty is how many bytes of locked records in local memory have no far copy. It is the least that there were of
+// late.
 func (h *Heap) Dirty() (n int64) {
 	l := &h.Logs
 	l.Mu.Lock()
@@ -87,7 +90,7 @@ func (h *Heap) Dirty() (n int64) {
 	return n
 }
 
-// sealAll hands what mutators have open to the evacuator: locked records, and with scoped set all.
+// sealAll hands the open segments to the evacuator: those of locked records, and with scoped set all.
 func (l *Logs) sealAll(scoped bool) {
 	seal := func(ol *OpenLog) {
 		ol.Mu.Lock()
@@ -136,7 +139,7 @@ func (h *Heap) writeSome() {
 	}
 	b.done <- b.err
 	h.backing = nil
-	l.Wake() // who waited meanwhile
+	l.Wake() // for those who waited meanwhile
 }
 
 // listDirty finds the segments in which something has no far copy.
@@ -155,7 +158,7 @@ func (h *Heap) listDirty(b *backing) {
 	}
 }
 
-// hasDirty reports whether a segment of objects has one without a far copy.
+// hasDirty reports whether an object in segment s has no far copy.
 func (l *Logs) hasDirty(s int) (some bool) {
 	l.walk(s, func(r Local, _ uint16) bool {
 		some = object.TailFar(atomic.LoadUint64(object.Object(r.Mem).Tail())) == 0
@@ -164,8 +167,9 @@ func (l *Logs) hasDirty(s int) (some bool) {
 	return some
 }
 
-// writeObjects does some of what WriteBack asks for, of what scopes keep in place: it marks objects, and when those scopes have been left that were open
-// writes them. It reports whether the evacuator has to come back for the rest.
+// writeObjects does some of what WriteBack asks for, with the records that scopes keep in place: it marks objects,
+// and writes them when the scopes that were open then have been left. It reports whether the evacuator has to come
+// back for the rest.
 func (h *Heap) writeObjects() bool {
 	ps, l := &h.Pass, &h.Logs
 	if ps.active() {
@@ -195,7 +199,7 @@ func (h *Heap) writeObjects() bool {
 	return true
 }
 
-// writeBack writes what has no far copy in segment s.
+// writeBack writes the records of segment s that have no far copy.
 func (h *Heap) writeBack(s int, ev *Evacuation) error {
 	l := &h.Logs
 	seg := &l.Segs[s]
