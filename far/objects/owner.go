@@ -212,7 +212,7 @@ func (o *owner) Live(e record.Record, addr uint64) bool {
 		return false
 	}
 	w := Load(o.words.at(e.Number()))
-	size := sizeclass.Round(e.Size()) // a longer record would hide its neighbours, and count for more once it is moved
+	size := sizeclass.Round(e.Size()) // a longer record would hide its neighbours, and count for more once moved
 	if w.Far() {
 		return w.FarAddr() == addr && w.FarSize() == size
 	}

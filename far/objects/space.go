@@ -22,8 +22,7 @@ type Space struct {
 	caches  []wordCache              // of Logs.Objects, and then of Logs.Streams
 	classes atomic.Pointer[[]*Class] // by id; replaced under mu
 	most    int                      // bytes of an object's data; immutable
-	// maxLocal is the most bytes of data of an object in local memory, also of one that is being read into;
-	// immutable.
+	// maxLocal is the most bytes that a local object has, also one that is being read into. It is immutable.
 	maxLocal int
 	keeps    atomic.Bool  // there are classes that outlive the process
 	lacks    atomic.Int64 // see Lacks
