@@ -37,7 +37,7 @@ const (
 	// DefaultSegment is the size of a segment.
 	DefaultSegment = 1 << 20
 
-	block    = 4 << 10 // at least so many bytes are read and written at a time
+	block    = 4 << 10 // bytes: the disk is read and written in whole blocks
 	workers  = 32      // goroutines that read
 	mostRead = 256 << 10
 )

@@ -29,7 +29,7 @@ type segment struct {
 type ends struct {
 	mu   sync.Mutex
 	of   [mostEnds]end // guarded by mu
-	next int           // the element of of that is replaced next; guarded by mu
+	next int           // which element of of is replaced next; guarded by mu
 }
 
 type end struct {

@@ -24,8 +24,9 @@ import (
 //	  u32 length of its layout, the layout, u32 length of its state, the state
 //	u32 pages of words; for each: u8 what follows:
 //	  awake: u16 words; for each: u16 place in the page, u64 word
-//	  away: u64 number of the word of the page's object; a u64 for each 64 words of the page: those in use; and again:
-//	    those to be freed; u16 words that become those of unused objects; for each: u16 place, u16 class
+//	  away: u64 number of the word of the page's object; for each group of 64 words: u64 the words that are in use;
+//	    for each group: u64 the words that are to be freed; u16 words that become those of unused objects;
+//	    for each of them: u16 place in the page, u16 class
 //	u32 objects without a far copy; for each: u64 number of the word, u16 class, u32 length, the bytes
 //
 // A page that is away may have words of classes that do not outlive the process. They are freed when the page is

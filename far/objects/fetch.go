@@ -13,7 +13,7 @@ import (
 // to where they stay. Smaller ones are read into a buffer and copied.
 const extentLeast = 1 << 10
 
-// wantOf is the far object of p, whose word is w, as something to be fetched.
+// wantOf says what to fetch to get the far object of p, whose word is w.
 func (sp *Space) wantOf(p *uint64, w Word, what int) heap.Want {
 	c := sp.class(w.FarClass())
 	want := heap.Want{
@@ -113,7 +113,7 @@ func (sp *Space) tooLate(ctx context.Context) error {
 // up.
 const prefetchTries = 3
 
-// Prefetch brings those objects into local memory that are far and whose words have the numbers refs, as
+// Prefetch brings the objects of refs, which are numbers of words, into local memory if they are far, as
 // far.Heap.Prefetch says. It passes over a 0.
 func (sp *Space) Prefetch(ctx context.Context, refs []uint64) error {
 	for _, r := range refs {
@@ -163,9 +163,9 @@ func (sp *Space) awaitOthers(ctx context.Context, refs []uint64) (waited bool, e
 	return waited, nil
 }
 
-// Fetch brings those objects of refs that are far into local memory, but for those that others are fetching, and
-// returns how many it has read. Somebody waits for the object of word asked, unless asked is 0. Unless it is patient,
-// Fetch returns early rather than wait for a buffer, or wait long for local memory (then with heap.ErrNoRoom).
+// Fetch brings the objects of refs that are far into local memory, except those that others are fetching, and returns
+// how many it has read. Somebody waits for the object of word asked, unless asked is 0. Unless it is patient, Fetch
+// returns early rather than wait for a buffer, or wait long for local memory (then with heap.ErrNoRoom).
 func (sp *Space) Fetch(ctx context.Context, refs []uint64, what int, asked uint64, patient bool) (read int, err error) {
 	if err := sp.core.Begin(); err != nil {
 		return 0, err
@@ -312,8 +312,8 @@ func errOr(err, other error) error {
 	return other
 }
 
-// Replace makes the new object at addr, of class c, the object of p if the one that p has is far, or zero, or lost;
-// otherwise it drops the new object. It reports whether it has replaced the old one.
+// Replace makes the new object at addr, of class c, the object of p if p's object is far, zero or lost; otherwise it
+// drops the new object. It reports whether it has replaced p's object.
 func (sp *Space) Replace(p *uint64, addr uintptr, c *Class) bool {
 	for {
 		w := Load(p)

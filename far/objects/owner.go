@@ -130,8 +130,8 @@ func (o *owner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written, 
 }
 
 // stay gives a marked object the far copy that was written to addr, and keeps it local. It reports whether the object
-// is still the one that was written. An object cannot become clean where it lies, because others look at that without
-// a fence (see object.Object): so stay moves it or, without room for that, makes it far.
+// is still the one that was written. An object cannot become clean where it lies, because mutators look without a
+// fence whether it is (see object.Object): so stay moves the object or, without room for that, makes it far.
 func (sp *Space) stay(p *uint64, w Word, from object.Object, c *Class, addr uint64) bool {
 	n := len(from) - object.Header
 	to, at, err := sp.core.NewSlot(nil, heap.Scoped, from.Head(), object.NewTail(addr, c.Owner()), n)

@@ -20,7 +20,7 @@ func (sp *Space) Each(c *Class, fn func(p *uint64)) {
 
 // eachOf is Each for a page of words.
 func (sp *Space) eachOf(s *heap.Scope, page uint64, c *Class, fn func(p *uint64)) {
-	// In a scope an object moves once at the most, to where it then stays.
+	// While the scope is open an object moves at most once, to where it then stays.
 	sp.core.EnterAtOnce(s)
 	defer s.Leave()
 	ws := sp.words.page(page)

@@ -69,7 +69,7 @@ type pageState struct {
 // laterWords is what becomes of the words of a page that is asleep when it is woken.
 type laterWords struct {
 	freed [pageGroups]uint64
-	zero  map[uint16]uint16 // the class of each word that is to become that of an unused object
+	zero  map[uint16]uint16 // words, by their place in the page, that become those of unused objects of this class
 }
 
 const (
@@ -77,15 +77,14 @@ const (
 	// pageStateSize is what a page's state takes of the budget.
 	pageStateSize = 16
 
-	// sleepShare says that words may have one part in so many of the budget before pages go.
+	// sleepShare: pages go far while words take more than 1/sleepShare of the budget.
 	sleepShare = 32
 	// sweepPages is how many pages are looked at in one sweep.
 	sweepPages = 4096
 	// newAge and wokenAge are the ages of pages that are new, and that have been woken.
 	newAge, wokenAge = 1, 3
-	// overlayShare says that overlay has one part in so many of the budget, and the reserve another: at least
-	// leastOverlay pages, and at most mostOverlay. Adjacent pages share one mapping of the process, at most as many
-	// as overlay has pages.
+	// overlayShare: overlay and the reserve take 1/overlayShare of the budget each, but at least leastOverlay pages,
+	// and at most mostOverlay. Adjacent pages share one mapping of the process, at most as many as overlay has pages.
 	overlayShare              = 256
 	leastOverlay, mostOverlay = 4, 512
 	// mostRuns is how many stretches of pages overlay may be mapped to. Each takes two of the 65,530 mappings that a
@@ -212,7 +211,8 @@ func fill(ws []uint64, w Word) {
 // overlaid is how many pages overlay has.
 func (z *sleeper) overlaid() int { return len(z.words.Bytes()) / pageBytes }
 
-// sweep looks at up to sweepPages pages, and sends those that may go, until it is not due any more.
+// sweep looks at up to sweepPages pages, and sends those that may go, for as long as words take more than their
+// share.
 func (z *sleeper) sweep(ctx context.Context) error {
 	if err := z.ready(); err != nil {
 		return err
@@ -311,8 +311,8 @@ func (z *sleeper) keep(ctx context.Context, ws []uint64) (uint64, error) {
 	}
 }
 
-// replace has the object of word n take the place of a page, whose words then are asleep. It reports false, and
-// changes nothing, if the page may not go now, or its words are not what they were.
+// replace puts a page to sleep whose words, were, have been copied to the object of word n. It reports false, and
+// changes nothing, if the words have changed meanwhile, or the page may not go now.
 func (z *sleeper) replace(page, n uint64, were *[WordsPerPage]uint64) bool {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -429,8 +429,8 @@ func (sp *Space) lost() error {
 	return e
 }
 
-// pointers is how many words are in use, but for those of pages' objects and those that will be freed when their page
-// is woken.
+// pointers is how many words are in use, without the words of pages' objects, and without words that will be freed
+// when their page is woken.
 func (z *sleeper) pointers() int {
 	z.mu.Lock()
 	defer z.mu.Unlock()

@@ -124,8 +124,8 @@ func (sp *Space) awaken(ctx context.Context, page uint64) error {
 	})
 }
 
-// Learn is for heap.Host. It wakes the pages of those of rs that are alive. No page goes far until Learn is called
-// without any.
+// Learn is for heap.Host. It wakes every page that is asleep and has the word of a living object among rs. Until
+// Learn is called without any rs, no page goes far.
 func (sp *Space) Learn(ctx context.Context, rs []heap.Suspect) error {
 	z := &sp.sleep
 	z.mu.Lock()

@@ -17,7 +17,7 @@ type page struct {
 	level   uint16 // above the leaves, which are 0
 	n       uint16 // records
 	records uint16 // bytes from the first record to the end of body
-	dead    uint16 // those of them that were of records since removed
+	dead    uint16 // bytes among these of records that were removed
 	body    [bodySize]byte
 }
 

@@ -433,7 +433,7 @@ func (o *op) tidy(key []byte) {
 		if other == i {
 			left, right = right, left
 		}
-		if right.pg.level > 0 { // the key of its first child is empty; the parent has the right one
+		if right.pg.level > 0 { // the parent has the key of the first child, which is empty in right
 			_, first := right.pg.at(0)
 			left.pg.insert(int(left.pg.n), up.pg.key(i+1), first)
 			right.pg.remove(0)

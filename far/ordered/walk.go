@@ -13,8 +13,8 @@ type walk struct {
 	o    *op
 	back bool
 
-	// The keys that are still to come are those that are not less than from or, with back set, those that are less
-	// than from, where nil is greater than all.
+	// Still to come are the keys that are not less than from or, with back set, those that are less; a nil from is
+	// then greater than all keys.
 	from  []byte
 	until []byte // the walk ends before it, if it is not nil
 	done  bool   // nothing is to come

@@ -50,9 +50,9 @@ var ErrOvertaken = farlog.ErrPinBroken
 // readBytes is how many bytes of a segment are read at a time, or more if a record is longer.
 const readBytes = 256 << 10
 
-// NewSnapshot returns a snapshot of the pinned checkpoint of a heap with segments of size bytes. For each segment, by
-// its position, have is how many bytes whoever reads has from an earlier snapshot of the heap; these are left out.
-// Close ends the pin, and so does NewSnapshot if it fails.
+// NewSnapshot returns a snapshot of the pinned checkpoint of a heap with segments of size bytes. Have says how many
+// bytes of each segment, by its position, the reader has already from an earlier snapshot of the heap; the snapshot
+// leaves these out. Close ends the pin, and so does NewSnapshot if it fails.
 func NewSnapshot(ctx context.Context, pin *farlog.Pinned, size int, have map[uint64]uint64) (*Snapshot, error) {
 	s := &Snapshot{pin: pin, heap: pin.Root.Heap, size: size, have: have, mem: make([]byte, min(readBytes, size))}
 	if err := s.begin(ctx); err != nil {
@@ -95,7 +95,7 @@ func (s *Snapshot) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// begun is how many bytes of a segment are left out, since whoever reads has them.
+// begun is how many bytes of a segment are left out, since the reader has them.
 func (s *Snapshot) begun(k *farlog.Kept) int { return int(min(s.have[k.Position], uint64(k.Written))) }
 
 // Heap is the number of the heap. No other heap has the same number, except those that were loaded from a snapshot of

@@ -29,14 +29,14 @@ type FindRequest struct {
 	Finds  []Find
 }
 
-// A Place says where the segment is that far addresses call by Number.
+// A Place says where a segment is. Far addresses call the segment by its Number.
 type Place struct {
 	Number uint32
 	Chunk  uint32 // the node's number of its first chunk
 	Seed   uint32
 }
 
-// A Find asks for the entry whose key has the hash Hash, by a leaf that knows it.
+// A Find asks for an entry by the hash of its key, and says where the leaf is that knows the entry.
 type Find struct {
 	Chunk uint32 // the node's number of the first chunk of the leaf's segment
 	Seed  uint32 // of that segment

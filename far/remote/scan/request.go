@@ -313,7 +313,7 @@ func (r *Request) FilterSize() (n int) {
 	return n
 }
 
-// Gather appends the elements to out that the runs ask for. If several runs in a row are of the same record, it reads
+// Gather appends to out the elements that the runs ask for. If several runs in a row are of the same record, it reads
 // and checks that record once.
 //
 // Preconditions: those of look.
