@@ -40,8 +40,8 @@ type sleeper struct {
 
 	class    atomic.Pointer[Class] // of pages' objects; nil until the first page is about to go
 	restored *Class                // the same class, if it is from a checkpoint; immutable once the heap is open
-	// fetching counts, for a page and all others that share its place here, the objects that somebody is fetching. If
-	// the page went far meanwhile, whoever fetches would have to begin again, and again.
+	// fetching counts, for a page and all others that share its place here, the misses that are being fetched. If the
+	// page went far meanwhile, whoever waits would have to begin again, and again.
 	fetching [256]atomic.Int32
 	leaked   atomic.Bool // pages have been lost, and what they referred to counts as live
 
