@@ -10,19 +10,20 @@ import (
 	"polder/far/store"
 )
 
-// copyRoot is what the root of a directory begins with that has copies of a heap at nodes, and no heap of its own. An identity follows, so that what
-// lies here is never taken for what lies in a directory of the same name elsewhere.
+// copyRoot is what a directory's root begins with if the directory has copies of what a heap keeps at nodes, and no
+// heap of its own. An identity follows: by that, what lies here is never taken for what lies in a directory of the
+// same name elsewhere.
 const copyRoot = "copies "
 
-// Copies is what a place of a store of copies (package copies) needs: a directory that has what nodes have, so that it survives a loss of power. A write has reached the disk
-// when it returns.
+// Copies is the store of a place for package copies: a directory that has what nodes have, too, so that it survives a
+// loss of power. A write has reached the disk when it returns.
 type Copies struct {
 	*Store
 	name string
 }
 
-// OpenCopies opens the directory of cfg, of which Fresh and Sync are not used, with segments of the size of cfg. It fails with ErrInUse
-// if another process has it open.
+// OpenCopies opens the directory of cfg, whose segments have to be of cfg.SegmentSize. It ignores Fresh and Sync. It
+// fails with ErrInUse if another process has the directory open.
 func OpenCopies(cfg Config) (*Copies, error) {
 	cfg.Fresh, cfg.Sync = false, true
 	size := cfg.SegmentSize
@@ -46,7 +47,7 @@ func OpenCopies(cfg Config) (*Copies, error) {
 	return &Copies{s, store.DiskName + string(s.root[len(copyRoot):])}, nil
 }
 
-// Name is that of the directory among all that there ever were.
+// Name is the name of the directory, which no other directory has ever had.
 func (c *Copies) Name() string { return c.name }
 
 // Alloc implements store.Store.
@@ -75,10 +76,11 @@ func (c *Copies) Read(ctx context.Context, ops []store.ReadOp) {
 	c.Store.Read(ctx, ops)
 }
 
-// copySegment is a segment that is left alone when the disk does not answer.
+// copySegment is a segment to which writes can be given up when the disk does not answer.
 type copySegment struct{ *segment }
 
-// Write implements store.Segment. When ctx ends it may still take effect, but not after a later write: they wait for each other.
+// Write implements store.Segment. When ctx ends it returns, and the write may still take effect. Writes to a segment
+// wait for each other.
 func (g *copySegment) Write(ctx context.Context, p []byte, off int) error {
 	return g.Start(ctx, p, off, func() {}).End(ctx)
 }
@@ -103,7 +105,7 @@ func (g *copySegment) Start(ctx context.Context, p []byte, off int, landed func(
 
 // flight is a write under way.
 type flight struct {
-	done chan struct{} // closed when err is what became of it
+	done chan struct{} // closed once err says how the write has ended
 	err  error
 }
 

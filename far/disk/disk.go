@@ -23,13 +23,13 @@ type Config struct {
 	Dir string
 	// Size is the most bytes of segments. Zero means as many as the disk has room for.
 	Size int64
-	// SegmentSize is the size of a segment in bytes, a power of two. What is there already keeps that it was made
-	// with. Zero means 1 MiB.
+	// SegmentSize is the size of a segment in bytes, a power of two. If the directory has a root, the size that it
+	// says counts instead. Zero means 1 MiB.
 	SegmentSize int
-	// Fresh has the store begin empty, whatever is there, and leave nothing when it is closed. It refuses a directory with a
-	// heap that is kept.
+	// Fresh makes the store begin empty, whatever is there, and remove its data when it is closed. Open then refuses
+	// a directory with a heap that is kept.
 	Fresh bool
-	// Sync has each write return when it survives a loss of power, and not only when the next root is kept.
+	// Sync makes writes survive a loss of power as soon as they return, and not only when the next root is kept.
 	Sync bool
 }
 
@@ -37,7 +37,7 @@ const (
 	// DefaultSegment is the size of a segment.
 	DefaultSegment = 1 << 20
 
-	block    = 4 << 10 // what is read and written at a time, at least
+	block    = 4 << 10 // bytes: the disk is read and written in whole blocks
 	workers  = 32      // goroutines that read
 	mostRead = 256 << 10
 )
@@ -59,13 +59,13 @@ type Store struct {
 
 	mu    sync.Mutex
 	root  []byte     // nil if there is none
-	slots []*segment // nil where nobody has borrowed, under mu
-	old   []bool     // slots that an earlier process has used, and nobody has opened again, under mu
-	free  []int      // without room on the disk, under mu
-	ready []int      // with some, that has been written to, under mu
-	lent  int        // under mu
+	slots []*segment // nil where nobody has borrowed; under mu
+	old   []bool     // slots that an earlier process has used, and nobody has opened again; under mu
+	free  []int      // slots that nobody has, without room on the disk; under mu
+	ready []int      // slots that nobody has, with room that has been written to; under mu
+	lent  int        // slots that are borrowed; under mu
 
-	quit chan struct{} // closed when the store is
+	quit chan struct{} // closed when the store is closed
 }
 
 // Open opens the directory of cfg. It fails with ErrInUse if another process has it open.
@@ -145,7 +145,7 @@ func (s *Store) openData() (err error) {
 	return nil
 }
 
-// Close closes the store, whose segments must not be used any more. One that is Fresh leaves nothing behind.
+// Close closes the store, whose segments must not be used any more. If the store is Fresh, its data is removed.
 func (s *Store) Close() error {
 	close(s.jobs)
 	close(s.quit)
@@ -171,7 +171,7 @@ func (s *Store) closeFiles() error {
 	return errors.Join(errs...)
 }
 
-// Direct reports whether the page cache is left out.
+// Direct reports whether reads and writes bypass the page cache.
 func (s *Store) Direct() bool { return s.direct }
 
 // SegmentSize implements store.Store.
@@ -245,12 +245,12 @@ func (s *Store) giveBack(slot int) error {
 	return s.discard(slot)
 }
 
-// discard takes the room of a slot from the file. s.mu must be held.
+// discard gives the room of a slot back to the file system. s.mu must be held.
 func (s *Store) discard(slot int) error {
 	size := int64(s.cfg.SegmentSize)
 	err := unix.Fallocate(int(s.data.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(slot)*size, size)
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		err = nil // it will be used again
+		err = nil // the room is used again with the slot
 	}
 	if err == nil {
 		s.free = append(s.free, slot)
@@ -335,7 +335,8 @@ func (s *Store) SetRoot(_ context.Context, root []byte) error {
 	return nil
 }
 
-// replace has the file at path contain b and survive a power cut, or be as it was.
+// replace makes b the contents of the file at path, safe from a power cut. If it fails, the file has all of b, or
+// what it had before.
 func replace(path string, b []byte) (err error) {
 	tmp := path + ".new"
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
@@ -393,5 +394,5 @@ func (s *Store) Prune(context.Context) error {
 	return nil
 }
 
-// Wants implements heap.Keeper. What lies on the disk is not moved.
+// Wants implements store.Keeper. What lies on the disk is not moved.
 func (s *Store) Wants() bool { return false }

@@ -15,18 +15,18 @@ import (
 
 // Info is what is known of a heap without opening it.
 type Info struct {
-	Bytes       int64       // that it takes on the disk, with what lies beside it in its directory
+	Bytes       int64       // bytes that the heap takes on the disk, with all else in its directory
 	Checkpoint  time.Time   // when its last checkpoint was taken
-	Root        record.Root // of that
+	Root        record.Root // of that checkpoint
 	SegmentSize int
-	InUse       bool // a process has it open
+	InUse       bool // a process has the heap open
 }
 
 // ErrNoHeap: a directory has no heap that is kept.
 var ErrNoHeap = errors.New("there is no heap that is kept")
 
-// Inspect says what is in a directory. It disturbs nobody who has it open. What is wrong with the root is its error,
-// beside which Info has all else.
+// Inspect says what is in a directory. It disturbs nobody who has it open. If something is wrong with the root,
+// Inspect returns that as an error, and an Info with all else.
 func Inspect(dir string) (info Info, err error) {
 	st, err := os.Stat(filepath.Join(dir, "root"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -60,7 +60,7 @@ func Inspect(dir string) (info Info, err error) {
 	return info, err
 }
 
-// taken is how many bytes the files of dir take on the disk. What goes meanwhile takes none.
+// taken is how many bytes the files of dir take on the disk. A file that goes away meanwhile counts as none.
 func taken(dir string) (n int64) {
 	_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		var st unix.Stat_t
@@ -85,7 +85,7 @@ func Remove(dir string) error {
 	if err := lockFile(lock); err != nil {
 		return fmt.Errorf("cannot remove %s: %w", dir, err)
 	}
-	// Without its root it is no heap, whatever becomes of the rest.
+	// Without a root the directory has no heap, whatever becomes of the rest.
 	return errors.Join(os.Remove(filepath.Join(dir, "root")), os.RemoveAll(dir))
 }
 

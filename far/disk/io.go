@@ -19,27 +19,29 @@ type segment struct {
 	slot  int
 	lost  chan struct{} // never closed
 
-	mu    sync.Mutex // held by who writes: what is written side by side may share a block
-	fresh bool       // no earlier process has written to it
-	end   int        // up to where this one has, perhaps; guarded by mu
+	mu    sync.Mutex // held by whoever writes: adjacent writes may share a block
+	fresh bool       // Alloc has lent it: what an earlier borrower has written does not count
+	end   int        // this borrower may have written up to here, and never beyond; guarded by mu
 }
 
-// ends are the blocks with which the last writes have ended, so that who writes on in the same block, as to a log, need not read it.
+// ends are the blocks in which the last writes to some segments have ended: whoever writes on in the same block, as
+// to a log, need not read it.
 type ends struct {
 	mu   sync.Mutex
 	of   [mostEnds]end // guarded by mu
-	next int           // which is replaced next; guarded by mu
+	next int           // which element of of is replaced next; guarded by mu
 }
 
 type end struct {
 	seg *segment // nil if there is none
-	at  int      // of the block
+	at  int      // where the block begins in the segment
 	b   [block]byte
 }
 
 const mostEnds = 8
 
-// keep takes note of how a write to g has ended: with a block at an offset, of which b is what was written, or unknown if b is nil.
+// keep notes that the last write to g has ended in the block at offset at, which now has the contents b. If b is nil,
+// keep forgets the block that it noted for g.
 func (e *ends) keep(g *segment, at int, b []byte) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -56,7 +58,7 @@ func (e *ends) keep(g *segment, at int, b []byte) {
 	copy(e.of[i].b[:], b)
 }
 
-// get copies the block of g at an offset to b, if it is known.
+// get copies the block of g at an offset to b, and reports whether it is known.
 func (e *ends) get(b []byte, g *segment, at int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -69,7 +71,7 @@ func (e *ends) get(b []byte, g *segment, at int) bool {
 	return false
 }
 
-// had gives b, a block at an offset, what it has had so far. g.mu must be held.
+// had fills b with what the block of g at an offset has so far. g.mu must be held.
 func (g *segment) had(b []byte, at int) error {
 	switch {
 	case g.fresh && at >= g.end: // nothing
@@ -123,7 +125,7 @@ func (g *segment) Write(_ context.Context, p []byte, off int) error {
 		begin := off / block * block
 		n := min(len(p), len(buf)-(off-begin))
 		b := buf[:(off-begin+n+block-1)/block*block]
-		// Of the blocks at the ends others may have a part.
+		// The first and the last block may have bytes of other writes.
 		if off > begin {
 			err = g.had(b[:block], begin)
 		}
@@ -148,7 +150,7 @@ func (g *segment) Write(_ context.Context, p []byte, off int) error {
 	return nil
 }
 
-// job is reads whose blocks lie side by side.
+// job is reads of one segment whose blocks are adjacent.
 type job struct {
 	ops  []*store.ReadOp
 	done *sync.WaitGroup
@@ -194,7 +196,7 @@ func (s *Store) work() {
 	}
 }
 
-// read does reads whose blocks lie side by side, in order.
+// read carries out reads of one segment whose blocks are adjacent, in order.
 func (s *Store) read(ops []*store.ReadOp) {
 	buf, err := s.buffer()
 	if err == nil {
@@ -210,7 +212,7 @@ func (s *Store) read(ops []*store.ReadOp) {
 	}
 }
 
-// readOne does one read, of any length.
+// readOne carries out one read, of any length.
 func (s *Store) readOne(buf []byte, op *store.ReadOp) error {
 	g := op.Seg.(*segment)
 	if op.Off < 0 || op.Off > s.cfg.SegmentSize || len(op.Buf) > s.cfg.SegmentSize-op.Off {
@@ -229,7 +231,7 @@ func (s *Store) readOne(buf []byte, op *store.ReadOp) error {
 	return nil
 }
 
-// readRun does reads that fit into buf together.
+// readRun carries out reads that fit into buf together.
 func (s *Store) readRun(buf []byte, ops []*store.ReadOp) error {
 	g, begin, end := ops[0].Seg.(*segment), ops[0].Off/block*block, 0
 	for _, op := range ops {
@@ -285,7 +287,7 @@ func (s *Store) pwrite(b []byte, at int64) error {
 	return err
 }
 
-// buffer returns a buffer, for which it waits if all are in use; it has to come back to s.bufs.
+// buffer returns a buffer, and waits for one if all are in use. The caller has to send it back to s.bufs.
 func (s *Store) buffer() ([]byte, error) {
 	b := <-s.bufs
 	if b == nil {

@@ -2,12 +2,14 @@ package disk
 
 import "time"
 
-// What is written to blocks that were only reserved has the file system change its metadata, which a write that is to survive a loss of power
-// has to wait for: of 4 KiB to a log on ext4, 190 us in the place of 110. So a store with Config.Sync lends slots that have been written to
-// before: it keeps some that were given back, and has a few filled with zeros in advance.
+// When a block is written that was only reserved before, the file system changes its metadata, and a write that is to
+// survive a loss of power has to wait for that: one of 4 KiB to a log on ext4 takes 190 us instead of 110. So a store
+// with Config.Sync lends slots that have been written to before: it keeps some that were given back, and fills a few
+// with zeros in advance.
 
 const (
-	// mostReady is how many slots are kept that were given back, and leastReady from how few on others are filled, one every fillEvery.
+	// Up to mostReady slots are kept that were given back. While fewer than leastReady are ready, others are filled
+	// with zeros, one every fillEvery.
 	mostReady  = 32
 	leastReady = 4
 	fillEvery  = 50 * time.Millisecond
@@ -37,7 +39,8 @@ func (s *Store) fill() {
 	}
 }
 
-// fillOne makes a slot ready if there are too few. If it cannot, as when the disk is full, whoever borrows is told.
+// fillOne makes a slot ready if there are too few. If it cannot, for example because the disk is full, whoever
+// borrows is told.
 func (s *Store) fillOne() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,7 +52,7 @@ func (s *Store) fillOne() {
 	if err != nil {
 		return
 	}
-	s.lent++ // meanwhile
+	s.lent++ // it counts as borrowed meanwhile
 	s.mu.Unlock()
 	err = s.zero(slot)
 	s.mu.Lock()
@@ -57,7 +60,7 @@ func (s *Store) fillOne() {
 	if err == nil {
 		s.ready = append(s.ready, slot)
 	} else {
-		_ = s.discard(slot) // it takes room until the store is opened again
+		_ = s.discard(slot) // if that fails, too, the slot takes room until the store is opened again
 	}
 }
 

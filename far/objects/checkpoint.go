@@ -14,20 +14,23 @@ import (
 	"polder/far/record"
 )
 
-// The part of a checkpoint that is of objects says of each word that is in use what it is, but of those that are asleep only where their page is. It is
-// taken while the evacuator does nothing, so that none moves, and behind the part that says how much lives in each segment: what lives meanwhile
-// only becomes less. It is of the classes that outlive the process, and is
+// The objects' part of a checkpoint says what each word that is in use is; of words that are asleep it only says
+// where their page is. It is taken while the evacuator does nothing, so that no object moves, and after the part that
+// says how much lives in each segment: between the two, what lives only becomes less. It is about the classes that
+// outlive the process, and is
 //
-//	u32 numbers of classes; u32 classes; for each: u16 number, u8 kind of far record, u64 the class's Born, u32 size of its objects, 2^32-1 if they differ,
-//	  u16 length of its name, the name, u32 length of its layout, the layout, u32 length of its state, the state
+//	u32 numbers of classes; u32 classes; for each: u16 number, u8 kind of far record, u64 the class's Born,
+//	  u32 size of its objects, 2^32-1 if they differ, u16 length of its name, the name,
+//	  u32 length of its layout, the layout, u32 length of its state, the state
 //	u32 pages of words; for each: u8 what follows:
 //	  awake: u16 words; for each: u16 place in the page, u64 word
-//	  away: u64 number of the word of the page's object, and of its words u64 for each 64: those in use, and the same: those to be freed; u16 words
-//	    that become unused objects; for each: u16 place, u16 class
+//	  away: u64 number of the word of the page's object; for each group of 64 words: u64 the words that are in use;
+//	    for each group: u64 the words that are to be freed; u16 words that become those of unused objects;
+//	    for each of them: u16 place in the page, u16 class
 //	u32 objects without a far copy; for each: u64 number of the word, u16 class, u32 length, the bytes
 //
-// In a page that is away there may be words of classes that do not outlive the process. They are freed when it is woken; until there is no such page
-// nobody gets the numbers of those classes.
+// A page that is away may have words of classes that do not outlive the process. They are freed when the page is
+// woken. Nobody gets the numbers of those classes before a checkpoint is loaded that has no page away.
 
 const (
 	pageAwake = iota
@@ -40,7 +43,7 @@ func (sp *Space) Keeps() bool { return sp.keeps.Load() }
 // Outlives reports whether the class is part of checkpoints.
 func (c *Class) Outlives() bool { return c.cfg.Outlives || c.kind == record.Page }
 
-// isGone reports whether w is of an object of the process before, of a class that did not outlive it.
+// isGone reports whether w is the word of an object of a class that did not outlive the process before.
 func (sp *Space) isGone(w Word) bool {
 	switch {
 	case w.Far():
@@ -51,14 +54,15 @@ func (sp *Space) isGone(w Word) bool {
 	return false
 }
 
-// SetState has state say what is to be kept with the class, from now on. It is called while a checkpoint is taken, and must wait for nothing.
+// SetState sets the function that says what is kept with the class. It is called while a checkpoint is taken, with
+// sp.mu held, and must not wait.
 func (sp *Space) SetState(c *Class, state func() []byte) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	c.state = state
 }
 
-// State is what was kept with the class, nil if that is nothing.
+// State is what is kept with the class, nil if that is nothing.
 func (sp *Space) State(c *Class) []byte {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -68,7 +72,8 @@ func (sp *Space) State(c *Class) []byte {
 	return c.state()
 }
 
-// claim returns the class of a name that is from a checkpoint and nobody has asked for; nil if there is none. sp.mu must be held.
+// claim opens the class with cfg's name if it is from a checkpoint and nobody has asked for it yet. It returns nil if
+// there is no such class, and fails if that has another layout or size. sp.mu must be held.
 func (sp *Space) claim(cfg Config, size int, kind record.Kind) (*Class, error) {
 	old := *sp.classes.Load()
 	for i, was := range old {
@@ -85,7 +90,7 @@ func (sp *Space) claim(cfg Config, size int, kind record.Kind) (*Class, error) {
 	return nil, nil
 }
 
-// become makes c the class with its number. sp.mu must be held.
+// become makes c the class with number id. sp.mu must be held.
 func (sp *Space) become(id int, c *Class) {
 	classes := slices.Clone(*sp.classes.Load())
 	classes[id] = c
@@ -95,7 +100,8 @@ func (sp *Space) become(id int, c *Class) {
 // Again reports whether the class is from a checkpoint, and not new.
 func (c *Class) Again() bool { return c.again }
 
-// Disown makes a class that NewClass has returned, and of which nothing was used, what it was before: one that nobody has asked for, or none.
+// Disown undoes NewClass for a class that was not used since: a class from a checkpoint becomes one that nobody has
+// asked for again, and a new class is retired.
 func (sp *Space) Disown(c *Class) {
 	if !c.again {
 		sp.Retire(c)
@@ -106,10 +112,11 @@ func (sp *Space) Disown(c *Class) {
 	sp.become(int(c.ID), &Class{ID: c.ID, Born: c.Born, Size: c.Size, kind: c.kind, cfg: Config{Name: c.cfg.Name, HotBits: 1, Outlives: true, Layout: c.cfg.Layout}, state: c.state, kept: true})
 }
 
-// Freeze appends what a checkpoint says of objects to b, within its capacity; or, if that is too small, returns how much it takes. The evacuator does nothing meanwhile.
+// Freeze appends the objects' part of a checkpoint to b, within b's capacity. If that is too small, it returns a
+// capacity that should be enough as need. The evacuator does nothing meanwhile.
 func (sp *Space) Freeze(b []byte) (_ []byte, need int64) {
 	z, t := &sp.sleep, &sp.words
-	z.mu.Lock() // first: from now on no word of another class goes far
+	z.mu.Lock() // first: no page goes far any more with words of a class that is not among f.classes
 	defer z.mu.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -139,7 +146,8 @@ func (sp *Space) Freeze(b []byte) (_ []byte, need int64) {
 	return f.encodeDirty(b), 0
 }
 
-// Lacks is how many objects were lost of those that the last checkpoint should have, as far as their words are awake.
+// Lacks is how many of the objects that the last checkpoint should have were lost, not counting those whose words
+// were asleep.
 func (sp *Space) Lacks() int { return int(sp.lacks.Load()) }
 
 // freezing is the making of a checkpoint.
@@ -178,7 +186,8 @@ func (f *freezing) encodeClasses() {
 	binary.LittleEndian.PutUint32(f.b[at:], n)
 }
 
-// walk calls emit for each page, with the most bytes that it takes and what appends them. What is dirty it notes. z.mu and t.mu must be held.
+// walk calls emit for each page, with the most bytes that the page takes, and a function that appends them. It notes
+// dirty objects in f.dirty. z.mu and t.mu must be held.
 func (f *freezing) walk(emit func(n int, put func(b []byte) []byte)) {
 	z, t := &f.sp.sleep, &f.sp.words
 	for page := range uint64(t.pages.Load()) {
@@ -225,7 +234,8 @@ func (f *freezing) encodeAway(b []byte, page uint64, later *laterWords) []byte {
 	return b
 }
 
-// wordsOf is what a checkpoint says of the words of a page that is awake, 0 for nothing, and of how many it says something.
+// wordsOf sets words to what the checkpoint says of the words of a page that is awake, 0 for nothing. It returns of
+// how many it says something.
 func (f *freezing) wordsOf(page uint64, words *[WordsPerPage]Word) (n int) {
 	for i := range words {
 		if words[i] = f.wordOf(page*WordsPerPage + uint64(i)); words[i] != 0 {
@@ -235,8 +245,8 @@ func (f *freezing) wordsOf(page uint64, words *[WordsPerPage]Word) (n int) {
 	return n
 }
 
-// wordOf is what a checkpoint says of a word: nothing of one that nobody has, or of a class that does not outlive the process, or of an object that is
-// dirty, which is noted.
+// wordOf is what the checkpoint says of word n. It is 0, for nothing, if nobody has the word, if the class of its
+// object does not outlive the process, or if the object is dirty; wordOf then notes it in f.dirty.
 func (f *freezing) wordOf(n uint64) Word {
 	for {
 		w := Load(f.sp.At(n))
@@ -282,8 +292,8 @@ func (f *freezing) wordOf(n uint64) Word {
 	}
 }
 
-// encodeDirty appends the objects that were found to be dirty, as far as they are still there. One that is unused by now is one of zeros: its word must not be
-// missing among those of an array.
+// encodeDirty appends those of the dirty objects that are still there. An object that has become zero meanwhile is
+// written as zeros: its word must not be missing among those of an array.
 func (f *freezing) encodeDirty(b []byte) []byte {
 	put16, put32, put64 := binary.LittleEndian.AppendUint16, binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
 	at, count := len(b), uint32(0)
@@ -309,7 +319,7 @@ func (f *freezing) encodeDirty(b []byte) []byte {
 	return b
 }
 
-// Load makes the objects those of a checkpoint, which it takes from d. Nobody uses them yet.
+// Load takes the objects' part of a checkpoint from d and makes it the contents of sp, which nobody uses yet.
 func (sp *Space) Load(ctx context.Context, d *record.Decoder) error {
 	if err := sp.loadClasses(d); err != nil {
 		return err
@@ -385,7 +395,7 @@ func (sp *Space) loadClasses(d *record.Decoder) error {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	for id, c := range classes {
-		if c == nil { // of the process before, and no object is left
+		if c == nil { // its class, if there was one, did not outlive the process before
 			c = &Class{ID: uint16(id), cfg: Config{HotBits: 1}}
 			c.ended.Store(true)
 			c.gone = true
@@ -405,7 +415,7 @@ type loading struct {
 	sp      *Space
 	ctx     context.Context
 	away    map[uint64]uint64 // pages that are asleep, by the number of the word of their object
-	objects []uint64          // numbers of the words of such objects
+	objects []uint64          // numbers of the words of pages' objects
 }
 
 // hasClass returns the class of a number, nil if there is none.
@@ -417,7 +427,7 @@ func (l *loading) hasClass(id uint16) *Class {
 	return classes[id]
 }
 
-// use makes word n one that is in use, if none says so yet.
+// use makes w the value of word n, and n a word in use. It fails if n is in use already.
 func (l *loading) use(n uint64, w Word) error {
 	t := &l.sp.words
 	t.mu.Lock()
@@ -466,7 +476,7 @@ func (l *loading) awake(d *record.Decoder, page uint64) error {
 	return nil
 }
 
-// asleep takes a page from d that is asleep. It is one from when all words are known.
+// asleep takes a page from d that is asleep. l.end puts the page to sleep, when all words are known.
 func (l *loading) asleep(d *record.Decoder, page uint64) error {
 	z, t := &l.sp.sleep, &l.sp.words
 	object := d.U64()
@@ -530,7 +540,8 @@ func (l *loading) dirty(d *record.Decoder) error {
 	return nil
 }
 
-// end has those pages sleep that do, and frees the objects of others, which were being woken.
+// end puts those pages to sleep that were asleep. It frees the objects of pages that were not: such a page was just
+// being woken, or about to go.
 func (l *loading) end() error {
 	sp, z := l.sp, &l.sp.sleep
 	if len(l.away) == 0 {
@@ -570,7 +581,7 @@ func (l *loading) end() error {
 	return nil
 }
 
-// sleep makes a page one of which the words are in the object of word n.
+// sleep puts a page to sleep whose words are in the object of word n.
 func (l *loading) sleep(page, n uint64) error {
 	z, t := &l.sp.sleep, &l.sp.words
 	z.mu.Lock()

@@ -18,8 +18,8 @@ type Config struct {
 	Evacuated  func(number uint64) // of the object's word
 	Fetched    func(object []byte)
 
-	// Outlives says that the class is part of checkpoints. Layout is then what an object is made of: another process may open
-	// the class with the same only.
+	// Outlives says that the class is part of checkpoints. Layout then says what an object is made of: another
+	// process can open the class only with the same Layout.
 	Outlives bool
 	Layout   string
 }
@@ -28,20 +28,19 @@ type Config struct {
 type Stats struct {
 	Name string
 
-	Misses         uint64 // dereferences that had to wait for a fetch
-	Coalesced      uint64 // those of them that joined somebody else's
+	Misses         uint64 // dereferences that fetched the object, and waited for that
+	Coalesced      uint64 // dereferences that waited for a fetch that somebody else had begun; not among Misses
 	Warmed         uint64 // dereferences of a local object for the first time in a pass
-	Rescued        uint64 // dereferences that met an object that was to be moved
+	Rescued        uint64 // dereferences that met an object that the evacuator was about to move
 	Prefetched     uint64 // objects that were fetched before anybody asked
 	BytesIn        uint64 // fetched
 	BytesOut       uint64 // written to far memory
 	Evacuated      uint64 // objects that became far
-	EvacuatedClean uint64 // those of them that had a good far copy
-	Computed       uint64 // times that the store has looked through an object where it lay
+	EvacuatedClean uint64 // those of Evacuated that had a good far copy, and were not written
+	Computed       uint64 // times that the store has looked through an object where it lies
 }
 
-// Add adds what the objects of another class have been through, so that classes of one
-// name count as one.
+// Add adds o to s: the statistics of classes of the same name are reported together.
 func (s *Stats) Add(o *Stats) {
 	s.Misses += o.Misses
 	s.Coalesced += o.Coalesced
@@ -57,39 +56,39 @@ func (s *Stats) Add(o *Stats) {
 
 // Class is a kind of objects: the paper's data structure.
 type Class struct {
-	ID   uint16      // what words and objects call it, while it exists; immutable
-	Born uint64      // version of the last far record that cannot be its, though it may have its id; immutable
+	ID   uint16      // its number in words and objects while it exists; immutable
+	Born uint64      // far records up to this version are not of the class, even if they have its ID; immutable
 	Size int         // of the objects' data, -1 if they differ; immutable
-	kind record.Kind // of far records; immutable
+	kind record.Kind // of its far records; immutable
 	cfg  Config
 
-	ended atomic.Bool // nothing is to be made of it any more
+	ended atomic.Bool // it was retired: nothing of it may be made any more
 
 	kept  bool          // it is from a checkpoint, and nobody has asked for it; immutable
 	again bool          // it is from a checkpoint; immutable
-	gone  bool          // of the process before, and did not outlive it; immutable
+	gone  bool          // it was of the process before, and did not outlive that process; immutable
 	state func() []byte // what is kept with it, see SetState; under Space.mu
 
 	misses, coalesced, warmed, rescued atomic.Uint64
 	prefetched, bytesIn, bytesOut      atomic.Uint64
 	evacuatedDirty, evacuatedClean     atomic.Uint64
 
-	Computed atomic.Uint64 // objects that the store has looked through, which is counted by who asks it to
+	Computed atomic.Uint64 // objects that the store has looked through; whoever asks the store to counts them
 }
 
-// MaxClasses is how many classes a heap has at a time.
+// MaxClasses is how many classes a heap can have at a time.
 const MaxClasses = 1 << 14
 
-// FirstOwner is the first number of an owner that is a class of objects. Those below are maps.
+// FirstOwner is the lowest owner number of a class of objects. Lower numbers are maps.
 const FirstOwner = 1<<16 - MaxClasses
 
-// Owner is the number of the owner that c is.
+// Owner is c's number as an owner of records.
 func (c *Class) Owner() uint16 { return FirstOwner + c.ID }
 
-// classIn is the class that a local object's second word tells of.
+// classIn is the number of the class in tail, the second word of a local object.
 func classIn(tail uint64) uint16 { return object.TailOwner(tail) % MaxClasses }
 
-// putFar makes b, which has room for it, the record of an object, and returns its data.
+// putFar makes b, which has room for it, the far record of an object, and returns the data in it.
 func (c *Class) putFar(b []byte, number uint64, data []byte) []byte {
 	return record.Put(b, record.Header{Kind: c.kind, Owner: c.Owner(), Number: number}, data).Value()
 }

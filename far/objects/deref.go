@@ -10,7 +10,7 @@ import (
 	"polder/internal/sizeclass"
 )
 
-// Coldest is the coldness of what may go in the next pass, whatever its class.
+// Coldest is the coldness of an object that may go in the next pass, whatever its class.
 const Coldest = 0xff
 
 // What an object is dereferenced for, beside reading.
@@ -52,7 +52,7 @@ func (sp *Space) Deref(s *heap.Scope, p *uint64, what int) (object.Object, error
 	}
 }
 
-// DerefLocal is Deref of an object that is local; nil if it is not.
+// DerefLocal is Deref of an object that is local. It returns nil if the object is not local.
 func (sp *Space) DerefLocal(s *heap.Scope, p *uint64, what int) object.Object {
 	for {
 		w := Load(p)
@@ -93,7 +93,7 @@ func (sp *Space) use(p *uint64, w Word, what int) object.Object {
 	return o
 }
 
-// soil makes a local object one without a far copy.
+// soil gives up the far copy of a local object, if it has one: the object is dirty from now on.
 func (sp *Space) soil(o object.Object) {
 	for {
 		tail := atomic.LoadUint64(o.Tail())
@@ -108,8 +108,8 @@ func (sp *Space) soil(o object.Object) {
 	}
 }
 
-// meet returns the object of p, whose word is w, marked; or nil if the word is
-// to be looked at again.
+// meet returns the object of p, whose word w is marked, for use in s. It returns nil if the caller has to look at the
+// word again.
 func (sp *Space) meet(s *heap.Scope, p *uint64, w Word, what int) object.Object {
 	seg := sp.core.Logs.SegmentOf(w.Addr())
 	switch seg.Phase.Load() {
@@ -143,8 +143,9 @@ func (sp *Space) meet(s *heap.Scope, p *uint64, w Word, what int) object.Object 
 	return nil // the pass is over
 }
 
-// copyOut moves a marked object to where it is left alone. The evacuator or
-// others may have been faster, and the bytes may then be anything.
+// copyOut moves a marked object out of seg, which is being emptied, and returns it at its new place. If the evacuator
+// or another mutator has moved it before, its bytes may be anything. copyOut returns nil if the caller has to look at
+// the word again.
 func (sp *Space) copyOut(s *heap.Scope, p *uint64, w Word, what int, seg *heap.LogSegment) object.Object {
 	o := sp.core.Logs.Object(w.Addr())
 	head, tail := o.Head(), atomic.LoadUint64(o.Tail())
@@ -172,7 +173,7 @@ func (sp *Space) copyOut(s *heap.Scope, p *uint64, w Word, what int, seg *heap.L
 	return to
 }
 
-// New makes an object of n bytes that is data, or zero without.
+// New makes an object of n bytes, data followed by zeros, and returns its word.
 func (sp *Space) New(c *Class, s *heap.Scope, n, what int, data []byte) (*uint64, error) {
 	if n > sp.most {
 		return nil, fmt.Errorf("cannot make an object of %d bytes (at most %d): %w", n, sp.most, heap.ErrTooLarge)
@@ -205,7 +206,7 @@ func (sp *Space) New(c *Class, s *heap.Scope, n, what int, data []byte) (*uint64
 	return p, nil
 }
 
-// NewRun makes n words in a row, of objects that are zero.
+// NewRun makes n adjacent words for objects that are zero. It waits for room within ctx.
 func (sp *Space) NewRun(ctx context.Context, c *Class, n int) ([]uint64, error) {
 	if n < 0 || c.Size < 0 {
 		return nil, fmt.Errorf("cannot make a run of %d objects of class %q", n, c.cfg.Name)
@@ -223,7 +224,8 @@ func (sp *Space) NewRun(ctx context.Context, c *Class, n int) ([]uint64, error) 
 	return nil, nil
 }
 
-// Run makes n words in a row, at least one, of objects that are zero, if there is room, and otherwise fails with heap.ErrNoRoom.
+// Run makes n adjacent words for objects that are zero; n is at least 1. It fails with heap.ErrNoRoom if there is no
+// room.
 func (sp *Space) Run(c *Class, n int) ([]uint64, error) {
 	first, err := sp.words.run(n, &sp.core.Logs)
 	if err != nil {
@@ -236,7 +238,8 @@ func (sp *Space) Run(c *Class, n int) ([]uint64, error) {
 	return ws, nil
 }
 
-// Fill makes b the object of word n, which nobody else knows, of a class of objects of any size. It may wait for the store, and not for local memory.
+// Fill makes b the object of word n, of class c, whose objects may have any size. Nobody else knows the word yet.
+// Fill may wait for the store, but not for local memory.
 func (sp *Space) Fill(ctx context.Context, n uint64, c *Class, b []byte) error {
 	return sp.fill(ctx, n, c, c.cfg.HotBits, b)
 }
@@ -263,8 +266,7 @@ func (sp *Space) fill(ctx context.Context, n uint64, c *Class, coldness int, b [
 	}
 }
 
-// materialize makes the object of p, whose word is w, an object of zeros in
-// local memory.
+// materialize makes the object of p, whose word w says that it is zero, an object of zeros in local memory.
 func (sp *Space) materialize(s *heap.Scope, p *uint64, w Word, what int) error {
 	c := sp.class(uint16(w))
 	k, coldness := heap.Scoped, c.cfg.HotBits
@@ -307,7 +309,7 @@ func (sp *Space) Free(p *uint64) {
 	}
 }
 
-// Reset makes the object of p zero, and one that takes no memory.
+// Reset makes the object of p, of class c, zero, so that it takes no memory.
 func (sp *Space) Reset(p *uint64, c *Class) {
 	for {
 		w := Load(p)
@@ -321,8 +323,7 @@ func (sp *Space) Reset(p *uint64, c *Class) {
 	}
 }
 
-// Chill makes a local object that is left alone one of the first to be
-// evacuated.
+// Chill makes the object of p one of the first to be evacuated, if it is local and not marked.
 func Chill(p *uint64) {
 	if w := Load(p); w.Local() && !w.Marked() {
 		casWord(p, w, w.cooled(Coldest))

@@ -9,11 +9,11 @@ import (
 	"polder/far/object"
 )
 
-// extentLeast is the size in bytes from which on far objects that lie side by side are read
-// together to where they stay. Smaller ones are read into a buffer and copied.
+// extentLeast is the size in bytes from which on objects that are adjacent in far memory are read together, directly
+// to where they stay. Smaller ones are read into a buffer and copied.
 const extentLeast = 1 << 10
 
-// wantOf is the far object of p, whose word is w, as something to be fetched.
+// wantOf says what to fetch to get the far object of p, whose word is w.
 func (sp *Space) wantOf(p *uint64, w Word, what int) heap.Want {
 	c := sp.class(w.FarClass())
 	want := heap.Want{
@@ -30,7 +30,8 @@ func (sp *Space) wantOf(p *uint64, w Word, what int) heap.Want {
 	if what&Stream != 0 {
 		want.Kind = heap.Streamed
 	}
-	// Objects of a class are of one size, exactly, or else there are so many bytes at the most.
+	// If all objects of the class are of one size, the record's length is known. Otherwise there is only an upper
+	// bound.
 	want.N = min(want.Size, sp.core.Far.SegSize-sp.core.Far.Offset(want.Addr))
 	if c.Size >= 0 {
 		want.N = min(object.FarSize(c.Size), want.Size)
@@ -39,8 +40,8 @@ func (sp *Space) wantOf(p *uint64, w Word, what int) heap.Want {
 	return want
 }
 
-// miss brings the far object of p, whose word is w, into local memory. It
-// returns nil if the word is to be looked at again.
+// miss brings the far object of p, whose word is w, into local memory. If it returns nil, the caller looks at the
+// word again.
 func (sp *Space) miss(s *heap.Scope, p *uint64, w Word, what int) error {
 	if err := sp.core.Begin(); err != nil {
 		return err
@@ -88,19 +89,18 @@ func (sp *Space) miss(s *heap.Scope, p *uint64, w Word, what int) error {
 	return sp.core.NoRoom(s, f.Err, w.FarSize())
 }
 
-// Join waits for f, which the caller has joined. It returns nil if the word is to be looked at
-// again.
+// Join waits for f, which the caller has joined. If it returns nil, the caller looks at the word again.
 func (sp *Space) Join(ctx context.Context, f *heap.Flight) error {
 	defer sp.core.LetGo(f)
 	if f.Wait(ctx) != nil {
 		return sp.tooLate(ctx)
 	}
 	f.Of.(*Class).coalesced.Add(1)
-	return f.Told() // other errors may have been the other's own
+	return f.Told() // f.Err may be due only to who has begun the flight
 }
 
-// tooLate is the error of a fetch whose ctx has ended. It says what is wrong with
-// far memory, if something is: others waited because of that.
+// tooLate is the error of a fetch whose ctx has ended. If something is wrong with far memory, the error says that,
+// too, since it is why the fetch took so long.
 func (sp *Space) tooLate(ctx context.Context) error {
 	err := context.Cause(ctx)
 	if why := sp.core.Logs.Why(); why != nil {
@@ -109,11 +109,12 @@ func (sp *Space) tooLate(ctx context.Context) error {
 	return fmt.Errorf("cannot fetch an object: %w", err)
 }
 
-// prefetchTries is how often Prefetch asks again for what others have begun to fetch, and given up.
+// prefetchTries is how many rounds Prefetch makes: objects that others were fetching may be far still, if they gave
+// up.
 const prefetchTries = 3
 
-// Prefetch brings the objects of the words with these numbers that are far into local memory, as far.Heap.Prefetch says. A 0 is
-// passed over.
+// Prefetch brings the objects of refs, which are numbers of words, into local memory if they are far, as
+// far.Heap.Prefetch says. It passes over a 0.
 func (sp *Space) Prefetch(ctx context.Context, refs []uint64) error {
 	for _, r := range refs {
 		if r != 0 && Load(sp.words.at(r)).Asleep() {
@@ -162,9 +163,9 @@ func (sp *Space) awaitOthers(ctx context.Context, refs []uint64) (waited bool, e
 	return waited, nil
 }
 
-// Fetch does what Prefetch says, and returns how many objects it has read. Somebody waits for that
-// of the word asked, unless that is 0. Unless it is patient, it ends where it would have to wait for local memory for
-// long.
+// Fetch brings the objects of refs that are far into local memory, except those that others are fetching, and returns
+// how many it has read. Somebody waits for the object of word asked, unless asked is 0. Unless it is patient, Fetch
+// returns early rather than wait for a buffer, or wait long for local memory (then with heap.ErrNoRoom).
 func (sp *Space) Fetch(ctx context.Context, refs []uint64, what int, asked uint64, patient bool) (read int, err error) {
 	if err := sp.core.Begin(); err != nil {
 		return 0, err
@@ -183,7 +184,7 @@ func (sp *Space) Fetch(ctx context.Context, refs []uint64, what int, asked uint6
 		read += n
 		_, lost := err.(*heap.LostError)
 		if n == 0 && (err == nil && busy == nil || err == heap.ErrMoved || err == heap.ErrFlying || lost) {
-			return 1, nil, nil // nothing to fetch, or whoever dereferences it comes upon it
+			return 1, nil, nil // nothing to fetch here, or whoever dereferences the object finds out
 		}
 		return n, busy, err
 	}
@@ -229,8 +230,8 @@ func (sp *Space) Fetch(ctx context.Context, refs []uint64, what int, asked uint6
 	return read, err
 }
 
-// boardFirst makes the first of refs a part of b, if it is far and nobody fetches it, with those
-// that follow as far as they are read together. It returns how many those are.
+// boardFirst makes the object of refs[0] a part of b if it is far and nobody is fetching it, with as many of the
+// following objects as can be read together with it. It returns how many objects it has made part of b.
 func (sp *Space) boardFirst(b *heap.Batch, refs []uint64, what int) (n int, busy <-chan struct{}, err error) {
 	b.Wants = b.Wants[:0]
 	most := 0
@@ -311,8 +312,8 @@ func errOr(err, other error) error {
 	return other
 }
 
-// Replace makes the new object at addr, of class c, that of p, if that is far or was
-// never used, and otherwise drops it. It reports which.
+// Replace makes the new object at addr, of class c, the object of p if p's object is far, zero or lost; otherwise it
+// drops the new object. It reports whether it has replaced p's object.
 func (sp *Space) Replace(p *uint64, addr uintptr, c *Class) bool {
 	for {
 		w := Load(p)

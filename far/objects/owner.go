@@ -43,8 +43,8 @@ func (o *owner) Unmark(number uint64, addr uintptr) {
 	}
 }
 
-// marked returns the word of the marked object of r, and what it is now; nil if it is
-// not there any more, or not marked.
+// marked returns the word of the object in r, and its value. It returns nil if the object is not there any more, or
+// not marked.
 func (o *owner) marked(r heap.Local) (*uint64, Word) {
 	p := o.words.at(object.HeadNumber(object.Object(r.Mem).Head()))
 	w := Load(p)
@@ -54,7 +54,7 @@ func (o *owner) marked(r heap.Local) (*uint64, Word) {
 	return p, w
 }
 
-// Evacuate implements Owner, for an object that was marked and is nobody's.
+// Evacuate implements Owner, for an object that was marked and that nobody is using.
 func (o *owner) Evacuate(ev *heap.Evacuation, r heap.Local) bool {
 	sp, from := (*Space)(o), object.Object(r.Mem)
 	p, w := o.marked(r)
@@ -124,13 +124,14 @@ func (o *owner) Settled(r heap.Local, s *heap.FarSegment, addr uint64, written, 
 	}
 	c.evacuatedDirty.Add(1)
 	c.bytesOut.Add(uint64(n))
-	sp.soil(from) // a copy that was lost is buried now, when nobody else can have the object
+	sp.soil(from) // if its copy is lost it is buried now, when nobody else can have the object
 	sp.becameFar(c, from)
 	return true
 }
 
-// stay makes a marked object, which has been written to addr, one with a far copy, and reports whether it is still the one that was written. Since
-// others could not be told of a far copy of the object where it is, it moves; where there is no room for that, it goes.
+// stay gives a marked object the far copy that was written to addr, and keeps it local. It reports whether the object
+// is still the one that was written. An object cannot become clean where it lies, because mutators look without a
+// fence whether it is (see object.Object): so stay moves the object or, without room for that, makes it far.
 func (sp *Space) stay(p *uint64, w Word, from object.Object, c *Class, addr uint64) bool {
 	n := len(from) - object.Header
 	to, at, err := sp.core.NewSlot(nil, heap.Scoped, from.Head(), object.NewTail(addr, c.Owner()), n)
@@ -155,7 +156,7 @@ func (sp *Space) stay(p *uint64, w Word, from object.Object, c *Class, addr uint
 	return true
 }
 
-// becameFar tells the class of o.
+// becameFar calls the Evacuated function of c, if it has one, for o.
 func (sp *Space) becameFar(c *Class, o object.Object) {
 	if c.cfg.Evacuated != nil {
 		c.cfg.Evacuated(object.HeadNumber(o.Head()))
@@ -164,9 +165,9 @@ func (sp *Space) becameFar(c *Class, o object.Object) {
 
 var errObject = errors.New("they are not those of the object that was looked for")
 
-// Check implements Owner. What is wrong with an object, whoever dereferences it is
-// told. If the word has changed meanwhile, its class may be another by now, whose records are younger
-// than it.
+// Check implements Owner. Whoever dereferences an object is told the error that Check returns for it. If the word has
+// changed since want was made, its class may be another one with the same number by now, whose records are younger
+// than that class.
 func (o *owner) Check(r record.Record, want *heap.Want) error {
 	if want == nil {
 		return nil
@@ -211,7 +212,7 @@ func (o *owner) Live(e record.Record, addr uint64) bool {
 		return false
 	}
 	w := Load(o.words.at(e.Number()))
-	size := sizeclass.Round(e.Size()) // what is longer would hide its neighbours, and count as more when it is moved
+	size := sizeclass.Round(e.Size()) // a longer record would hide its neighbours, and count for more once moved
 	if w.Far() {
 		return w.FarAddr() == addr && w.FarSize() == size
 	}
@@ -222,8 +223,7 @@ func (o *owner) Live(e record.Record, addr uint64) bool {
 	return object.TailFar(atomic.LoadUint64(at.Tail())) == addr && sizeclass.Round(object.FarSize(object.HeadLen(at.Head()))) == size
 }
 
-// Moved implements Owner. The evacuator calls it between passes, so that what is
-// local stays where it is.
+// Moved implements Owner. The evacuator calls it between passes, so local objects stay where they are.
 func (o *owner) Moved(e record.Record, from, to uint64, s *heap.FarSegment) bool {
 	if s.Gone() {
 		return false

@@ -8,7 +8,8 @@ import (
 	"polder/far/heap"
 )
 
-// Each calls fn with the words of the objects of c, but for those that are in far memory and cannot be had.
+// Each calls fn with the words of the objects of c. It leaves out pages of words that are in far memory and cannot be
+// fetched.
 func (sp *Space) Each(c *Class, fn func(p *uint64)) {
 	s := sp.core.Acquire(context.Background())
 	defer sp.core.Release(s)
@@ -19,7 +20,7 @@ func (sp *Space) Each(c *Class, fn func(p *uint64)) {
 
 // eachOf is Each for a page of words.
 func (sp *Space) eachOf(s *heap.Scope, page uint64, c *Class, fn func(p *uint64)) {
-	// In a scope an object moves once at the most, to where it then stays.
+	// While the scope is open an object moves at most once, to where it then stays.
 	sp.core.EnterAtOnce(s)
 	defer s.Leave()
 	ws := sp.words.page(page)
@@ -65,16 +66,15 @@ func (c *Class) mustExist() {
 	}
 }
 
-// retiredClass is a class that has ended, and whose number may be read in words
-// and headers that somebody loaded before that.
+// retiredClass is a class that has ended. Goroutines that have loaded words or headers before that may still find its
+// number in them.
 type retiredClass struct {
 	c      *Class
-	epoch  int64  // scopes that were open before it may be using such a word
-	passes uint64 // pass.passes then: if odd, that pass may be
+	epoch  int64  // scopes that were open before this epoch may be using such a word
+	passes uint64 // Pass.Passes when the class ended: if odd, the pass under way may be using one, too
 }
 
-// Retire ends c, of which no pointer is left, so that another class may have its
-// number.
+// Retire ends c, of which no pointer may be left, so that another class can have its number.
 func (sp *Space) Retire(c *Class) {
 	if c.ended.Swap(true) {
 		return
@@ -87,10 +87,9 @@ func (sp *Space) Retire(c *Class) {
 	sp.past.Add(st.Name, &st, (*Stats).Add)
 }
 
-// usedID returns the number of a class that has ended, if nobody can meet it any
-// more. Whoever fetches a far object goes by its version; everybody else who
-// looks a class up by its number is in a scope, or is the evacuator in a pass.
-// sp.mu must be held.
+// usedID returns the number of the class that ended first, if nobody can come across it in the old meaning any more.
+// Whoever fetches a far object can tell by the version of its record; everybody else who looks a class up by its
+// number is in a scope, or is the evacuator in a pass. sp.mu must be held.
 func (sp *Space) usedID() (uint16, bool) {
 	if len(sp.retired) == 0 {
 		return 0, false

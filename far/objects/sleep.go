@@ -14,60 +14,62 @@ import (
 	"polder/internal/arena"
 )
 
-// sleeper has the words of pointers go far that nobody uses, as the paper's data structures may have their metadata do
-// (section 4.2): a page of them at a time, when they take more than their share of the budget.
+// sleeper sends words of pointers that nobody uses to far memory, as the paper's data structures may do with their
+// metadata (section 4.2). It sends a page of words at a time, while words take more than their share of the budget.
 //
-// A page may go when none of its objects is local. It becomes an object itself, of a class of the sleeper's own, and so is
-// evacuated, cleaned, checked and fetched as any object is; what stays is the word of that, for 512 others. The page's memory
-// is given back: its words read as asleep, and who comes upon one of them wakes the page, by fetching the object and putting the
-// words back where they were. So no pointer moves, and whoever finds a word that is not asleep does as if there were no sleeper.
+// A page may go when none of its objects is local. Its words become an object, of a class of the sleeper's own, which
+// is evacuated, cleaned, checked and fetched as any object is. What stays is the word of that object, one for 512.
+// The memory of the page is given back, and its words read as asleep. Whoever comes upon one of them wakes the page:
+// fetches the object, and puts the words back where they were. So no pointer moves, and whoever finds a word that is
+// not asleep does as if there were no sleeper.
 //
-// Reading as asleep is done by the kernel: a file of which every word is asleep is mapped over the page, privately. So whoever
-// looks sees a word, or asleep, and never something in between.
+// The kernel makes the words read as asleep: the file overlay, in which every word is asleep, is mapped over the
+// page, privately. So whoever looks sees the word, or asleep, and never something in between.
 //
-// A word that is asleep changes under mu only, when its page is woken. Who frees it meanwhile leaves a note, since freeing
-// waits for nothing, and the word is freed when the page is awake. The evacuator meets no word that is asleep, since it deals with
-// local objects. The cleaner may: it says first what it is about to clean, see Learn; from then on, until it has ended, no page
-// goes, and those have been woken in which something lives that is to be moved.
+// A word that is asleep changes under mu only, when its page is woken. Freeing a word waits for nothing: whoever
+// frees one that is asleep leaves a note in later, and the word is freed once its page is awake. The evacuator meets
+// no word that is asleep, since it deals with local objects. The cleaner may meet some, so it says first which
+// records it is about to clean: see Learn. From then on, until the cleaner has ended, no page goes far; and Learn
+// wakes the pages with words of objects that are alive and have to be moved.
 type sleeper struct {
 	sp    *Space
 	kick  chan struct{}
-	early bool // pages go as soon as they may; for tests
+	early bool // pages go far as soon as they may; for tests
 
-	hand uint64 // the page to be looked at next; the goroutine's
+	hand uint64 // the page that sweep looks at next; only the sleeper's goroutine uses it
 
 	class    atomic.Pointer[Class] // of pages' objects; nil until the first page is about to go
-	restored *Class                // the same, from a checkpoint; immutable once the heap is open
-	// fetching is how many objects of a page somebody waits for, and of other pages that share its place: if such a page went,
-	// he would have to begin again, and again.
+	restored *Class                // the same class, if it is from a checkpoint; immutable once the heap is open
+	// fetching counts, for a page and all others that share its place here, the misses that are being fetched. If the
+	// page went far meanwhile, whoever waits would have to begin again, and again.
 	fetching [256]atomic.Int32
 	leaked   atomic.Bool // pages have been lost, and what they referred to counts as live
 
 	mu       sync.Mutex
 	cache    wordCache // words of pages' objects
-	kept     int       // those in use
+	kept     int       // words of pages' objects that are in use
 	overlay  *arena.Memfd
-	words    *arena.Mapping // overlay, to be written
+	words    *arena.Mapping // a mapping of overlay, through which it is written
 	pages    []pageState
 	runs     int                      // stretches of pages that overlay is mapped to
 	away     int                      // pages that are asleep
-	reserve  int                      // pages that are paid for, to be woken by who can have no other memory
-	waking   map[uint64]chan struct{} // pages that somebody is waking; closed when he has ended
+	reserve  int                      // pages that are paid for, to be woken when there is no other memory
+	waking   map[uint64]chan struct{} // pages that somebody is waking; closed when that has ended
 	later    map[uint64]*laterWords   // what becomes of words when their page is woken
-	cleaning bool                     // no page may go
+	cleaning bool                     // the cleaner is at work: no page may go
 }
 
 // pageState is a page of words, as the sleeper knows it.
 type pageState struct {
 	object uint64 // the number of the word of the page's object; 0 if the page is awake
-	age    uint8  // so many sweeps have to pass it by before it may go
+	age    uint8  // how many sweeps have to pass the page by before it may go
 	mapped bool   // overlay is mapped to it
 }
 
-// laterWords is what becomes of words of a page that is asleep.
+// laterWords is what becomes of the words of a page that is asleep when it is woken.
 type laterWords struct {
 	freed [pageGroups]uint64
-	zero  map[uint16]uint16 // the class of each that becomes one of an unused object
+	zero  map[uint16]uint16 // words, by their place in the page, that become those of unused objects of this class
 }
 
 const (
@@ -75,17 +77,18 @@ const (
 	// pageStateSize is what a page's state takes of the budget.
 	pageStateSize = 16
 
-	// sleepShare is the part of the budget that words may have before pages go.
+	// sleepShare: pages go far while words take more than 1/sleepShare of the budget.
 	sleepShare = 32
 	// sweepPages is how many pages are looked at in one sweep.
 	sweepPages = 4096
 	// newAge and wokenAge are the ages of pages that are new, and that have been woken.
 	newAge, wokenAge = 1, 3
-	// overlayShare is the part of the budget that overlay has, and the reserve: at least leastOverlay pages, and at most mostOverlay. Pages
-	// beside each other take one mapping of the process together, up to as many as overlay has.
+	// overlayShare: overlay and the reserve take 1/overlayShare of the budget each, but at least leastOverlay pages,
+	// and at most mostOverlay. Adjacent pages share one mapping of the process, at most as many as overlay has pages.
 	overlayShare              = 256
 	leastOverlay, mostOverlay = 4, 512
-	// mostRuns is how many stretches of pages overlay is mapped to. Each takes two of the 65,530 mappings that a process may have.
+	// mostRuns is how many stretches of pages overlay may be mapped to. Each takes two of the 65,530 mappings that a
+	// process may have.
 	mostRuns = 8192
 )
 
@@ -94,7 +97,7 @@ func (z *sleeper) init(sp *Space, early bool) {
 	z.waking, z.later = map[uint64]chan struct{}{}, map[uint64]*laterWords{}
 }
 
-// poke has the goroutine look whether there is something to do.
+// poke makes the sleeper's goroutine look whether there is something to do.
 func (z *sleeper) poke() {
 	select {
 	case z.kick <- struct{}{}:
@@ -137,7 +140,7 @@ func (z *sleeper) run() {
 	}
 }
 
-// catchUp wakes the pages of which words are to be freed.
+// catchUp wakes the pages that have words to be freed or to become zero.
 func (z *sleeper) catchUp(ctx context.Context) {
 	z.mu.Lock()
 	var pages []uint64
@@ -160,7 +163,7 @@ func (z *sleeper) catchUp(ctx context.Context) {
 	}
 }
 
-// ready sees to it that there is what the sleeper needs.
+// ready makes the class, overlay and the reserve, if that has not been done yet.
 func (z *sleeper) ready() error {
 	if z.class.Load() != nil {
 		return nil
@@ -208,7 +211,8 @@ func fill(ws []uint64, w Word) {
 // overlaid is how many pages overlay has.
 func (z *sleeper) overlaid() int { return len(z.words.Bytes()) / pageBytes }
 
-// sweep looks at pages, and has those go that may, as long as it is due.
+// sweep looks at up to sweepPages pages, and sends those that may go, for as long as words take more than their
+// share.
 func (z *sleeper) sweep(ctx context.Context) error {
 	if err := z.ready(); err != nil {
 		return err
@@ -224,7 +228,7 @@ func (z *sleeper) sweep(ctx context.Context) error {
 	return nil
 }
 
-// send has a page go, if it may.
+// send sends a page to far memory, if it may go.
 func (z *sleeper) send(ctx context.Context, page uint64) error {
 	z.mu.Lock()
 	for uint64(len(z.pages)) <= page {
@@ -257,7 +261,8 @@ func (z *sleeper) drop(n uint64) {
 	z.kept--
 }
 
-// mayGo reports whether the words ws are of objects that are not local, and what they are.
+// mayGo sets were to ws, the words of a page, and reports whether the page may go: some of its words are in use, and
+// no object of theirs is local, or is itself a page of words.
 func (z *sleeper) mayGo(ws []uint64, were *[WordsPerPage]uint64) bool {
 	id, some := z.class.Load().ID, false
 	for i := range ws {
@@ -294,7 +299,7 @@ func (z *sleeper) keep(ctx context.Context, ws []uint64) (uint64, error) {
 			}
 			z.mu.Lock()
 			z.kept--
-			z.cache.left |= 1 << (n % wordGroup) // nobody else takes another group
+			z.cache.left |= 1 << (n % wordGroup) // only this goroutine takes another group
 			z.mu.Unlock()
 		}
 		if err != heap.ErrNoRoom {
@@ -306,7 +311,8 @@ func (z *sleeper) keep(ctx context.Context, ws []uint64) (uint64, error) {
 	}
 }
 
-// replace makes the object of word n what a page was, if it still is, and reports whether it was.
+// replace puts a page to sleep whose words, were, have been copied to the object of word n. It reports false, and
+// changes nothing, if the words have changed meanwhile, or the page may not go now.
 func (z *sleeper) replace(page, n uint64, were *[WordsPerPage]uint64) bool {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -347,7 +353,7 @@ func (z *sleeper) replace(page, n uint64, were *[WordsPerPage]uint64) bool {
 	return true
 }
 
-// fetchingOf is the count of a page.
+// fetchingOf is the counter of a page in fetching.
 func (z *sleeper) fetchingOf(page uint64) *atomic.Int32 {
 	return &z.fetching[page%uint64(len(z.fetching))]
 }
@@ -357,7 +363,8 @@ func (z *sleeper) mayMap(page uint64) bool {
 	return z.pages[page].mapped || z.runs < mostRuns || z.neighbours(page) > 0
 }
 
-// neighbours is how many of the pages beside a page overlay is mapped to, so that one mapping is enough. z.mu must be held.
+// neighbours is how many of the two pages beside a page have overlay mapped to them, so that one mapping with them is
+// enough. z.mu must be held.
 func (z *sleeper) neighbours(page uint64) (n int) {
 	per := uint64(z.overlaid())
 	if page%per > 0 && z.pages[page-1].mapped {
@@ -369,7 +376,7 @@ func (z *sleeper) neighbours(page uint64) (n int) {
 	return n
 }
 
-// unmap gives the memory of a page back, all words of which are asleep, and go on to be. z.mu must be held.
+// unmap gives back the memory of a page. All of its words are asleep, and go on reading as that. z.mu must be held.
 func (z *sleeper) unmap(page uint64) error {
 	off := int(page) * pageBytes
 	if z.pages[page].mapped {
@@ -383,8 +390,8 @@ func (z *sleeper) unmap(page uint64) error {
 	return nil
 }
 
-// freeLater frees the word p when its page is woken, if it is asleep, or else reports false. With class not negative, it becomes one of
-// an unused object of that class instead.
+// freeLater notes that word p is to be freed when its page is woken. It reports false, and does nothing, if p is not
+// asleep. If class is not negative, p is to become the word of an unused object of that class instead.
 func (z *sleeper) freeLater(p *uint64, class int) bool {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -422,7 +429,8 @@ func (sp *Space) lost() error {
 	return e
 }
 
-// pointers is how many words are in use without those of pages' objects, and those that will be freed.
+// pointers is how many words are in use, without the words of pages' objects, and without words that will be freed
+// when their page is woken.
 func (z *sleeper) pointers() int {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -439,10 +447,11 @@ func (z *sleeper) pointers() int {
 // Leaks is for heap.Host.
 func (sp *Space) Leaks() bool { return sp.sleep.leaked.Load() }
 
-// Learns is for heap.Host: where there are objects, the words of some may be asleep by the time that the cleaner looks.
+// Learns is for heap.Host. It reports whether there are classes: words of their objects may be asleep when the
+// cleaner looks.
 func (sp *Space) Learns() bool { return len(*sp.classes.Load()) > 0 }
 
-// Start has the heap's memory for words be given back where they are not used.
+// Start starts the sleeper, which gives back the memory of words that are not used.
 func (sp *Space) Start() { sp.core.Wg.Go(sp.sleep.run) }
 
 // Chores is for heap.Host.
@@ -459,7 +468,7 @@ func (sp *Space) Chores(tick bool) {
 	}
 }
 
-// end makes all words that are asleep ones that nobody has, and gives up what pages need to go.
+// end makes all words that are asleep read as free, and gives up what the sleeper needs to send pages.
 func (z *sleeper) end() {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -471,8 +480,8 @@ func (z *sleeper) end() {
 	z.words = nil
 }
 
-// audit calls fn with every word that is asleep, or reports false if they cannot all be had, and returns what the sleeper has of the
-// budget beside pages. Nothing may be under way.
+// audit calls fn with every word that is asleep. It reports false if it could not read all of them, or some are about
+// to be freed. It returns what the sleeper adds to the budget that pages of words take. Nothing may be under way.
 func (z *sleeper) audit(fn func(n uint64, w Word)) (bytes int64, all bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()

@@ -16,22 +16,24 @@ import (
 
 // Space is the objects of a heap. Init makes it usable.
 type Space struct {
-	core     *heap.Heap
-	words    words
-	sleep    sleeper
-	caches   []wordCache              // of logs.objects, and then of logs.streams
-	classes  atomic.Pointer[[]*Class] // by id; replaced under mu
-	most     int                      // bytes of an object's data; immutable
-	maxLocal int                      // the same of a slot that is being read into; immutable
-	keeps    atomic.Bool              // there are classes that outlive the process
-	lacks    atomic.Int64             // see Lacks
+	core    *heap.Heap
+	words   words
+	sleep   sleeper
+	caches  []wordCache              // of Logs.Objects, and then of Logs.Streams
+	classes atomic.Pointer[[]*Class] // by id; replaced under mu
+	most    int                      // bytes of an object's data; immutable
+	// maxLocal is the most bytes that a local object has, also one that is being read into. It is immutable.
+	maxLocal int
+	keeps    atomic.Bool  // there are classes that outlive the process
+	lacks    atomic.Int64 // see Lacks
 
 	mu      sync.Mutex
-	retired []retiredClass    // whose numbers are free, or about to be; under mu
+	retired []retiredClass    // classes whose numbers are free, or will be; under mu
 	past    ended.Sums[Stats] // of classes that have ended; under mu
 }
 
-// Init makes sp the objects of a heap whose memory is divided in that way. With early set, words go far as soon as they may, for tests.
+// Init makes sp the objects of core, whose memory is divided as sz says. With early set, words go far as soon as they
+// may, for tests.
 func (sp *Space) Init(core *heap.Heap, sz heap.Sizes, early bool) error {
 	sp.core = core
 	sp.sleep.init(sp, early)
@@ -41,13 +43,13 @@ func (sp *Space) Init(core *heap.Heap, sz heap.Sizes, early bool) error {
 	}
 	sp.caches = make([]wordCache, 2*sz.Open)
 	sp.most = min(sz.SegSize-object.Header, sz.Staging-record.SegmentSize-record.HeaderSize)
-	sp.most = min(sp.most, sz.SegSize-object.Header-record.HeaderSize-heap.Unit) // of which the class has to fit, too
+	sp.most = min(sp.most, sz.SegSize-object.Header-record.HeaderSize-heap.Unit) // with its size class
 	sp.most = sizeclass.Size(sizeclass.Of(sp.most)-1) - record.HeaderSize - heap.Unit
 	sp.maxLocal = sz.SegSize - object.Header
 	return nil
 }
 
-// End makes all pointers ones that nobody has: who dereferences one from now on finds that the heap is closed.
+// End frees all words: whoever dereferences a pointer from now on finds that the heap is closed.
 func (sp *Space) End() {
 	sp.All(func(n uint64, w Word) {
 		if !w.Asleep() {
@@ -57,7 +59,7 @@ func (sp *Space) End() {
 	sp.sleep.end()
 }
 
-// Close gives the memory of the words back, unless some were ever used: pointers outlive the heap, and have to
+// Close gives the memory of the words back, unless any word was ever used: pointers outlive the heap, and have to
 // find something.
 func (sp *Space) Close() error {
 	if sp.words.mapping == nil || sp.words.pages.Load() != 0 {
@@ -66,7 +68,7 @@ func (sp *Space) Close() error {
 	return sp.words.close()
 }
 
-// MaxObject is how many bytes an object has at the most.
+// MaxObject is the most bytes that an object can have.
 func (sp *Space) MaxObject() int { return sp.most }
 
 // Number is the number of the word p, which At finds again. It is never 0.
@@ -78,7 +80,7 @@ func (sp *Space) At(n uint64) *uint64 { return sp.words.at(n) }
 // Has reports whether p is a word of the heap.
 func (sp *Space) Has(p *uint64) bool { return isIn(sp.words.table, p) }
 
-// Taken are n words in a row, from word first on, which are all in use.
+// Taken returns the n adjacent words from word first on. It fails if one of them is not in use.
 func (sp *Space) Taken(first uint64, n int) ([]uint64, error) {
 	t := &sp.words
 	t.mu.Lock()
@@ -108,7 +110,7 @@ func (sp *Space) MustServe(s *heap.Scope, p *uint64) {
 	}
 }
 
-// cacheOf is the words that were handed out to an allocation buffer.
+// cacheOf is the cache of words that belongs to an allocation buffer.
 func (sp *Space) cacheOf(ol *heap.OpenLog) *wordCache {
 	ols, first := sp.core.Logs.Objects, 0
 	if ol.Kind == heap.Streamed {
@@ -117,7 +119,7 @@ func (sp *Space) cacheOf(ol *heap.OpenLog) *wordCache {
 	return &sp.caches[first+ol.ID&(len(ols)-1)]
 }
 
-// All calls fn with every word that has been taken from the table.
+// All calls fn with every word of the pages that were taken, whether it is in use or not.
 func (sp *Space) All(fn func(n uint64, w Word)) {
 	for n := range uint64(sp.words.pages.Load()) * WordsPerPage {
 		fn(n, Load(&sp.words.table[n]))
@@ -137,8 +139,8 @@ func (sp *Space) Pointers() int {
 	return n
 }
 
-// Sample returns which part of the local objects among up to n words was used since
-// the evacuator last passed over them, and how many of the words are of local ones.
+// Sample looks at up to n random words. It returns how many of them are of local objects, as found, and which part of
+// these objects was used since the evacuator last passed over them.
 func (sp *Space) Sample(n int) (hot float64, found int) {
 	all := int(sp.words.pages.Load()) * WordsPerPage
 	if all == 0 {
@@ -156,8 +158,8 @@ func (sp *Space) Sample(n int) (hot float64, found int) {
 	return float64(used) / float64(max(found, 1)), found
 }
 
-// Audit adds what words refer to to a tally, and returns what does not agree with what is counted. Nothing may be under
-// way.
+// Audit adds what the words refer to to t. It fails if an object does not agree with its word, or the number of words
+// in use with what was counted. Nothing may be under way.
 func (sp *Space) Audit(t *heap.Tally) error {
 	inUse := 0
 	var bad error

@@ -10,8 +10,9 @@ import (
 	"polder/far/pagelog"
 )
 
-// begin makes the caller the one who wakes the page of word p: then it returns the number of the word of the page's object, and
-// end has to be called. If somebody else wakes the page, it returns what to wait for; and if p is awake, nothing.
+// begin makes the caller the one who wakes the page of word p: it returns the number of the word of the page's
+// object, and the caller has to call end. If somebody else is waking the page, begin returns a channel that is closed
+// when that has ended. If p is awake, it returns nothing.
 func (z *sleeper) begin(p *uint64) (n uint64, end func(), other <-chan struct{}) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -32,15 +33,17 @@ func (z *sleeper) begin(p *uint64) (n uint64, end func(), other <-chan struct{})
 	}, nil
 }
 
-// waker wakes a page on somebody's behalf.
+// waker says on whose behalf a page is woken.
 type waker struct {
-	s     *heap.Scope // nil is the evacuator
+	s     *heap.Scope // nil for the evacuator, or while the heap is being opened
 	claim func() heap.Claim
-	half  bool                     // half of the reserve is left to others
-	needs func(from []uint64) bool // whether the words, or nil if they are lost, are a reason to wake the page; nil is yes
+	half  bool // it leaves half of the reserve to others
+	// needs reports whether the page's words, nil if they are lost, are a reason to wake it; if needs is nil, they
+	// are.
+	needs func(from []uint64) bool
 }
 
-// rouse has the page of word p be awake, unless w needs it not.
+// rouse wakes the page of word p, unless w does not need it awake, or waits until somebody else has woken it.
 func (z *sleeper) rouse(ctx context.Context, p *uint64, w waker) error {
 	sp := z.sp
 	for {
@@ -72,7 +75,8 @@ func (z *sleeper) rouse(ctx context.Context, p *uint64, w waker) error {
 	}
 }
 
-// place puts words back, where w may have memory for that.
+// place puts the words of a page back, if there is memory for that: room in the budget, or a page of the reserve, or
+// what w may claim. Otherwise it fails as heap.Logs.WakeIndex does.
 func (z *sleeper) place(page uint64, from []uint64, w waker) error {
 	l := &z.sp.core.Logs
 	err := l.WakeIndex(heap.Words, pageBytes, heap.ForMutator)
@@ -91,7 +95,7 @@ func (z *sleeper) place(page uint64, from []uint64, w waker) error {
 	return err
 }
 
-// wake has the word p be where it can be used, in s.
+// wake wakes the page of word p, on behalf of s.
 func (sp *Space) wake(s *heap.Scope, p *uint64) error {
 	if err := sp.core.Begin(); err != nil {
 		return err
@@ -120,7 +124,8 @@ func (sp *Space) awaken(ctx context.Context, page uint64) error {
 	})
 }
 
-// Learn is for heap.Host: it wakes the pages of those objects of rs that live.
+// Learn is for heap.Host. It wakes every page that is asleep and has the word of a living object among rs. Until
+// Learn is called without any rs, no page goes far.
 func (sp *Space) Learn(ctx context.Context, rs []heap.Suspect) error {
 	z := &sp.sleep
 	z.mu.Lock()
@@ -150,8 +155,8 @@ func (sp *Space) Learn(ctx context.Context, rs []heap.Suspect) error {
 	return ctx.Err()
 }
 
-// learn wakes a page if one of rs, which are its words', lives. It is the evacuator's, which waits for nobody who may wait for local
-// memory.
+// learn wakes the page of the words of rs, all of the same page, if one of rs is alive. It runs in the evacuator's
+// goroutine, and so waits for nobody who may be waiting for local memory.
 func (z *sleeper) learn(ctx context.Context, rs []heap.Suspect) error {
 	alive := func(from []uint64) bool {
 		return from == nil || slices.ContainsFunc(rs, func(r heap.Suspect) bool {
@@ -169,8 +174,9 @@ func (z *sleeper) learn(ctx context.Context, rs []heap.Suspect) error {
 // pageBuf is how many words a buffer for the record of a page has.
 const pageBuf = 2 * WordsPerPage
 
-// peek returns the words that the object of word n is, which nobody else is about to free; nil if they are lost. It takes no
-// local memory. Without a scope it is for the evacuator, or for who is alone.
+// peek reads the words of a page, which are the object of word n, into buf, and returns them; nil if they are lost.
+// Nobody else may be about to free n. It takes no local memory. Only the evacuator, or who has the heap to
+// themselves, calls it with a nil scope.
 func (z *sleeper) peek(ctx context.Context, s *heap.Scope, n uint64, buf []uint64) ([]uint64, error) {
 	core, p := z.sp.core, z.sp.At(n)
 	pins := core.Far.NewPins()
@@ -189,7 +195,7 @@ func (z *sleeper) peek(ctx context.Context, s *heap.Scope, n uint64, buf []uint6
 			return buf[:copy(buf, wordsOf(o[object.Header:object.Header+pageBytes]))], nil
 		}
 		if !w.Far() {
-			continue // it is far by now
+			continue // it has become far meanwhile
 		}
 		seg := core.Far.Seg(w.FarAddr())
 		if pins.Hold(w.FarAddr(), func() bool { return Load(p) == w }) == nil {
@@ -214,8 +220,9 @@ func (z *sleeper) peek(ctx context.Context, s *heap.Scope, n uint64, buf []uint6
 	}
 }
 
-// put puts the words of a page back where they were, or, if they are lost, and from is nil, has them say so. If the page is not
-// paid for, it takes one of the reserve; if there is none, or only the half that is to be left, it does nothing, and reports false.
+// put puts the words of a page back where they were; if from is nil they are lost, and all that are in use become
+// lostWord. If the page is not paid for, put takes one of the reserve. If there is none, or, with half set, only the
+// half that is left to others, it does nothing, and reports false.
 func (z *sleeper) put(page uint64, from []uint64, paid, half bool) bool {
 	z.mu.Lock()
 	defer z.mu.Unlock()

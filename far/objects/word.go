@@ -7,36 +7,31 @@ import (
 	"polder/internal/sizeclass"
 )
 
-// Word is the word of a remoteable pointer (the paper's figure 4). Its bits
-// above the address are inverted, so to speak: the word of an object that is
-// local, was used of late and is left alone is the bare address of the object's
-// data, and everything else, which takes the slow path, has the top bit set. The
-// fast path is a test of the sign, which costs nothing beside the load; to
-// compare the word with a number takes a fifth longer when it comes from memory.
+// Word is the word of a remoteable pointer (the paper's figure 4). The bits above the address are inverted, so to
+// speak: if an object is local, was used of late and is not marked, its word is the bare address of its data; every
+// other word takes the slow path, and has the top bit set. The fast path is a test of the sign, which costs nothing
+// beside the load. Comparing the word with a number takes a fifth longer when the number comes from memory.
 //
-//	63      slow: it is not a bare address
-//	62      far: the rest is where the far copy lies, and
-//	61..48  the class
+//	63      slow: the word is not a bare address
+//	62      far: the other bits say where the far copy lies, and
+//	61..48  its class
 //
-// or, if it is not far,
+// or, if the object is not far,
 //
 //	61      marked: the evacuator is about to move the object
 //	60..59  the number of the pass that marked it, modulo 4
 //	58      free: nobody has the pointer
-//	57      zero: the object was never used, and is nothing but zeros; its class
-//	        is in the low bits
-//	56      away: the word itself is far, with those beside it; or, if bit 0 is set,
-//	        it is lost
+//	57      zero: the object was never used and is all zeros; its class is in the low bits
+//	56      away: the word itself is far, with its whole page; or, if bit 0 is set, the word is lost
 //	55..48  local only: how many passes ago the object was last used
 //	47..0   local only: address of the data
 //
-// and of a far one
+// and, if the object is far,
 //
-//	47..40  size class of the far entry, as in word
+//	47..40  size class of the far record, as in the words of maps (package entry)
 //	39..0   address in units of 16 bytes
 //
-// The word of a pointer never moves. Every change of it is a CAS, except that
-// of a word that nobody else knows yet.
+// The word of a pointer never moves. It is changed by CAS only, except while nobody else knows the word.
 type Word uint64
 
 const (
@@ -71,7 +66,8 @@ func (w Word) Addr() uintptr { return uintptr(w & pAddr) }
 // Coldness is the number of passes that a local object has not been used for.
 func (w Word) Coldness() int { return int(w & pCold >> pColdShift) }
 
-// Warm reports whether a use of the object is none that anybody is told of: it is local and was used in this pass, or is zero.
+// Warm reports whether the prefetcher need not be told that the object is used: the object is local and was used in
+// this pass already, or it is zero.
 func (w Word) Warm() bool { return w.Local() && w&pCold == 0 || w.Zero() }
 
 // unmarked is the local word w without a mark.
@@ -87,7 +83,7 @@ func (w Word) cooled(coldness int) Word {
 	return (w&^pCold | Word(coldness)<<pColdShift).settled()
 }
 
-// settled is the local word w with the right pSlow.
+// settled is the local word w with pSlow set if w is marked or cold, and not set otherwise.
 func (w Word) settled() Word {
 	if w&(pMarked|pCold) == 0 {
 		return w &^ pSlow
@@ -104,7 +100,8 @@ const freeWord = pSlow | pFree
 // zeroWord is the word of an object of a class that was never used.
 func zeroWord(class uint16) Word { return pSlow | pZero | Word(class) }
 
-// asleep is what a word reads as that is in far memory itself, and lostWord one that was.
+// asleep is what a word reads as while the word itself is in far memory. lostWord is a word that was in far memory
+// and was lost there.
 const (
 	asleep   = pSlow | pAway
 	lostWord = asleep | 1
@@ -118,8 +115,7 @@ func (w Word) lost() bool { return w == lostWord }
 func (w Word) Free() bool { return w&(pFar|pFree) == pFree || w == 0 }
 func (w Word) Zero() bool { return w&(pFar|pZero) == pZero }
 
-// farWord is the word of an object of a class whose far entry is n bytes at
-// addr.
+// farWord is the word of an object of a class whose far record is n bytes at addr.
 func farWord(addr uint64, n int, class uint16) Word {
 	return pSlow | pFar | Word(class)<<pFarClassShift | Word(sizeclass.Of(n))<<heap.AddrBits | Word(addr)
 }

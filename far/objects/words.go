@@ -12,24 +12,23 @@ import (
 	"polder/internal/invariants"
 )
 
-// words is the table of the words of pointers: off-heap memory of which pages
-// are taken as they are needed, and in which nothing ever moves. A word's
-// number is its place in the table, and is what headers of objects and Refs
-// hold; word 0 is nobody's.
+// words is the table of the words of pointers. It lies in off-heap memory, takes pages of it as they are needed, and
+// never moves anything. A word's number is its place in the table, and is what headers of objects and Refs hold.
+// Nobody has word 0.
 type words struct {
 	mapping *arena.Mapping
 	table   []uint64
-	gens    *arena.Mapping // how often each was freed, with invariants only
+	gens    *arena.Mapping // how often each word was freed, with invariants only
 	genOf   []uint32
 
 	pages atomic.Int64 // taken from the front; changes under mu
 
 	mu    sync.Mutex
-	taken []uint64 // for every group of 64 words which are in use, under mu
-	spare []uint64 // for every 64 groups which have words to spare, under mu
-	first int      // none of spare before it has any, under mu
-	whole int      // groups of which no word is in use, under mu
-	inUse int      // under mu
+	taken []uint64 // which words of each group of 64 are in use; under mu
+	spare []uint64 // which groups of each 64 have words to hand out; under mu
+	first int      // spare has no bit set before this index; under mu
+	whole int      // groups of which no word is in use, and that are not hidden; under mu
+	inUse int      // words in use; under mu
 }
 
 const (
@@ -42,7 +41,7 @@ const (
 
 	pageGroups = WordsPerPage / wordGroup
 
-	// wordCost is what a new word takes of what a scope may take.
+	// wordCost is the bytes by which a new word uses up what its scope may take.
 	wordCost = (wordPage + WordsPerPage - 1) / WordsPerPage
 )
 
@@ -70,7 +69,7 @@ func (t *words) close() error {
 	return err
 }
 
-// maxWords is how many numbers of words there are.
+// maxWords is how many numbers of words there can be.
 const maxWords = 1 << 40
 
 // number is the number of a word of the table.
@@ -82,15 +81,15 @@ func (t *words) at(n uint64) *uint64 { return &t.table[n] }
 // has reports whether there is a word n.
 func (t *words) has(n uint64) bool { return n != 0 && n < uint64(t.pages.Load())*WordsPerPage }
 
-// wordCache is words that were handed out together and have not been used yet.
-// It is guarded by the mutex of the allocation buffer that has it.
+// wordCache is words that were handed out together and have not been used yet. The mutex of the allocation buffer
+// that has the cache guards it; sleeper.mu guards the sleeper's.
 type wordCache struct {
 	first uint64 // number of the first of the group
-	left  uint64 // a bit for each that is left
+	left  uint64 // a bit for each word that is left
 }
 
-// next returns the number of an unused word of c, filling it from t if it is
-// empty, on behalf of who. It fails as logs.growIndex does.
+// next takes an unused word from c and returns its number. If c is empty, next first refills it from t, on behalf of
+// who, which fails as grow does.
 func (t *words) next(c *wordCache, l *heap.Logs, who heap.Claim) (uint64, error) {
 	if c.left == 0 {
 		if err := t.refill(c, l, who); err != nil {
@@ -120,7 +119,7 @@ func (t *words) refill(c *wordCache, l *heap.Logs, who heap.Claim) error {
 	return nil
 }
 
-// take makes words of group g those that are in use. t.mu must be held.
+// take sets which words of group g are in use to the bits of words. t.mu must be held.
 func (t *words) take(g int, words uint64) {
 	was := t.taken[g]
 	t.taken[g] = words
@@ -164,12 +163,12 @@ func (t *words) grow(n int, l *heap.Logs, who heap.Claim) error {
 	return nil
 }
 
-// run hands out n words in a row, at least one, in groups of their own.
+// run hands out n adjacent words, n at least 1, from groups of which no word is in use.
 func (t *words) run(n int, l *heap.Logs) (first uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.pages.Load() == 0 {
-		if err := t.grow(1, l, heap.ForMutator); err != nil { // so that word 0 is not in it
+		if err := t.grow(1, l, heap.ForMutator); err != nil { // so that the run cannot begin with word 0
 			return 0, err
 		}
 	}
@@ -188,8 +187,8 @@ func (t *words) run(n int, l *heap.Logs) (first uint64, err error) {
 	return first, nil
 }
 
-// stretch returns the first of n groups in a row of which no word is in use, and
-// how many of them the table has to grow by. t.mu must be held.
+// stretch finds n adjacent groups of which no word is in use. It returns the first of them, and by how many groups
+// the table has to grow so that all of them exist. t.mu must be held.
 func (t *words) stretch(n int) (g, missing int) {
 	if t.whole < n {
 		g = len(t.taken)
@@ -210,8 +209,7 @@ func (t *words) stretch(n int) (g, missing int) {
 	return len(t.taken) - free, n - free
 }
 
-// put takes word n back, which nobody may use any more and which is marked
-// free.
+// put takes word n back. The word is marked free, and nobody may use it any more.
 func (t *words) put(n uint64) {
 	t.generation(n)
 	t.mu.Lock()
@@ -221,14 +219,14 @@ func (t *words) put(n uint64) {
 	t.inUse--
 }
 
-// generation is called when word n is freed.
+// generation counts, in builds with invariants, that word n is freed.
 func (t *words) generation(n uint64) {
 	if invariants.Enabled {
 		atomic.AddUint32(&t.genOf[n], 1)
 	}
 }
 
-// count returns the number of words in use and those in whole.
+// count returns the number of words in use and the number of pages that were taken.
 func (t *words) count() (inUse int, pages int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -243,7 +241,8 @@ func (t *words) isTaken(page uint64, i int) bool {
 	return t.taken[page*pageGroups+uint64(i/wordGroup)]>>(i%wordGroup)&1 != 0
 }
 
-// agrees reports whether those words of a page are in use that are not free. t.mu must be held.
+// agrees reports whether the table agrees with ws, the words of a page: exactly those that are not free are in use.
+// t.mu must be held.
 func (t *words) agrees(page uint64, ws *[WordsPerPage]uint64) bool {
 	for i, w := range ws {
 		if t.isTaken(page, i) == Word(w).Free() {
@@ -253,7 +252,7 @@ func (t *words) agrees(page uint64, ws *[WordsPerPage]uint64) bool {
 	return true
 }
 
-// hide has no word of a page be handed out. t.mu must be held.
+// hide keeps the words of a page from being handed out. t.mu must be held.
 func (t *words) hide(page uint64) {
 	for g := page * pageGroups; g < (page+1)*pageGroups; g++ {
 		t.spare[g/64] &^= 1 << (g % 64)
@@ -283,5 +282,5 @@ func (t *words) giveBack(n uint64) {
 	t.inUse--
 }
 
-// hidden reports whether group g, of which no word is in use, is in a page that is asleep. t.mu must be held.
+// hidden reports whether group g, of which no word is in use, belongs to a page that is asleep. t.mu must be held.
 func (t *words) hidden(g int) bool { return t.spare[g/64]>>(g%64)&1 == 0 }

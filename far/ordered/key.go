@@ -8,8 +8,8 @@ import (
 	"polder/codec"
 )
 
-// keyCoder makes keys byte strings of the same order: cmp.Compare of two keys is
-// bytes.Compare of their byte strings.
+// keyCoder turns keys into byte strings of the same order: cmp.Compare of two keys is bytes.Compare of their byte
+// strings.
 type keyCoder[K cmp.Ordered] struct {
 	plain  codec.Coder[K]
 	size   int  // of a number in bytes, 0 for strings
@@ -44,7 +44,7 @@ func (c *keyCoder[K]) view(k *K, buf *[8]byte) []byte {
 	case !c.float:
 	case *k != *k: // NaN, of whatever bits, is the least number, as for cmp.Compare
 		u = 0
-	case *k == zero: // there are two
+	case *k == zero: // 0 and -0, which are equal
 		u = sign
 	case u&sign != 0:
 		u ^= 2*sign - 1
@@ -55,7 +55,7 @@ func (c *keyCoder[K]) view(k *K, buf *[8]byte) []byte {
 	return buf[8-c.size:]
 }
 
-// decode makes *k the key of which view has returned b.
+// decode sets *k to the key for which view has returned b.
 func (c *keyCoder[K]) decode(b []byte, k *K) error {
 	if c.size == 0 || len(b) != c.size {
 		return c.plain.Decode(b, k) // which refuses a number of another size
@@ -82,7 +82,7 @@ func (c *keyCoder[K]) decode(b []byte, k *K) error {
 	return c.plain.Decode(buf[:c.size], k)
 }
 
-// native is the number in the processor's own order that b is.
+// native is the number whose bytes, in the processor's own order, are b.
 func native(b []byte) uint64 {
 	switch len(b) {
 	case 1:

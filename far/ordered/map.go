@@ -11,9 +11,8 @@ import (
 	"polder/far/heap"
 )
 
-// Limits of what a Map takes, in bytes. A number as a key is as long as its type; how long a
-// value is, package codec says. What is larger belongs into a far.Bytes, of which the
-// Map can hold the far.BytesRef.
+// Limits of what a Map takes, in bytes. A numeric key is as long as its type; package codec says how long a value is.
+// A larger value belongs into a far.Bytes, whose far.BytesRef the Map can hold.
 const (
 	MaxKey   = maxKey    // the longest key
 	MaxEntry = maxRecord // the longest key and value together
@@ -23,7 +22,7 @@ const (
 type Config[V any] struct {
 	// Name appears in statistics.
 	Name string
-	// Values stores what has no other way to be stored: see the package codec.
+	// Values encodes values that cannot be stored without a codec: see the package codec.
 	Values codec.Codec[V]
 }
 
@@ -32,9 +31,8 @@ type Config[V any] struct {
 // package codec. Values are copied in and out; methods take no scope, wait within their
 // context, and must not be called in a scope.
 //
-// A call takes time in proportion to the logarithm of the number of keys, and one
-// read of the store for each page on the way that is far, of which there is usually
-// one, the leaf.
+// A call takes time in proportion to the logarithm of the number of keys, and one read of the store for each page on
+// the way that is far: usually that is one page, the leaf.
 type Map[K cmp.Ordered, V any] struct {
 	t     *tree
 	name  string
@@ -42,7 +40,7 @@ type Map[K cmp.Ordered, V any] struct {
 	value codec.Coder[V]
 }
 
-// NewMap makes an empty map. It fails if V cannot be far, and names the field that is why.
+// NewMap makes an empty map. If V cannot be far it fails, and names the field that is the reason.
 func NewMap[K cmp.Ordered, V any](h *far.Heap, cfg Config[V]) (*Map[K, V], error) {
 	if cfg.Name == "" {
 		cfg.Name = "ordered map"
@@ -90,7 +88,7 @@ func (m *Map[K, V]) Get(ctx context.Context, k K) (v V, ok bool, err error) {
 	return v, true, nil
 }
 
-// errStored is what is wrong with a key or a value that is none.
+// errStored is the error of a call that has found stored bytes that are no key, or no value.
 func (m *Map[K, V]) errStored(err error) error {
 	return &far.CorruptError{Segment: "ordered map " + m.name, Err: err}
 }
@@ -159,7 +157,7 @@ func (m *Map[K, V]) Max(ctx context.Context) (k K, v V, ok bool, err error) {
 	return m.at(ctx, func(n int) int { return n - 1 })
 }
 
-// at returns the key whose rank is what rank makes of the number of keys.
+// at returns the key of rank rank(n) and its value, where n is the number of keys, and whether there is one.
 func (m *Map[K, V]) at(ctx context.Context, rank func(n int) int) (k K, v V, ok bool, err error) {
 	o := m.t.begin()
 	defer o.end()
@@ -194,10 +192,9 @@ func (m *Map[K, V]) decode(key, value []byte) (k K, v V, err error) {
 	return k, v, err
 }
 
-// All iterates over the map in the order of keys. It brings some leaves at a time, which do not
-// displace what is used. As in all structures it waits within the context of s, and ends early
-// if something cannot be read, and then s.Err says why. What it yields are copies: s is
-// not open during a step, and must not be when the iteration begins.
+// All iterates over the map in the order of keys. It brings some leaves at a time, which do not displace objects that
+// are in use. As in all structures it waits within the context of s; if something cannot be read it ends early, and
+// s.Err says why. What it yields are copies: s is not open during a step, and must not be when the iteration begins.
 func (m *Map[K, V]) All(s *far.Scope) iter.Seq2[K, V] { return m.walk(s, nil, nil, false) }
 
 // Backward is All from the greatest key to the least.
@@ -238,9 +235,8 @@ func (m *Map[K, V]) walk(s *far.Scope, from, until *K, back bool) iter.Seq2[K, V
 	}
 }
 
-// each calls fn with the keys from one on or, if back, down from it, nil for all, to the one
-// before until, nil for the last, as long as fn returns true. What goes wrong becomes the
-// error of s.
+// each calls fn with the keys from from on or, with back set, from it downwards, where nil means all keys. It ends
+// before until, unless that is nil, and when fn returns false. An error becomes the error of s.
 func (m *Map[K, V]) each(s *far.Scope, from, until *K, back bool, fn func(key, value []byte) (bool, error)) {
 	if heap.IsOpen(s) {
 		s.H.Fail(s, fmt.Errorf("cannot iterate over ordered map %q: %w", m.name, far.ErrScopeOpen))
@@ -252,7 +248,7 @@ func (m *Map[K, V]) each(s *far.Scope, from, until *K, back bool, fn func(key, v
 	if from != nil {
 		w.from = append([]byte(nil), m.key.view(from, &w.o.num)...)
 		if back {
-			w.from = append(w.from, 0) // what is less than that is not above from
+			w.from = append(w.from, 0) // the keys that are less than this are those up to from
 		}
 	}
 	if until != nil {

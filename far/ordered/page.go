@@ -8,18 +8,16 @@ import (
 	"polder/far"
 )
 
-// page is a page of the tree: records in the order of their keys. The offsets of the records
-// grow from the front of body, and the records from its end. A record is the lengths of
-// key and value, 2 bytes each, key and value. In a leaf the values are the map's; in an inner
-// page each is a child, and the key is one that is not above any key below the child,
-// and above all keys below the child before it. The key of the first child is
-// empty: below it is all that comes to the page and is below the second key. The zero page is an
-// empty leaf.
+// page is a page of the tree: records in the order of their keys. The offsets of the records grow from the front of
+// body, and the records from its end. A record is the lengths of key and value, 2 bytes each, key and value. In a
+// leaf the values are the map's. In an inner page each value is a child, and its key is a bound: not above any key
+// below the child, and above all keys below the child before it. The key of the first child is empty: below that
+// child are all keys of the page that are below the second key. The zero page is an empty leaf.
 type page struct {
 	level   uint16 // above the leaves, which are 0
 	n       uint16 // records
 	records uint16 // bytes from the first record to the end of body
-	dead    uint16 // bytes of them that are of no record any more
+	dead    uint16 // bytes among these of records that were removed
 	body    [bodySize]byte
 }
 
@@ -30,7 +28,7 @@ const (
 
 	perRecord = 2 + 4        // bytes of a record beside key and value
 	perChild  = 16           // bytes of a child
-	mostSize  = bodySize / 4 // of a record, so that half of a page has room for one
+	mostSize  = bodySize / 4 // bytes of a record, so that one fits into half a page
 	maxKey    = mostSize - perRecord - perChild
 	maxRecord = mostSize - perRecord // key and value
 )
@@ -44,10 +42,10 @@ type child struct {
 // cost is what a record takes of a page.
 func cost(key, value []byte) int { return perRecord + len(key) + len(value) }
 
-// used is what the records of p take.
+// used is the bytes that the records of p take.
 func (p *page) used() int { return 2*int(p.n) + int(p.records) - int(p.dead) }
 
-// at returns the key and the value of record i, which is behind others in body.
+// at returns the key and the value of record i, which are parts of body.
 func (p *page) at(i int) (key, value []byte) {
 	b := p.body[binary.LittleEndian.Uint16(p.body[2*i:]):]
 	k := 4 + int(binary.LittleEndian.Uint16(b))
@@ -60,8 +58,8 @@ func (p *page) key(i int) []byte {
 	return k
 }
 
-// search returns the first record whose key is not less than key, p.n if there is none,
-// and whether it is key's.
+// search returns the first record whose key is not less than key, p.n if there is none, and whether its key is equal
+// to key.
 func (p *page) search(key []byte) (i int, found bool) {
 	j := int(p.n)
 	for i < j {
@@ -78,7 +76,7 @@ func (p *page) search(key []byte) (i int, found bool) {
 	return i, false
 }
 
-// below returns which child leads to key, or, if before, to the last key that is less.
+// below returns which child leads to key or, with before set, to the last key that is less than key.
 func (p *page) below(key []byte, before bool) int {
 	i, found := p.search(key)
 	if found && !before {
@@ -115,7 +113,7 @@ func (p *page) remove(i int) {
 	}
 }
 
-// compact gives up what removed records have left.
+// compact gives up the room of removed records.
 func (p *page) compact() {
 	old := *p
 	p.n, p.records, p.dead = 0, 0, 0

@@ -33,8 +33,8 @@ type op struct {
 	missing []far.AnyRef // pages that this try needs and that are far
 	fresh   []step       // pages that Set has made and not used yet, zero
 
-	sets bool  // it is a Set, and takes nothing of what is kept for scopes
-	walk *walk // whose call it is, nil if it is nobody's
+	sets bool  // it is a Set, and takes nothing of the memory that is kept for scopes
+	walk *walk // the iteration that the op belongs to, nil if there is none
 
 	num   [8]byte // a key that is a number
 	value []byte
@@ -70,9 +70,9 @@ func (o *op) end() {
 // patience is how often a call fetches the same page without the lock.
 const patience = 3
 
-// try calls fn in a scope and with the lock held, until it has had all pages that it needs.
-// What fn lacks is fetched while neither is held, as long as that helps. Fn changes
-// nothing before it has all pages.
+// try calls fn in a scope and with the lock held, until fn has had all pages that it needs. Pages that fn lacks are
+// fetched between two calls, while neither is held. If that does not help, because a page goes far again or the heap
+// is full, fn may wait for them itself. Fn changes nothing before it has all pages.
 func (o *op) try(ctx context.Context, write bool, fn func()) error {
 	var last far.AnyRef
 	for again := 0; ; {
@@ -103,7 +103,7 @@ func (o *op) try(ctx context.Context, write bool, fn func()) error {
 		}
 		switch err := o.t.h.Prefetch(ctx, o.missing...); {
 		case errors.Is(err, far.ErrFull) && !o.sets:
-			again = patience // a scope can read in what is kept for scopes
+			again = patience // in its scope, fn can use the memory that is kept for scopes
 		case err != nil:
 			return err
 		case o.walk != nil:
@@ -112,11 +112,11 @@ func (o *op) try(ctx context.Context, write bool, fn func()) error {
 	}
 }
 
-// page returns the page of p, or nil if it cannot be had, or not now.
+// page returns the page of p. If it cannot be had, or not now, page returns nil and notes that it is missing.
 func (o *op) page(p far.Ptr[page]) *page {
 	var pg *page
 	if o.walk != nil && slices.Contains(o.walk.passed, p.Any()) {
-		pg = p.DerefStream(o.s) // it goes first again, before what others use
+		pg = p.DerefStream(o.s) // it goes far again before pages that others use
 	} else {
 		pg = p.Deref(o.s)
 	}
@@ -126,8 +126,8 @@ func (o *op) page(p far.Ptr[page]) *page {
 	return pg
 }
 
-// find walks to the leaf that key belongs to or, if before, to that of the last key which is
-// less; nil is then greater than all. It reports whether it has got there. There is a root.
+// find walks to the leaf that key belongs to or, with before set, to the leaf of the last key that is less than key;
+// a nil key is then greater than all. It reports whether it has got there. There must be a root.
 func (o *op) find(key []byte, before bool) bool {
 	o.path = o.path[:0]
 	for p := o.t.root; ; {
@@ -156,8 +156,8 @@ func (o *op) find(key []byte, before bool) bool {
 // leaf is the page at which find has arrived.
 func (o *op) leaf() *page { return o.path[len(o.path)-1].pg }
 
-// own makes the pages of the path from d on ones that may be written. They are local, and
-// stay where they are while the scope is open.
+// own makes the pages of the path from d on writable, and reports whether it could. They are local, and stay where
+// they are while the scope is open.
 func (o *op) own(d int) bool {
 	for ; d < len(o.path); d++ {
 		if o.path[d].ptr.DerefMut(o.s) == nil {
@@ -167,7 +167,7 @@ func (o *op) own(d int) bool {
 	return true
 }
 
-// get appends the value of key to o.value.
+// get copies the value of key to o.value, and reports whether there is one.
 func (o *op) get(key []byte) (found bool) {
 	if o.t.root.IsNil() || !o.find(key, false) {
 		return false
@@ -194,7 +194,7 @@ func (o *op) rank(key []byte) (n int) {
 	return n + i
 }
 
-// nth returns the leaf of the key of rank n, and which of its keys that is.
+// nth returns the leaf that has the key of rank n, nil if it cannot be had now, and which of its keys that is.
 func (o *op) nth(n int) (*page, int) {
 	for p := o.t.root; ; {
 		pg := o.page(p)
@@ -213,8 +213,8 @@ func (o *op) nth(n int) (*page, int) {
 	}
 }
 
-// set makes value the value of key. It takes new pages from fresh; if it needs more than there are,
-// it changes nothing, and returns how many.
+// set makes value the value of key. It takes new pages from fresh. If there are too few, it changes nothing, and
+// returns how many it needs.
 func (o *op) set(key, value []byte) (need int) {
 	t := o.t
 	if t.root.IsNil() {
@@ -230,7 +230,7 @@ func (o *op) set(key, value []byte) (need int) {
 	}
 	depth := len(o.path)
 	i, found := o.leaf().search(key)
-	grows, changed := cost(key, value), 0 // with the number of keys all counts on the way change
+	grows, changed := cost(key, value), 0 // a new key changes the counts in all pages of the path
 	if found {
 		_, old := o.leaf().at(i)
 		grows, changed = len(value)-len(old), depth-1
@@ -267,8 +267,7 @@ func (o *op) set(key, value []byte) (need int) {
 	return 0
 }
 
-// ownFresh makes the first n fresh pages ones that may be written, and reports whether there are so
-// many.
+// ownFresh makes the first n fresh pages writable, and reports whether there are that many.
 func (o *op) ownFresh(n int) bool {
 	if len(o.fresh) < n {
 		return false
@@ -283,8 +282,8 @@ func (o *op) ownFresh(n int) bool {
 	return true
 }
 
-// make makes n fresh pages, or none. It waits for room, which a scope that is open must not, and gets none
-// of what is kept for scopes: when the heap is full that is to read and to delete.
+// make makes fresh pages until there are n. It waits for room, and so must not be called in a scope. It takes nothing
+// of the memory that is kept for scopes, which is for reading and deleting when the heap is full.
 func (o *op) make(ctx context.Context, n int) error {
 	for len(o.fresh) < n {
 		p, err := o.t.pages.New(ctx, page{})
@@ -296,15 +295,14 @@ func (o *op) make(ctx context.Context, n int) error {
 	return nil
 }
 
-// split divides the pages of the path below that at whole, -1 for a new root above all, so that
-// the leaf has room for key at i. It returns where key belongs in the leaf that the path then
-// leads to.
+// split splits all pages of the path below the one at whole, or, if whole is -1, all pages under a new root, so that
+// the leaf has room for key at i. It returns where key belongs in the leaf that the path then leads to.
 //
-// Preconditions: the page at whole has room for a child; fresh has a page for every new one.
+// Preconditions: the page at whole has room for a child; fresh has as many pages as are made.
 func (o *op) split(key []byte, i int, found bool, whole int) int {
 	t := o.t
-	// Keys that come in order would leave every page half empty: behind the last key
-	// a page is left as it is.
+	// Keys that come in order would leave every page half empty. So a page is not halved if key comes behind all keys
+	// of the map.
 	last := !found && i == int(o.leaf().n)
 	for _, st := range o.path[:len(o.path)-1] {
 		last = last && st.i == int(st.pg.n)-1
@@ -354,8 +352,7 @@ func (o *op) split(key []byte, i int, found bool, whole int) int {
 	return o.path[len(o.path)-1].i
 }
 
-// between returns the shortest byte string that b begins with and that is above a. A is less
-// than b.
+// between returns the shortest prefix of b that is above a. A is less than b.
 func between(a, b []byte) []byte {
 	i := 0
 	for i < len(a) && a[i] == b[i] {
@@ -364,8 +361,8 @@ func between(a, b []byte) []byte {
 	return b[:i+1]
 }
 
-// remove removes key and reports whether it was there, and whether that has left a page so
-// empty that tidy should look at it.
+// remove removes key and reports whether it was there, and whether a page is now so empty that tidy should look at
+// it.
 func (o *op) remove(key []byte) (found, thin bool) {
 	t := o.t
 	if t.root.IsNil() || !o.find(key, false) {
@@ -395,7 +392,7 @@ func (o *op) remove(key []byte) (found, thin bool) {
 	return true, slices.ContainsFunc(o.path[1:], func(st step) bool { return st.pg.used() < t.room/4 })
 }
 
-// lower makes the only child of the root the root.
+// lower makes the root's only child the root, if the root has only one.
 func (o *op) lower() {
 	if root := o.path[0]; root.pg.level > 0 && root.pg.n == 1 {
 		o.t.root = root.pg.child(0).ref.Ptr(o.t.h)
@@ -425,7 +422,7 @@ func (o *op) tidy(key []byte) {
 		if pg == nil {
 			return
 		}
-		// What is joined must not have to be split again soon.
+		// A joined page must not have to be split again soon.
 		if st.pg.used()+pg.used() > t.room*3/4 {
 			continue
 		}
@@ -436,7 +433,7 @@ func (o *op) tidy(key []byte) {
 		if other == i {
 			left, right = right, left
 		}
-		if right.pg.level > 0 { // its parent has the key of the first child
+		if right.pg.level > 0 { // the parent has the key of the first child, which is empty in right
 			_, first := right.pg.at(0)
 			left.pg.insert(int(left.pg.n), up.pg.key(i+1), first)
 			right.pg.remove(0)

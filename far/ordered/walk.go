@@ -7,21 +7,21 @@ import (
 	"polder/far"
 )
 
-// walk is an iteration over a tree, leaf by leaf. It works on copies of leaves, without a
-// lock in between: it goes on by keys, wherever these lie by then.
+// walk is an iteration over a tree, leaf by leaf. It works on copies of leaves, and holds no lock between two of
+// them: it goes on by keys, wherever these lie by then.
 type walk struct {
 	o    *op
 	back bool
 
-	// What is still to come are the keys that are not less than from or, if back, those that
-	// are less, where nil is greater than all.
+	// Still to come are the keys that are not less than from or, with back set, those that are less; a nil from is
+	// then greater than all keys.
 	from  []byte
 	until []byte // the walk ends before it, if it is not nil
 	done  bool   // nothing is to come
 
-	leaf   page // whose records from i to j are to be yielded
+	leaf   page // its records from i to j, j excluded, are to be yielded
 	i, j   int
-	ahead  int          // leaves that were asked for beside the last one that was far
+	ahead  int          // how many leaves were asked for beside the last one that was far
 	passed []far.AnyRef // pages that were brought for this walk alone
 }
 
@@ -64,8 +64,9 @@ func (w *walk) record() (key, value []byte) {
 	return w.leaf.at(w.i - 1)
 }
 
-// onward sets out for the leaf beyond that at which the path has arrived: the lowest inner page that
-// has a child in that direction knows where its keys begin or, if back, end.
+// onward sets from to where the next leaf begins or, with back set, to where the leaf before ends. The key for that
+// is in the lowest page of the path that has another child in that direction. If there is none, or the next leaf
+// begins at until or beyond, the walk is done.
 func (w *walk) onward() {
 	w.done = true
 	for d := len(w.o.path) - 2; d >= 0 && w.done; d-- {
@@ -81,9 +82,8 @@ func (w *walk) onward() {
 	}
 }
 
-// lookAhead adds to what is missing, which is the leaf that the path was about to come to, some of the leaves that
-// follow it: the more, the more the walk has needed so far. It waits for
-// one and brings many.
+// lookAhead adds leaves to o.missing, in which is the leaf that find was about to come to: the leaves that follow it,
+// about twice as many each time, up to mostAhead. So the walk waits for one leaf, and brings many.
 func (w *walk) lookAhead() {
 	o := w.o
 	if len(o.path) == 0 || o.path[len(o.path)-1].pg.level != 1 {

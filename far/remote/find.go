@@ -21,7 +21,7 @@ func (s *poolStore) Finds(seg far.Segment) bool {
 
 // Find implements store.Finder.
 func (s *poolStore) Find(ctx context.Context, l *store.Lookups) {
-	at := map[string]*findRequest{} // that is being filled, by node
+	at := map[string]*findRequest{} // the request that is being filled, by node
 	limit := make(chan struct{}, inFlight)
 	var wg sync.WaitGroup
 	send := func(r *findRequest) {
@@ -61,10 +61,10 @@ func (s *poolStore) Find(ctx context.Context, l *store.Lookups) {
 	wg.Wait()
 }
 
-// findRequest is what one node is asked at once.
+// findRequest is what one node is asked in one request.
 type findRequest struct {
 	node  string
-	of    []int // of the Lookups
+	of    []int // which of the Lookups these are
 	finds []scan.Find
 }
 
@@ -76,7 +76,7 @@ func (s *poolStore) ask(ctx context.Context, l *store.Lookups, r *findRequest) {
 	out, err := s.compute(ctx, r.node, l.Finds[r.of[0]].Seg.(segment).Chunk, k)
 	if err != nil {
 		n.refused(ctx, err)
-		return // what news had is gone; the node asks for those places again
+		return // news has dropped the places; the node asks for them again
 	}
 	for _, i := range r.of {
 		f := &l.Finds[i]
@@ -101,7 +101,7 @@ func (s *poolStore) ask(ctx context.Context, l *store.Lookups, r *findRequest) {
 	}
 }
 
-// hear notes a place that the node did not know. The next request tells it.
+// hear notes a place that the node did not know, and that the next request tells it.
 func (n *scanner) hear(p scan.Place) {
 	n.newsMu.Lock()
 	defer n.newsMu.Unlock()
@@ -113,7 +113,7 @@ func (n *scanner) hear(p scan.Place) {
 	}
 }
 
-// news returns the places that the node is to be told now.
+// news takes the places that the node is to be told now.
 func (n *scanner) news() []scan.Place {
 	n.newsMu.Lock()
 	defer n.newsMu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"polder/pool"
 )
 
-// keptStore is the memory of one node of a pool that is kept: it can be reopened by who knows the session.
+// keptStore is the memory of one node of a pool that is kept: whoever knows the session can reopen its segments.
 type keptStore struct{ *placeStore }
 
 var _ copies.Reopener = keptStore{}
@@ -27,7 +27,7 @@ func (s keptStore) Alloc(ctx context.Context) (far.Segment, error) {
 	return s.kept(seg.(segment).Chunk)
 }
 
-// kept is c as a segment that is called by where it lies.
+// kept is c as a segment whose name says where it lies.
 func (s keptStore) kept(c *pool.Chunk) (far.Segment, error) {
 	at, ok := c.Place()
 	if !ok {
@@ -36,7 +36,7 @@ func (s keptStore) kept(c *pool.Chunk) (far.Segment, error) {
 	return segment{c, nameOfPlace(at)}, nil
 }
 
-// nameOfPlace is such as "10.0.0.1:7070/session 17 chunk 3,4", where the number of the session is hexadecimal.
+// nameOfPlace is a name like "10.0.0.1:7070/session 17 chunk 3,4", where the number of the session is hexadecimal.
 func nameOfPlace(at pool.Place) string {
 	b := fmt.Appendf(nil, "%s/session %x chunk ", at.Node, at.Session)
 	for i, u := range at.Units {
@@ -51,7 +51,7 @@ func nameOfPlace(at pool.Place) string {
 // mostUnits is how many chunks a segment may be made of.
 const mostUnits = 1 << 16
 
-// parsePlace is the opposite of nameOfPlace for a name without the node.
+// parsePlace is the opposite of nameOfPlace, for a name without the node and the slash.
 func parsePlace(node, name string) (at pool.Place, err error) {
 	at.Node = node
 	session, units, ok := strings.Cut(strings.TrimPrefix(name, "session "), " chunk ")

@@ -1,11 +1,10 @@
-// Package remote lets a far heap evacuate to memory nodes: it makes a far.Store
-// of a pool.Pool, or places for copies.Store, one a node.
+// Package remote lets a far heap evacuate to memory nodes: it makes a far.Store of a pool.Pool, or, for copies.Store,
+// a place of each of its nodes.
 //
-// A store's segments are chunks of the pool's. Reads of a batch go
-// out together; "no memory left" becomes far.ErrStoreFull. Everything may be
-// called by any number of goroutines, and a store keeps no state of its own
-// but the batches that it reuses, and an object of the component "scan" at each node that has been
-// asked to look through what lies there.
+// A store's segments are chunks of the pool's. Reads of a batch go out together; "no memory left" becomes
+// far.ErrStoreFull. Everything may be called by any number of goroutines. A store keeps no state of its own but the
+// batches that it reuses and, for each node that it has asked to look through what lies there, an object of the
+// component "scan".
 package remote
 
 import (
@@ -31,8 +30,8 @@ func Places(p *pool.Pool) (places []copies.Place) {
 	return places
 }
 
-// Place is the memory of the node of that name, such as one that was added to p and is to be added to a store
-// that keeps copies. If the pool is kept it is a copies.Reopener.
+// Place is the memory of the node of that name, for a store that keeps copies: for example, of a node that was added
+// to p after Places was called. If the pool is kept, the place's Store is a copies.Reopener.
 func Place(p *pool.Pool, name string) copies.Place {
 	var at far.Store = &placeStore{&poolStore{pool: p}, name}
 	if p.Kept() {
@@ -67,8 +66,7 @@ type poolStore struct {
 	scanners scanners
 }
 
-// SegmentSize implements far.Store: what the nodes lend at least, or several of that
-// if it would be too small.
+// SegmentSize implements far.Store: it is the size of the nodes' chunks or, if that is too small, of several of them.
 func (s *poolStore) SegmentSize() int { return max(s.pool.ChunkSize(), far.MinSegmentSize) }
 
 // Alloc implements far.Store.
@@ -111,7 +109,7 @@ func (s *poolStore) Read(ctx context.Context, ops []far.ReadOp) {
 // segment is a chunk as a far.Segment.
 type segment struct {
 	*pool.Chunk
-	name string // of one that is kept
+	name string // if the segment is kept
 }
 
 // Name implements far.Segment.

@@ -24,14 +24,14 @@ type scanners struct {
 type scanner struct {
 	mu     sync.Mutex
 	object *pool.Object // guarded by mu; nil until constructed, and when it was lost
-	next   atomic.Int64 // until then, in Unix nanoseconds, the node, which has refused, is not asked
+	next   atomic.Int64 // when the node, which has refused, may be asked again, in Unix nanoseconds
 
 	newsMu sync.Mutex
-	places map[uint32]scan.Place // guarded by newsMu: of segments that the node did not know, to be told to it
+	places map[uint32]scan.Place // segments that the node did not know, to be told to it; guarded by newsMu
 }
 
-// refused takes note of a failure, unless it is the caller who gave up, or a connection that was lost: that says nothing of
-// what the node would do.
+// refused notes that the node has failed, and is to be left alone for refusedFor. It does not if the caller has given
+// up, or the connection was lost: that says nothing of what the node would do.
 func (n *scanner) refused(ctx context.Context, err error) {
 	if ctx.Err() == nil && !errors.Is(err, pool.ErrOutcomeUnknown) && !errors.Is(err, pool.ErrLost) {
 		n.next.Store(time.Now().Add(refusedFor).UnixNano())
@@ -41,12 +41,11 @@ func (n *scanner) refused(ctx context.Context, err error) {
 // refuses reports whether the node is not to be asked.
 func (n *scanner) refuses() bool { return time.Now().UnixNano() < n.next.Load() }
 
-// refusedFor is how long a node is left alone that has no memory for components, or none
-// of that name.
+// refusedFor is how long a node is left alone that has no memory for components, or no component of that name.
 const refusedFor = 10 * time.Second
 
-// inFlight is how many requests of one call are under way at a time: enough for
-// the node to have the next one when it has answered one.
+// inFlight is how many requests of one call are under way at a time: enough for the node to have another request when
+// it has answered one.
 const inFlight = 4
 
 var (
@@ -57,7 +56,7 @@ var (
 	errSenseless = errors.New("an answer that makes no sense")
 )
 
-// scanWork is what a goroutine needs that looks through what is mapped here.
+// scanWork is what a goroutine needs to look through memory that is mapped here.
 type scanWork struct {
 	req     scan.Request
 	scratch [scan.MaxRecord]byte
@@ -65,11 +64,11 @@ type scanWork struct {
 
 var scanWorks = sync.Pool{New: func() any { return new(scanWork) }}
 
-// Scan implements store.Computer: at the nodes, by their component "scan"; or here, where a node's
-// memory is mapped.
+// Scan implements store.Computer. The component "scan" at each node looks through what lies there; where a node's
+// memory is mapped, this process does.
 func (s *poolStore) Scan(ctx context.Context, q *offload.Scan, o store.Objects, parts []store.ScanPart, a *offload.Aggregate) {
 	c := &scanCall{store: s, q: q, objects: o, parts: parts, a: a}
-	at := map[string]*scanRequest{} // that is being filled, by node
+	at := map[string]*scanRequest{} // the request that is being filled, by node
 	limit := make(chan struct{}, inFlight)
 	var wg sync.WaitGroup
 	send := func(r *scanRequest) {
@@ -121,7 +120,7 @@ func (s *poolStore) Scan(ctx context.Context, q *offload.Scan, o store.Objects, 
 // scanCall is a call of Scan.
 type scanCall struct {
 	store   *poolStore
-	q       *offload.Scan // who looks through something has a copy
+	q       *offload.Scan // whoever looks through something makes a copy
 	objects store.Objects
 	parts   []store.ScanPart
 
@@ -129,10 +128,10 @@ type scanCall struct {
 	a  *offload.Aggregate // guarded by mu
 }
 
-// scanRequest is what one node is asked at once.
+// scanRequest is what one node is asked in one request.
 type scanRequest struct {
 	node          string
-	parts         []int // of the call
+	parts         []int // which of the parts of the call these are
 	runs          []scan.Run
 	bytes, answer int
 }
@@ -196,7 +195,7 @@ func (c *scanCall) compute(ctx context.Context, r *scanRequest) error {
 	return nil
 }
 
-// compute has the object at a node, where near lies, do k.
+// compute has the scanner of a node carry out k. The chunk near lies at that node.
 func (s *poolStore) compute(ctx context.Context, node string, near *pool.Chunk, k pool.Computation) ([]byte, error) {
 	object, err := s.scanner(ctx, node, near)
 	if err != nil {
@@ -224,8 +223,8 @@ func (s *poolStore) node(name string) *scanner {
 	return n
 }
 
-// scanner returns the object at a node, where near lies, that looks through what lies there. The first
-// caller constructs it.
+// scanner returns the object at a node that looks through what lies there. The chunk near lies at that node. The
+// first caller constructs the object.
 func (s *poolStore) scanner(ctx context.Context, node string, near *pool.Chunk) (*pool.Object, error) {
 	n := s.node(node)
 	n.mu.Lock()
@@ -245,7 +244,7 @@ func (s *poolStore) scanner(ctx context.Context, node string, near *pool.Chunk) 
 	return o, nil
 }
 
-// lostScanner has the next caller construct another object.
+// lostScanner makes the next caller construct another object, since o is lost.
 func (s *poolStore) lostScanner(node string, o *pool.Object) {
 	n := s.node(node)
 	n.mu.Lock()

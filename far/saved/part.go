@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// Version is that of the format.
+	// Version is the version of the format.
 	Version = 1
 	magic   = 0x70616e536c6f50<<8 | Version // "PolSnap"
 
@@ -19,7 +19,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Kind is what a part has.
+// Kind says what a part has.
 type Kind uint32
 
 // The kinds of parts, see the package's page.
@@ -42,7 +42,7 @@ type Part struct {
 // Size is how long the part is.
 func (p *Part) Size() int { return HeaderSize + len(p.Body) }
 
-// AppendMagic appends to b what a file begins with.
+// AppendMagic appends to b the magic number with which a file begins.
 func AppendMagic(b []byte) []byte { return binary.LittleEndian.AppendUint64(b, magic) }
 
 // AppendStart appends the first part of a snapshot of a heap.
@@ -61,7 +61,7 @@ func Append(b []byte, p Part) []byte {
 	return append(b, p.Body...)
 }
 
-// decodeHeader checks the header of a part, and returns how long its body is, and the CRC32C of that.
+// decodeHeader checks the header of a part. It returns how long the part's body is, and the CRC32C of the body.
 func decodeHeader(b []byte) (p Part, n int, sum uint32, err error) {
 	if got, want := crc32.Checksum(b[4:HeaderSize], castagnoli), binary.LittleEndian.Uint32(b); got != want {
 		return p, 0, 0, fmt.Errorf("CRC32C of its header is %08x, want %08x", got, want)
@@ -77,7 +77,7 @@ func decodeHeader(b []byte) (p Part, n int, sum uint32, err error) {
 	return p, int(length), binary.LittleEndian.Uint32(b[4:]), nil
 }
 
-// Decode takes parts from b, each of which has to be whole.
+// Decode takes the first part from b, which has to be whole, and returns the rest of b.
 func Decode(b []byte) (p Part, rest []byte, err error) {
 	if len(b) < HeaderSize {
 		return p, b, fmt.Errorf("%d bytes are no part", len(b))

@@ -34,22 +34,22 @@ var (
 	errNone = errors.New("it is no snapshot of a heap")
 )
 
-// Reader reads a snapshot from the front to the back. It checks what each part says of itself, and that parts follow each other as they
-// have to; the rest is the caller's.
+// Reader reads a snapshot from the front to the back. It checks what each part says of itself, and that parts follow
+// each other as they have to. The caller checks the rest.
 type Reader struct {
 	in   *bufio.Reader
-	sum  hash.Hash // of what is in front of the next part, or of the last one
-	off  int64     // of that
-	n    int       // parts in front of it
+	sum  hash.Hash // of all in front of the next part or, at the end, of the last part
+	off  int64     // where that part begins
+	n    int       // parts in front of that part
 	head [HeaderSize]byte
 	body []byte
 
 	heap    uint64
 	segment int
-	have    map[uint64]uint64 // bytes of each segment
-	ofLast  uint64            // checkpoint
-	last    uint64            // bytes of it
-	rooted  bool              // what came last is a root
+	have    map[uint64]uint64 // bytes of each segment that were read, by position
+	ofLast  uint64            // number of the last checkpoint
+	last    uint64            // bytes of it that were read
+	rooted  bool              // the last part was a root
 	ended   bool
 }
 
@@ -96,15 +96,16 @@ func cut(err error) error {
 func (r *Reader) Heap() uint64     { return r.heap }
 func (r *Reader) SegmentSize() int { return r.segment }
 
-// Offset is where the next part begins, or the last one, and Parts how many are in front of it.
+// Offset is where the next part begins or, at the end, where the last part begins. Parts is how many parts are in
+// front of it.
 func (r *Reader) Offset() int64 { return r.off }
 func (r *Reader) Parts() int    { return r.n }
 
-// Have is how many bytes of each segment there were, by its position. It is the reader's.
+// Have is how many bytes of each segment were read, by the position of the segment. The map stays the reader's.
 func (r *Reader) Have() map[uint64]uint64 { return r.have }
 
-// Next returns the next part, whose body is valid until it is called again, and io.EOF behind the last one, which has to be the end
-// of what is read. Damage is a *DamagedError; other errors are those of reading.
+// Next returns the next part, whose body is valid until Next is called again. Behind the last part, which has to be
+// the end of what is read, it returns io.EOF. Damage is a *DamagedError; other errors are those of reading.
 func (r *Reader) Next() (p Part, err error) {
 	if r.ended {
 		if _, err := r.in.ReadByte(); !errors.Is(err, io.EOF) {
@@ -206,7 +207,8 @@ func (r *Reader) follows(p *Part) error {
 
 const endSize = 8 + 8 + sha256.Size
 
-// AppendEnd appends the last part of a snapshot of a heap, of which there were so many parts and bytes, with that hash.
+// AppendEnd appends the last part of a snapshot of a heap. Before it there were so many parts and bytes; sum is the
+// SHA-256 of these.
 func AppendEnd(b []byte, heap uint64, parts int, bytes int64, sum []byte) []byte {
 	body := binary.LittleEndian.AppendUint64(nil, uint64(parts))
 	body = binary.LittleEndian.AppendUint64(body, uint64(bytes))

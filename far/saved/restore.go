@@ -22,9 +22,9 @@ type Contents struct {
 	Heap        uint64 // number of the heap
 	SegmentSize int
 	Segments    int   // that the checkpoint needs
-	Bytes       int64 // of those
-	Checkpoint  int64 // bytes of it
-	Size        int64 // of the snapshot
+	Bytes       int64 // of those segments
+	Checkpoint  int64 // bytes of the checkpoint
+	Size        int64 // bytes of the snapshot
 
 	needed map[uint64]bool // positions of the segments
 }
@@ -44,7 +44,7 @@ func Check(ctx context.Context, r io.Reader) (*Contents, error) {
 	return c, nil
 }
 
-// readings is what was read of a snapshot, but for the segments.
+// readings is what was read of a snapshot, without the segments.
 type readings struct {
 	root       *record.Root
 	checkpoint []byte
@@ -53,7 +53,8 @@ type readings struct {
 	bytes      int64
 }
 
-// readSnapshot reads a snapshot: start is told the size of segments, segment is given their parts. It checks the rest.
+// readSnapshot reads a snapshot. It calls start with the size of segments, and segment with each part of a segment.
+// It checks everything else itself.
 func readSnapshot(ctx context.Context, r io.Reader, start func(size int) error, segment func(p Part) error) (*readings, error) {
 	in, err := NewReader(r)
 	if err != nil {
@@ -100,7 +101,7 @@ func readSnapshot(ctx context.Context, r io.Reader, start func(size int) error, 
 	return n, nil
 }
 
-// check checks a root that was read, and what it is the root of.
+// check checks a root that was read, and the checkpoint and the segments that it needs.
 func (n *readings) check(in *Reader, number uint64) error {
 	switch r := n.root; {
 	case r.Heap != in.Heap() || checkpointNumber(r) != number || len(r.Parts) > 0:
@@ -126,9 +127,10 @@ func (n *readings) check(in *Reader, number uint64) error {
 // ErrKept says that the store keeps a heap already.
 var ErrKept = errors.New("there is a heap already")
 
-// Restore makes what st keeps the heap of a snapshot, so that Open finds it; st must keep none. What is needed, which may be nil, is
-// what Check has said of the same snapshot: only so much is written then. If it fails, st keeps nothing, unless the error is that of
-// st.SetRoot, and what was written is given back if it can be.
+// Restore makes st keep the heap of a snapshot, so that far.Open finds it; st must keep no heap yet. If needed, which
+// is what Check has returned for the same snapshot, is not nil, Restore writes only the segments that the checkpoint
+// needs. If Restore fails, st keeps nothing, unless the error is that of st.SetRoot; what was written is given back
+// if that is possible.
 func Restore(ctx context.Context, st store.Keeper, r io.Reader, needed *Contents) (err error) {
 	if root, err := st.Root(ctx); err != nil || root != nil {
 		return cmp.Or(err, ErrKept)
@@ -173,24 +175,24 @@ func Restore(ctx context.Context, st store.Keeper, r io.Reader, needed *Contents
 	return farlog.Restore(ctx, st, n.root, n.checkpoint, listAt, list)
 }
 
-// SegmentSizeError says that a heap with segments of one size cannot lie in segments of another: what refers to an object says in which
-// segment it is, and where in it.
+// SegmentSizeError says that a heap with segments of one size cannot lie in segments of another: a reference to an
+// object says in which segment the object is, and where in the segment.
 type SegmentSizeError struct{ Want, Has int }
 
 func (e *SegmentSizeError) Error() string {
 	return fmt.Sprintf("its segments are of %d bytes, and far memory lends such of %d", e.Want, e.Has)
 }
 
-// restoring are segments that are written anew.
+// restoring is the segments that are being written anew.
 type restoring struct {
 	st    store.Keeper
 	all   map[uint64]*restored   // by their position
-	spare map[store.Segment]bool // that take no more, and were copied to others
+	spare map[store.Segment]bool // segments that take no more, and that were copied to others
 }
 
 type restored struct {
 	store.Segment
-	n int // bytes that were written
+	n int // how many bytes were written
 }
 
 func (r *restoring) add(ctx context.Context, position uint64) (*restored, error) {
@@ -205,7 +207,7 @@ func (r *restoring) add(ctx context.Context, position uint64) (*restored, error)
 	return s, nil
 }
 
-// mostTries is how many segments are tried for what is to be written to one.
+// mostTries is how many segments are tried, one after the other, for the same bytes.
 const mostTries = 4
 
 // write writes a part of a segment.
@@ -230,7 +232,7 @@ func (r *restoring) write(ctx context.Context, p Part) (err error) {
 	}
 }
 
-// move copies what was written of a segment that takes no more, since a copy was late, to another one.
+// move copies what was written to from, which takes no more since one of its copies was late, to another segment.
 func (r *restoring) move(ctx context.Context, position uint64, from *restored) (*restored, error) {
 	ops := []store.ReadOp{{Seg: from.Segment, Buf: make([]byte, from.n), Bulk: true}}
 	if from.n > 0 {
@@ -263,7 +265,7 @@ func writeWithin(ctx context.Context, s *restored, b []byte) error {
 	return s.Write(ctx, b, s.n)
 }
 
-// free gives back all that there is.
+// free gives all segments back.
 func (r *restoring) free(ctx context.Context) error {
 	var errs []error
 	give := func(s store.Segment) {

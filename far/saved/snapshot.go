@@ -10,24 +10,25 @@ import (
 	"polder/far/record"
 )
 
-// Snapshot is what a heap was at one moment, to be read while it goes on. It is a checkpoint that is pinned: what it refers to is not given
-// back meanwhile, unless far memory is full; then Next fails with ErrOvertaken. It has one user.
+// Snapshot is what a heap was at one moment, to be read while the heap goes on. It is a checkpoint that is pinned:
+// what the checkpoint refers to is not given back meanwhile, unless far memory is full; then Next fails with
+// ErrOvertaken. It has one user.
 //
-// Why a pin, and not only copies that notice when something is gone: a heap that changes cleans its segments all the time,
-// and what is not pinned would be copied in vain again and again. Why the pin breaks when far memory is full: a server must not refuse
-// writes because somebody copies it. Whoever reads begins again then, with a newer checkpoint, and goes on with all segments
-// that it has: they do not change.
+// Why a pin, rather than a copy that notices when something is gone: a heap that changes cleans its segments all the
+// time, and without a pin the same would be copied in vain again and again. Why the pin breaks when far memory is
+// full: a server must not refuse writes because somebody copies its heap. Whoever copies it then begins again with a
+// newer checkpoint, and keeps all that they have of segments: segments do not change.
 type Snapshot struct {
 	pin   *farlog.Pinned
 	heap  uint64
 	size  int // of a segment
 	have  map[uint64]uint64
 	list  []farlog.Kept
-	at    int // in list
-	off   int // in that segment
+	at    int // index in list of the segment to be read
+	off   int // where to go on in that segment
 	left  int64
 	rest  *farlog.Stretches
-	sent  uint64 // bytes of the checkpoint
+	sent  uint64 // bytes of the checkpoint that Next has returned
 	state progress
 	mem   []byte
 	buf   []byte
@@ -42,14 +43,16 @@ const (
 	atEnd
 )
 
-// ErrOvertaken says that a snapshot needs memory that those who write had to be given. A newer one can be taken.
+// ErrOvertaken says that far memory was full, and that memory which the snapshot needs was given to those who write.
+// A newer snapshot can be taken.
 var ErrOvertaken = farlog.ErrPinBroken
 
-// readBytes is how many bytes of a segment are read at a time, but for a longer record.
+// readBytes is how many bytes of a segment are read at a time, or more if a record is longer.
 const readBytes = 256 << 10
 
-// NewSnapshot is what a checkpoint is that was pinned, of a heap with segments of size bytes. Of segments, whose positions are the keys of
-// have, it leaves out so many bytes, which whoever reads has by an earlier snapshot of the heap. Close it, which ends the pin.
+// NewSnapshot returns a snapshot of the pinned checkpoint of a heap with segments of size bytes. Have says how many
+// bytes of each segment, by its position, the reader has already from an earlier snapshot of the heap; the snapshot
+// leaves these out. Close ends the pin, and so does NewSnapshot if it fails.
 func NewSnapshot(ctx context.Context, pin *farlog.Pinned, size int, have map[uint64]uint64) (*Snapshot, error) {
 	s := &Snapshot{pin: pin, heap: pin.Root.Heap, size: size, have: have, mem: make([]byte, min(readBytes, size))}
 	if err := s.begin(ctx); err != nil {
@@ -59,7 +62,7 @@ func NewSnapshot(ctx context.Context, pin *farlog.Pinned, size int, have map[uin
 	return s, nil
 }
 
-// listAt is where in a checkpoint the list of segments begins, behind what package far has in front of it.
+// listAt is where in a checkpoint the list of segments begins, behind what package far puts in front of it.
 const listAt = 4 + 4 + 8 + 8
 
 // begin reads the list of segments.
@@ -92,16 +95,18 @@ func (s *Snapshot) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// begun is how many bytes of a segment are left out.
+// begun is how many bytes of a segment are left out, since the reader has them.
 func (s *Snapshot) begun(k *farlog.Kept) int { return int(min(s.have[k.Position], uint64(k.Written))) }
 
-// Heap is the number of the heap, which no other has but those that were loaded from a snapshot of it.
+// Heap is the number of the heap. No other heap has the same number, except those that were loaded from a snapshot of
+// it.
 func (s *Snapshot) Heap() uint64 { return s.heap }
 
-// Left is how many bytes are yet to come, but for what frames them.
+// Left is how many bytes of segments and of the checkpoint are yet to come.
 func (s *Snapshot) Left() int64 { return s.left }
 
-// Next returns the next part of the snapshot, as the package's page has it, which is valid until Next is called again; and io.EOF behind the root.
+// Next returns the next part of the snapshot, encoded as the package's page says. It is valid until Next is called
+// again. Behind the root, Next returns io.EOF.
 func (s *Snapshot) Next(ctx context.Context) (b []byte, err error) {
 	switch s.state {
 	case atStart:
@@ -138,7 +143,7 @@ func (s *Snapshot) Next(ctx context.Context) (b []byte, err error) {
 	return nil, io.EOF
 }
 
-// nextOf returns what comes next of a segment.
+// nextOf returns the next part of a segment.
 func (s *Snapshot) nextOf(ctx context.Context, k *farlog.Kept) (b []byte, err error) {
 	b, s.mem, err = s.pin.ReadRecords(ctx, k, s.off, s.mem)
 	if err != nil {
@@ -150,10 +155,10 @@ func (s *Snapshot) nextOf(ctx context.Context, k *farlog.Kept) (b []byte, err er
 	return s.buf, nil
 }
 
-// number is that of the checkpoint.
+// number is the number of the checkpoint.
 func (s *Snapshot) number() uint64 { return checkpointNumber(&s.pin.Root) }
 
-// Held is how many bytes it holds in this process.
+// Held is how many bytes of memory of this process the snapshot takes.
 func (s *Snapshot) Held() int { return len(s.mem) + cap(s.buf) + 64*len(s.list) + 32*len(s.have) }
 
 // Close ends the snapshot. Closing twice is a no-op.

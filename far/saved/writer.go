@@ -8,7 +8,8 @@ import (
 	"io"
 )
 
-// Writer writes a snapshot of parts that somebody else makes, or goes on with one that was begun. It has one user.
+// Writer writes a snapshot from parts that somebody else makes: a new one, or the rest of one that was begun. It has
+// one user.
 type Writer struct {
 	w     io.Writer
 	sum   hash.Hash
@@ -26,8 +27,9 @@ func NewWriter(w io.Writer) *Writer {
 	return &Writer{w: w, sum: sha256.New(), have: map[uint64]uint64{}}
 }
 
-// Continue reads what there is of a snapshot, which has no end yet, and returns a Writer for what is to follow the last whole part,
-// at Offset. What is read there may be damaged or cut; that it is of another format is an error.
+// Continue reads what there is of a snapshot, and returns a Writer that goes on behind the last whole part, at
+// Offset; or, if the snapshot has its last part, in place of that. What is there may be damaged or cut off. If it is
+// of another format, Continue fails.
 func Continue(r io.Reader, w io.Writer) (*Writer, error) {
 	in, err := NewReader(r)
 	var damaged *DamagedError
@@ -38,7 +40,7 @@ func Continue(r io.Reader, w io.Writer) (*Writer, error) {
 		return nil, err
 	}
 	size := append([]byte(nil), in.body...)
-	for err == nil && !in.ended { // what follows a last part is another checkpoint
+	for err == nil && !in.ended { // after a last part, another checkpoint takes its place
 		_, err = in.Next()
 	}
 	if err != nil && !errors.As(err, &damaged) {
@@ -53,11 +55,12 @@ func (w *Writer) Offset() int64 { return w.off }
 // Wrote is how many bytes this Writer has written.
 func (w *Writer) Wrote() int64 { return w.wrote }
 
-// Have is how many bytes of each segment there are, by its position. It is the writer's.
+// Have is how many bytes of each segment the snapshot has, by the position of the segment. The map stays the
+// writer's.
 func (w *Writer) Have() map[uint64]uint64 { return w.have }
 
-// Add checks and writes the parts in b, of which each is whole. The first one of a snapshot that is continued has to be of the same heap, and
-// is there already.
+// Add checks and writes the parts in b, each of which has to be whole. If the snapshot is continued, its first part
+// is there already: Add only checks that the first part in b is of the same heap.
 func (w *Writer) Add(b []byte) error {
 	for len(b) > 0 {
 		p, rest, err := Decode(b)

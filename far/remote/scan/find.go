@@ -29,19 +29,19 @@ type FindRequest struct {
 	Finds  []Find
 }
 
-// A Place says where a segment is, by the number that far addresses call it.
+// A Place says where a segment is. Far addresses call the segment by its Number.
 type Place struct {
 	Number uint32
 	Chunk  uint32 // the node's number of its first chunk
 	Seed   uint32
 }
 
-// A Find asks for the entry whose key has a hash, of which a leaf knows.
+// A Find asks for an entry by the hash of its key, and says where the leaf is that knows the entry.
 type Find struct {
-	Chunk uint32 // where the segment of the leaf begins
-	Seed  uint32 // that segment's
-	Off   uint32 // of the leaf in it, in units
-	N     uint32 // bytes that its record has at the most
+	Chunk uint32 // the node's number of the first chunk of the leaf's segment
+	Seed  uint32 // of that segment
+	Off   uint32 // of the leaf in that segment, in units
+	N     uint32 // the most bytes that the leaf's record has
 	Hash  uint64
 }
 
@@ -119,11 +119,11 @@ const (
 	Leaf           // the leaf's record; the address is that of an entry that could not be looked at, or 0
 )
 
-// FoundSize is the bytes in front of what is found for each Find.
+// FoundSize is the bytes in front of the record in what was found for each Find.
 const FoundSize = 16
 
-// Found decodes what was found first of b, which may be anything, and returns what is behind it. It reports false if
-// it makes no sense.
+// Found decodes the first of the results in b, which may be anything, and returns the rest of b. It reports false if
+// the result makes no sense.
 func Found(b []byte) (what int, addr uint64, rec, rest []byte, ok bool) {
 	if len(b) < FoundSize {
 		return 0, 0, nil, nil, false
@@ -142,7 +142,7 @@ type finder struct {
 	places []Place // by number; those of which nothing is known have a Seed and a Chunk of 0
 }
 
-// learn remembers what r says of segments.
+// learn remembers what f.req says of segments.
 func (f *finder) learn(env *component.Env) error {
 	for _, p := range f.req.Places {
 		if n := int(p.Number) + 1; n > len(f.places) {
@@ -159,7 +159,8 @@ func (f *finder) learn(env *component.Env) error {
 	return nil
 }
 
-// find appends what it has found for every Find to out, as far as there is room. It reads with read, as a scanner does.
+// find appends to out what it has found for every Find, without records for which there is no room. It reads with
+// read, as a scanner does.
 func (f *finder) find(read func(chunk uint32, off uint64, b []byte) error, scratch, out []byte) ([]byte, error) {
 	if len(f.req.Finds)*FoundSize > cap(out)-len(out) {
 		return nil, component.ErrTooLarge
@@ -209,7 +210,8 @@ func (f *finder) one(read func(chunk uint32, off uint64, b []byte) error, q *Fin
 			continue
 		}
 		b := scratch[:min(word.Size(), int(f.req.Units)*record.Unit-at, len(scratch))]
-		// The number may have belonged to another segment when the client said where it is: then the bytes do not decode.
+		// The number may have belonged to another segment when the client said where it is: then the bytes do not
+		// decode.
 		if len(b) == 0 || read(f.places[number].Chunk, uint64(at), b) != nil {
 			continue
 		}

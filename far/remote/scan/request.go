@@ -12,13 +12,12 @@ import (
 
 // Limits of a request, in bytes.
 const (
-	// MaxBytes is the most that the records of a request have together. A node
-	// looks through so much in a fraction of a millisecond, during which it does nothing
-	// else for the client's connection.
+	// MaxBytes is the most that the records of a request have together. A node looks through that much in a fraction
+	// of a millisecond, during which it does nothing else for the client's connection.
 	MaxBytes = 1 << 20
 	// MaxRecord is the most that one record has.
 	MaxRecord = 256 << 10
-	// MaxRuns is the most runs of a request: with the conditions they fit a message.
+	// MaxRuns is the most runs of a request: together with the conditions they fit into a message.
 	MaxRuns = 2048
 	// MaxAnswer is the most that the bits of a filter have, or the elements that are gathered.
 	MaxAnswer = 48 << 10
@@ -39,13 +38,14 @@ type Request struct {
 	Runs    []Run
 }
 
-// A Run is records that lie side by side in a segment, of objects whose numbers follow
-// each other.
+// A Run is records that are adjacent in a segment, of objects with consecutive numbers.
 type Run struct {
-	Chunk  uint32 // the node's number of the first chunk of the segment
-	Seed   uint32 // the segment's
-	Off    uint32 // in the segment, in units
-	N      uint32 // records; of an entry, the bytes that its record has at the most; of Gather, which element of the object
+	Chunk uint32 // the node's number of the first chunk of the segment
+	Seed  uint32 // the segment's
+	Off   uint32 // in the segment, in units
+	// N is how many records there are; of an entry, the most bytes that its record has; of Gather, which element of
+	// the object is wanted.
+	N      uint32
 	Number uint64 // of the first object
 }
 
@@ -95,8 +95,8 @@ func (r *Request) Append(b []byte) []byte {
 	return b
 }
 
-// Decode sets r from b, a request of the operation op, which may be anything, and may change meanwhile: nothing in it is
-// looked at twice. It refuses what is beyond the limits.
+// Decode sets r from b, a request of the operation op, which may be anything, and may change meanwhile: nothing in it
+// is looked at twice. It refuses what is beyond the limits.
 func (r *Request) Decode(op uint16, b []byte) error {
 	le := binary.LittleEndian
 	if len(b) < headerSize {
@@ -169,10 +169,10 @@ func (r *Request) Decode(op uint16, b []byte) error {
 
 func (r *Request) recordSize() int { return record.Size(r.Objects.Size) }
 
-// perRecord is the elements of a record.
+// perRecord is how many elements a record has.
 func (r *Request) perRecord() int { return r.Objects.Size / r.Scan.Stride }
 
-// Op is what is asked for a part.
+// Op is the opcode of a request for a part.
 func Op(p *store.ScanPart) uint16 {
 	switch {
 	case p.Elements != nil:
@@ -183,7 +183,8 @@ func Op(p *store.ScanPart) uint16 {
 	return Aggregate
 }
 
-// PartSize is the bytes of the records of a part, and those of an answer that is not a sum.
+// PartSize is how many bytes the records of a part have, and how many the answer has for them unless that is an
+// Aggregate.
 func PartSize(o store.Objects, stride int, p *store.ScanPart) (records, answer int) {
 	switch {
 	case o.Entries:
@@ -194,7 +195,7 @@ func PartSize(o store.Objects, stride int, p *store.ScanPart) (records, answer i
 	return p.N * record.Size(o.Size), p.N * offload.BitsSize(o.Size/stride)
 }
 
-// AppendRuns appends the runs of a part, whose segment begins with a chunk of the node's.
+// AppendRuns appends the runs of a part. Chunk is the node's number of the first chunk of its segment.
 func AppendRuns(runs []Run, p *store.ScanPart, chunk uint32) []Run {
 	run := Run{Chunk: chunk, Seed: p.Seed, Off: uint32(p.Off / record.Unit), N: uint32(p.N), Number: p.Number}
 	if p.Elements == nil {
@@ -206,9 +207,8 @@ func AppendRuns(runs []Run, p *store.ScanPart, chunk uint32) []Run {
 	return runs
 }
 
-// look calls fn with the data of every record, in order, once it has been checked. It reads with
-// read, which copies what lies at an offset of a run's segment to b, as many records as
-// scratch has room for at a time.
+// look calls fn with the data of every record, in order, after it has checked the record. It reads with read, which
+// copies what lies at an offset of a run's segment to b; it reads as many records at a time as scratch has room for.
 //
 // Preconditions: Decode has set r; scratch has MaxRecord bytes, and is aligned.
 func (r *Request) look(read func(run *Run, off uint64, b []byte) error, scratch []byte, fn func(data []byte)) error {
@@ -227,7 +227,7 @@ func (r *Request) look(read func(run *Run, off uint64, b []byte) error, scratch 
 	return nil
 }
 
-// lookRun is look of the first records of a run, as many as that.
+// lookRun is look for the first records of a run. The parameter records says how many.
 func (r *Request) lookRun(read func(run *Run, off uint64, b []byte) error, run *Run, records int, scratch []byte, fn func(data []byte)) error {
 	size := r.recordSize()
 	for k := 0; k < records; {
@@ -251,7 +251,7 @@ func (r *Request) lookRun(read func(run *Run, off uint64, b []byte) error, run *
 	return nil
 }
 
-// lookEntry is look of an entry.
+// lookEntry is look for an entry.
 func (r *Request) lookEntry(read func(run *Run, off uint64, b []byte) error, run *Run, scratch []byte, fn func(data []byte)) error {
 	off := uint64(run.Off) * record.Unit
 	if err := read(run, off, scratch[:run.N]); err != nil {
@@ -264,11 +264,12 @@ func (r *Request) lookEntry(read func(run *Run, off uint64, b []byte) error, run
 	if err != nil {
 		return fmt.Errorf("cannot use the bytes at %d of chunk %d: %w", off, run.Chunk, err)
 	}
-	fn(scratch[:copy(scratch, rec.Value())]) // where it is aligned
+	fn(scratch[:copy(scratch, rec.Value())]) // at the front of scratch, where it is aligned
 	return nil
 }
 
-// checkEntry refuses a record that is not that of an entry as o says, with the lowest bits of that number.
+// checkEntry refuses a record that is not of an entry as o says, or whose number differs from number in the lowest 32
+// bits.
 func checkEntry(rec record.Record, o *store.Objects, number uint64) error {
 	if rec.Kind() != record.Entry || rec.Owner() != o.Owner || uint32(rec.Number()) != uint32(number) ||
 		rec.Flags()&^record.Moved != 0 || len(rec.Value()) != o.Size {
@@ -277,7 +278,7 @@ func checkEntry(rec record.Record, o *store.Objects, number uint64) error {
 	return nil
 }
 
-// check refuses a record that is not that of the object of a number.
+// check refuses a record that is not of the object with that number.
 func (r *Request) check(rec record.Record, number uint64) error {
 	if rec.Kind() != record.Object || rec.Owner() != r.Objects.Owner || rec.Number() != number || rec.Version() <= r.Objects.Born ||
 		rec.KeyLen() != 0 || rec.Flags()&^record.Moved != 0 || rec.Len() != r.Objects.Size {
@@ -286,7 +287,7 @@ func (r *Request) check(rec record.Record, number uint64) error {
 	return nil
 }
 
-// Aggregate adds up what the request says.
+// Aggregate adds up what the request asks for.
 func (r *Request) Aggregate(read func(run *Run, off uint64, b []byte) error, scratch []byte) (a offload.Aggregate, err error) {
 	err = r.look(read, scratch, func(data []byte) { r.Scan.Aggregate(&a, data) })
 	return a, err
@@ -312,10 +313,10 @@ func (r *Request) FilterSize() (n int) {
 	return n
 }
 
-// Gather appends the elements that the runs are to out. A record is read and checked once for all of its runs that follow
-// each other.
+// Gather appends to out the elements that the runs ask for. If several runs in a row are of the same record, it reads
+// and checks that record once.
 //
-// Preconditions: as of look.
+// Preconditions: those of look.
 func (r *Request) Gather(read func(run *Run, off uint64, b []byte) error, scratch, out []byte) ([]byte, error) {
 	var data []byte
 	for i := range r.Runs {

@@ -1,24 +1,23 @@
-// Package scan looks through far objects where they lie: it is the half of package far/remote
-// that runs at the memory node, as an active component (AIFM, section 4.2.4).
+// Package scan looks through far objects where they lie. It is the half of package far/remote that runs at the memory
+// node, as an active component (AIFM, section 4.2.4).
 //
-// A client's heap says where in the chunks that it has borrowed the records of its objects are, and what it
-// wants to know of their elements: a sum, a count, the least and the greatest, or which of them match. Code
-// does not travel; the operations are a closed set. What comes back is 32 bytes, or a bit for every
-// element, or the elements that are wanted of large objects.
+// A client's heap says where, in the chunks that it has borrowed, the records of its objects are, and what it wants
+// to know of their elements: a sum, a count, the least and the greatest, or which of them match. Code does not
+// travel; the operations are a closed set. What comes back is 32 bytes, or a bit for every element, or the wanted
+// elements of large objects.
 //
-// The node takes nothing from what it is asked on trust. The chunks must be the client's, before and after they
-// are read (component.Chunks); every record is copied before it is looked at, since its owner may write
-// there meanwhile, and must have the checksum of its place, the number, the owner and the size that the
-// heap says. One that has not ends the request: the heap reads those objects then, and finds out what
-// is wrong. A request has at most [MaxBytes] of records and [MaxRuns] runs, so that its time is bounded; that
-// makes the component Bounded.
+// The node trusts nothing of what it is asked. The chunks must be the client's, before and after they are read
+// (component.Chunks). Every record is copied before it is looked at, since its owner may write there meanwhile; it
+// must have the checksum of its place, and the number, the owner and the size that the heap says. A record that does
+// not have them ends the request: the heap then reads those objects itself, and finds out what is wrong. A request
+// has at most [MaxBytes] of records and [MaxRuns] runs, so its time is bounded; that makes the component Bounded.
 //
 // # Request
 //
-// Construct takes no parameters. The opcodes Aggregate and Filter are of a [Request] of
+// Construct takes no parameters. The opcodes Aggregate and Filter take a [Request], which is
 //
-//	 0  u64  version above which the records' versions are
-//	 8  u32  bytes of an object, which elements fill
+//	 0  u64  of objects, every record's version is greater than this
+//	 8  u32  bytes of an object, all of which elements fill
 //	12  u16  owner
 //	14  u8   kind of the numbers that are added up (internal/offload), 0: elements are counted
 //	15  u8   conditions
@@ -41,23 +40,25 @@
 //	 4  u32  seed of the segment (far/record)
 //	 8  u32  offset of the first record in the segment, in units of 16 bytes
 //	12  u32  records, which lie side by side; of an entry, the bytes that its record has at the most
-//	16  u64  number of the first object; the others' follow; of an entry, the lowest 32 bits of its number
+//	16  u64  number of the first object; the other numbers follow it; of an entry, the lowest 32 bits of its number
 //
-// all little-endian. Aggregate answers with an offload.Aggregate, Filter with the bits of every record, in the order of
-// the request, each record's in bytes of its own.
+// all little-endian. Aggregate answers with an offload.Aggregate, Filter with the bits of every record, in the order
+// of the request, each record's in bytes of its own.
 //
-// The opcode Gather takes the same request, of objects, without conditions or a number to add up. A run of it is one element:
+// The opcode Gather takes the same request, of objects, without conditions or a number to add up. A run of it is one
+// element:
 //
 //	12  u32  which element of the object it is
 //
-// and the other fields say which object that is, as in other requests. It answers with the elements' bytes, in the order of the
-// runs, at most [MaxAnswer]. Runs of the same record follow each other: the node reads and checks it once. So what
-// travels of objects of up to [MaxRecord] is the elements that are wanted; where they go to, the client writes, since no node
-// writes what clients have lent from it.
+// and the other fields say which object that is, as in other requests. It answers with the elements' bytes, in the
+// order of the runs, at most [MaxAnswer]. Runs of the same record follow each other: the node reads and checks the
+// record once. So, of objects of up to [MaxRecord], only the wanted elements travel. The client writes them to where
+// they go, since no node writes to memory that it has lent.
 //
-// The opcode Lookup looks entries of a map up, by leaves of its index (far/index) that are at the node: a read of
-// the entry need not wait for one of its leaf. A leaf has far addresses, in which segments have numbers; where a
-// segment is, the client says when the node was asked for something there and did not know. The request is
+// The opcode Lookup looks entries of a map up, by leaves of its index (far/index) that are at the node: so the client
+// need not read a leaf before it reads the entry. A leaf has far addresses, in which segments have numbers. If the
+// node is asked for something in a segment and does not know where that segment is, the client tells it with a later
+// request. The request is
 //
 //	 0  u32  units of 16 bytes in a segment
 //	 4  u16  owner
@@ -73,9 +74,10 @@
 //	12  u32  bytes of the leaf's record at the most
 //	16  u64  hash of the key
 //
-// The answer has for each u64 address, u32 length, u32 what was found ([Entry], [Leaf] or [Nothing]), and the record. The
-// leaf comes where it has no such entry, or one that the node cannot look at: the client goes on with it. Nothing
-// that is found is more than a claim: the client checks it as what it reads.
+// The answer has, for each entry that was asked for, u64 address, u32 length, u32 what was found ([Entry], [Leaf] or
+// [Nothing]), and the record. The record is the leaf's if the leaf has no such entry, or has one that the node cannot
+// look at: the client goes on with the leaf. An answer is only a claim: the client checks it as it checks what it
+// reads.
 package scan
 
 import (
@@ -89,7 +91,7 @@ import (
 // Name is what the component is called.
 const Name = "scan"
 
-// Component is what a node's program must have for clients' heaps to compute there.
+// Component is what the program of a node must have, so that clients' heaps can compute there.
 var Component = component.Component{New: New, Bounded: true}
 
 // scanner is the component's object.
@@ -115,7 +117,7 @@ func New(env *component.Env, _ *component.Call, params []byte) (component.Object
 	return &scanner{env: env, scratch: scratch}, nil
 }
 
-// askEvery is how many bytes are read before it is asked again whether anybody still waits.
+// askEvery is how many bytes a request reads before it checks again whether anybody still waits.
 const askEvery = 32 << 10
 
 var (
@@ -140,7 +142,7 @@ func (s *scanner) Compute(c *component.Call, op uint16, in, out []byte) ([]byte,
 	if c.Chunks == nil {
 		return nil, errors.New("this node lends by a manager that does not tell whose a chunk is")
 	}
-	unasked := 0 // bytes that were read since it was asked whether anybody still waits
+	unasked := 0 // bytes that were read since it was last checked whether anybody still waits
 	look := func(chunk uint32, off uint64, b []byte) error {
 		unasked += len(b)
 		switch {
