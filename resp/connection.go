@@ -53,6 +53,7 @@ func cmdReset(s *session, a [][]byte) error {
 	s.endMulti()
 	s.endFeed()
 	s.mute, s.replica = muteNone, replica{}
+	s.redirect, s.strict = false, false
 	s.Ver = 2
 	s.info.ver.Store(2)
 	s.info.name.Store(nil)

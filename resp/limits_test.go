@@ -295,13 +295,22 @@ func TestIdleClientsAreDisconnected(t *testing.T) {
 	drivers(t, func(t *testing.T, cfg Config) {
 		cfg.IdleTimeout = time.Second
 		srv, addr := startServer(t, roomy, cfg)
-		c := dial(t, addr)
+		subscriber := dial(t, addr)
+		subscriber.words("SUBSCRIBE news")
+		c, former := dial(t, addr), dial(t, addr)
 		expect(t, c, "PING", "+PONG")
-		if got := c.rest(); got != "" {
-			t.Errorf("got %q", got)
+		former.words("SUBSCRIBE news")
+		former.words("UNSUBSCRIBE news")
+		for _, c := range []*client{c, former} {
+			if got := c.rest(); got != "" {
+				t.Errorf("got %q", got)
+			}
 		}
-		if srv.Stats().IdleDrops != 1 {
-			t.Errorf("%d idle clients counted, want 1", srv.Stats().IdleDrops)
+		if srv.Stats().IdleDrops != 2 {
+			t.Errorf("%d idle clients counted, want 2", srv.Stats().IdleDrops)
+		}
+		if got := dial(t, addr).words("PUBLISH news old"); got != ":1" {
+			t.Errorf("after a subscriber was idle: PUBLISH replied %s, want :1", got)
 		}
 	})
 }

@@ -476,7 +476,7 @@ func (l *loop) tick() bool {
 		case c.full && now.Sub(c.moved) > clientmem.Window:
 			c.s.drop()
 			l.close(c)
-		case idle > 0 && !c.full && !c.paused && c.s.news == nil && c.s.info.idle(now) > idle:
+		case idle > 0 && !c.full && !c.paused && !c.s.listens() && c.s.info.idle(now) > idle:
 			l.srv.stats.idleDrops.Add(1)
 			l.close(c)
 		}

@@ -29,6 +29,9 @@ func (s *session) listen() *feed.Feed {
 	return s.news
 }
 
+// listens reports whether the client is a monitor or a subscriber. A feed may outlast that.
+func (s *session) listens() bool { return s.info.monitors.Load() || s.subs.Any() }
+
 // letGo lets the driver take what the session's feed has: the replies that come before it are on their way.
 func (s *session) letGo() {
 	if s.news != nil {

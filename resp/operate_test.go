@@ -225,6 +225,30 @@ func TestClientPause(t *testing.T) {
 			}
 		}
 		b.recv()
+		// Only who runs other commands while it has subscribed can wait, and is sent messages meanwhile.
+		for _, ver := range []string{"2", "3"} {
+			c := dial(t, addr)
+			c.words("HELLO " + ver)
+			c.words("SUBSCRIBE news")
+			if ver == "2" {
+				c.words("UNSUBSCRIBE news")
+			}
+			expect(t, boss, "CLIENT PAUSE 3600000 WRITE", "+OK")
+			c.send(encode("SET", "k", "v"))
+			waits(t, c)
+			if ver == "3" {
+				expect(t, boss, "PUBLISH news good", ":1")
+				if got := c.recv().String(); !strings.Contains(got, "good") {
+					t.Errorf("in a pause a subscriber was sent %s, want the message", got)
+				}
+				waits(t, c)
+			}
+			expect(t, boss, "CLIENT UNPAUSE", "+OK")
+			if got := c.recv().String(); got != "+OK" {
+				t.Errorf("after the pause: got %s, want +OK", got)
+			}
+			c.c.Close()
+		}
 		// It ends by itself.
 		expect(t, boss, "CLIENT PAUSE 20 ALL", "+OK")
 		expect(t, a, "GET k", `"v"`)

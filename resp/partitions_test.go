@@ -287,6 +287,7 @@ func TestClientsAreNotSentToAndFro(t *testing.T) {
 		c.now.Store(&m)
 	}
 	said("at rest", "GET "+there, moved, "CLUSTER SLOTS")
+	said("at rest", "GET "+there, "nil", "CLUSTER SLOTS", "RESET")
 	change(func(m *partition.Map) { m.Next[1] = clusterID(0) })
 	said("on its way here", "GET "+there, "nil", "CLUSTER SLOTS")
 	said("on its way here", "INCR "+there, "+QUEUED", "CLUSTER SLOTS", "MULTI")

@@ -108,12 +108,11 @@ func (p *pause) wait() <-chan struct{} {
 	return p.over
 }
 
-// paused reports whether a command must wait for the end of a pause. A client that has a feed never waits: neither a
-// monitor nor a RESP2 subscriber runs commands that a pause concerns. Unlike in Redis, CLIENT never waits: somebody
-// has to be able to end a pause.
+// paused reports whether a command must wait for the end of a pause. Monitors and RESP2 subscribers never wait: they
+// run no commands that a pause concerns. Unlike in Redis, CLIENT never waits: somebody has to be able to end a pause.
 func (s *session) paused(cmd *table.Command) bool {
 	what := s.srv.pause.what.Load()
-	if what == pauseNone || s.news != nil || cmd.Flags&(table.NoAuth|table.Unpaused) != 0 {
+	if what == pauseNone || s.info.monitors.Load() || s.Ver < 3 && s.subs.Any() || cmd.Flags&(table.NoAuth|table.Unpaused) != 0 {
 		return false
 	}
 	if what == pauseAll || cmd.Flags&table.Write != 0 {

@@ -139,7 +139,7 @@ var metrics = []metric{
 	{"idle_drops", "Clients disconnected for silence.", false, func(s *Stats) int64 { return s.IdleDrops }, func(srv *Server) bool { return srv.cfg.IdleTimeout > 0 }},
 	{"fetches", "Batches of keys fetched from far memory.", false, func(s *Stats) int64 { return s.Fetches }, overFar},
 	{"fetched_keys", "Keys asked for in these batches.", false, func(s *Stats) int64 { return s.FetchedKeys }, overFar},
-	{"waits", "Commands that waited for far memory with their keys locked.", false, func(s *Stats) int64 { return s.Waits }, overFar},
+	{"waits", "Times that a command waited for far memory, for room or for another server.", false, func(s *Stats) int64 { return s.Waits }, overFar},
 	{"loop_handovers", "Times an event loop went on in another goroutine.", false, func(s *Stats) int64 { return s.Handovers }, nil},
 	{"lost_replies", "Replies that a value is lost.", false, func(s *Stats) int64 { return s.Lost }, overFar},
 	{"timeout_replies", "Replies that far memory did not answer.", false, func(s *Stats) int64 { return s.Timeouts }, overFar},

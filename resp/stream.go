@@ -138,7 +138,7 @@ func (st *stream) read(in []byte) {
 // be silent.
 func (st *stream) mayIdle() time.Duration {
 	idle := st.s.srv.idleTimeout()
-	if st.s.news != nil {
+	if st.s.listens() {
 		idle = 0 // a monitor or subscriber need not send anything
 	}
 	var until time.Time
