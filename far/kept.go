@@ -86,6 +86,13 @@ func (c *Class[T]) SetNamed(name string, p Ptr[T]) error {
 		return fmt.Errorf("cannot name a pointer: the name has %d bytes, at most %d are possible", len(name), maxName)
 	}
 	n := p.Ref().n
+	switch {
+	case p.IsNil():
+	case n == 0:
+		return fmt.Errorf("cannot name a pointer: %w", ErrClosed)
+	case heapOf(p.word()) != c.h:
+		return errors.New("cannot name a pointer: it is of another heap than the class")
+	}
 	c.names.mu.Lock()
 	defer c.names.mu.Unlock()
 	if n == 0 {

@@ -381,6 +381,21 @@ func TestKeptObjectsAreOpenedAsTheyWereMade(t *testing.T) {
 	_, err = NewVector[uint64](h, StructureConfig{Keep: true})
 	wants(err, "it has no name")
 	wants(p.nodes.SetNamed(strings.Repeat("x", maxName+1), Ptr[keptNode]{}), "at most 1024")
+	other := openObjects(t, heap.NewMemStore(tinySegment, 100), 12)
+	c, err := NewClass[keptNode](other, ClassConfig{Name: "nodes"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign, err := c.New(t.Context(), keptNode{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants(p.nodes.SetNamed("x", foreign), "it is of another heap")
+	closeHeap(t, other)
+	wants(p.nodes.SetNamed("x", foreign), "closed")
+	if got, ok := p.nodes.Named("x"); ok {
+		t.Errorf("a pointer of another heap was named: %v", got)
+	}
 
 	q := openThings(t, h) // after all that
 	for i := range 10 {

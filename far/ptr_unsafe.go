@@ -210,9 +210,6 @@ func ptrTo[T any](h *Heap, w *uint64) Ptr[T] {
 	return Ptr[T]{gen: generationOf(h, w), w: (*unsafe.Pointer)(unsafe.Pointer(w))}
 }
 
-// objectOf returns the beginning of b as a T.
-func objectOf[T any](b []byte) *T { return (*T)(unsafe.Pointer(unsafe.SliceData(b))) }
-
 // derefSlow is Deref off the fast path.
 //
 //go:noinline

@@ -215,7 +215,7 @@ func (v *Vector[T]) append(s *heap.Scope, xs []T) (n int, p *uint64) {
 	if v.dir[part] == nil {
 		words, err := v.tr.h.objects.Run(v.tr.Class, vectorPartLen(part))
 		if err != nil {
-			v.tr.h.core.Fail(s, v.tr.h.core.NoRoom(s, err, objects.WordSize<<part))
+			v.tr.h.core.Fail(s, v.tr.h.core.NoRoom(s, err, objects.WordSize*vectorPartLen(part)))
 			return 0, nil
 		}
 		v.dir[part] = &words[0]

@@ -348,6 +348,7 @@ func (m *Map) Free() {
 		h.mu.Unlock()
 		m.clear(true)
 		st := m.stats(new(Totals))
+		m.eachShard(func(sh *shard) { h.freedMuts.Add(sh.muts) })
 		h.mu.Lock()
 		h.past.Add(st.Name, &st, (*Stats).Add)
 		m.first.Store(&h.none[0])

@@ -383,9 +383,9 @@ func (h *Maps) decodeEntry(m *Map, sh *shard, hs entry.Hash, b []byte) error {
 	return nil
 }
 
-// Changes counts the changes of contents of the maps that there are. Unless a map is freed in between, it returns the
-// same number twice only if nothing has changed.
+// Changes counts the changes of contents of maps. It returns the same number twice only if nothing has changed.
 func (h *Maps) Changes() (n uint64) {
+	n = h.freedMuts.Load()
 	h.eachShard(func(sh *shard) { n += sh.muts })
 	return n
 }

@@ -37,6 +37,8 @@ type Maps struct {
 	freed   []uint16          // ids of maps that were freed, under mu
 	none    []shard           // the shards of all freed maps: closed, and empty; made under mu
 
+	freedMuts atomic.Uint64 // changes of maps that were freed: see Changes
+
 	strays    atomic.Bool   // there may be pieces without a head
 	strayWait time.Duration // how long the next search for strays waits, longer after each failure; the janitor's
 	strayNext time.Time     // when that wait ends; the janitor's

@@ -211,10 +211,8 @@ func (s *settler) stage(units []unit) (n int, err error) {
 			}
 			u.news, u.groups = before.news, before.groups
 			s.groups = s.groups[:u.groups[0]]
-			if pagelog.IsStagingFull(err) && n > 0 {
-				err = nil
-			} else {
-				u.bad = true
+			if u.bad = !pagelog.IsStagingFull(err); !u.bad && n > 0 {
+				err = nil // what is staged is written first
 			}
 			return false
 		}

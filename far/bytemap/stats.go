@@ -71,6 +71,7 @@ func (s *Stats) Add(o *Stats) {
 	s.Sets += o.Sets
 	s.Deletes += o.Deletes
 	s.Expired += o.Expired
+	s.Computed += o.Computed
 }
 
 // stats returns the statistics of m, and adds to t what is local of m.

@@ -3,7 +3,9 @@ package bytemap
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"testing"
+	"time"
 
 	"polder/far/entry"
 	"polder/far/heap"
@@ -119,4 +121,28 @@ func FuzzLocalize(f *testing.F) {
 			t.Fatalf("a large value of %d pieces", entry.LargeOf(e).Count())
 		}
 	})
+}
+
+// What a freed map has counted still counts: a heap may have as many changes since as the map had.
+func TestWhatAFreedMapCountedIsNotForgotten(t *testing.T) {
+	h, m := openEarly(t, heap.NewMemStore(64<<10, 400), 400<<10)
+	ctx := within(t, time.Minute)
+	for i := range 10 {
+		if err := m.Set(ctx, fmt.Append(nil, i), Entry{Value: []byte("value")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.computed.Add(7)
+	was := h.Changes()
+	m.Free()
+	if now := h.Changes(); now < was {
+		t.Errorf("%d changes were counted, and %d when the map was freed", was, now)
+	}
+	var computed uint64
+	for _, st := range h.Totals().Maps {
+		computed += st.Computed
+	}
+	if computed != 7 {
+		t.Errorf("the store looked through 7 entries of the map, but counted are %d", computed)
+	}
 }

@@ -130,10 +130,7 @@ func (p *place) fallSilent(since time.Time, seg store.Segment) {
 }
 
 // A silent place is asked again and again whether it answers, for up to pingFor each time.
-const (
-	pingEvery = 50 * time.Millisecond
-	pingFor   = time.Second
-)
+const pingFor = time.Second
 
 // ping asks p, if it is silent, for something small.
 func (p *place) ping(ctx context.Context) {
