@@ -5,8 +5,10 @@
 //
 //	m, err := partition.Join(ctx, partition.Config{
 //		Register: register, ID: id, Addr: "10.0.0.5:6379", Partitions: 64,
-//		Open:  func(ctx context.Context, p int, mine <-chan struct{}) error { ... }, // see Config.Open
-//		Close: func(ctx context.Context, p int) error { ... }, // see Config.Close
+//		// when mine is closed, own the heap of partition p, and serve it
+//		Open: func(ctx context.Context, p int, mine <-chan struct{}) error { ... },
+//		// stop serving partition p, and give up the heap
+//		Close: func(ctx context.Context, p int) error { ... },
 //	})
 //	owner := m.Map().Owner[partition.Of(partition.Slot(key), 64)]
 //

@@ -114,7 +114,7 @@ type Member struct {
 	seen    map[string]beatOf // by the server's ID; guarded by mu
 	looked  time.Time         // when the register last answered; guarded by mu
 	parts   map[int]*served   // partitions being opened, served or closed here; guarded by mu
-	planned map[int]uint64    // by partition, the next owner's beat when this member first saw the move; guarded by mu
+	planned map[int]uint64    // by partition, the next owner's beat when the move was first seen; guarded by mu
 	handing int               // the partition being handed over, or nobody; guarded by mu
 
 	meters  map[int]*meter       // of the partitions that are open here; guarded by changing

@@ -110,7 +110,8 @@ func divide(partitions int, takers []*share) {
 		}
 		return rest
 	}
-	n := sort.Search(3*partitions, func(i int) bool { return left(i-partitions+1) < 0 }) - partitions // |extra| <= partitions
+	// No extra is more than partitions.
+	n := sort.Search(3*partitions, func(i int) bool { return left(i-partitions+1) < 0 }) - partitions
 	rest := left(n)
 	is := func(yes bool) int {
 		if yes {
