@@ -16,15 +16,16 @@ import (
 //
 //	boot ID / inode of its PID namespace / PID / when it was started, in ticks since the boot
 //
-// Who shares machine and namespace with it can ask the kernel whether it has ended. Nobody else can, and waits.
+// A process on the same machine and in the same namespace can ask the kernel whether the owner has ended. Others
+// cannot, and wait.
 
-// here is what the identities of this machine and PID namespace begin with, "" if they cannot be had.
+// here is the prefix of all identities of this machine and PID namespace, "" if it cannot be determined.
 var here = sync.OnceValue(func() string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return ""
 	}
-	// The numbers in /proc are those of kill(2) only if it was mounted in this namespace.
+	// The PIDs in /proc are those of kill(2) only if /proc was mounted in this namespace.
 	if self, err := os.Readlink("/proc/self"); err != nil || self != strconv.Itoa(os.Getpid()) {
 		return ""
 	}
@@ -35,7 +36,7 @@ var here = sync.OnceValue(func() string {
 	return fmt.Sprintf("%s/%s/", strings.TrimSpace(string(boot)), namespace)
 })
 
-// identity is that of a process of this machine, "" if it cannot be had.
+// identity is the identity of a process of this machine, "" if it cannot be determined.
 func identity(pid int) string {
 	_, began, err := processState(pid)
 	if err != nil || here() == "" {
@@ -44,10 +45,10 @@ func identity(pid int) string {
 	return fmt.Sprintf("%s%d/%s", here(), pid, began)
 }
 
-// isHere reports whether this process can ask whether one with that identity has ended.
+// isHere reports whether this process can find out whether the process with this identity has ended.
 func isHere(identity string) bool { return here() != "" && strings.HasPrefix(identity, here()) }
 
-// hasEnded reports whether the process with an identity has ended. It is false if that cannot be known.
+// hasEnded reports whether the process with this identity has ended. It is false if that cannot be known.
 func hasEnded(identity string) bool {
 	if !isHere(identity) {
 		return false
@@ -61,16 +62,16 @@ func hasEnded(identity string) bool {
 		return true
 	}
 	state, now, err := processState(pid)
-	return err == nil && (now != began || state == "Z" || state == "X") // else /proc may hide it (hidepid)
+	return err == nil && (now != began || state == "Z" || state == "X") // an error may be due to hidepid
 }
 
-// processState is the state of a process and when it was started, as /proc says them.
+// processState returns a process's state and start time, as /proc shows them.
 func processState(pid int) (state, began string, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return "", "", err
 	}
-	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:]) // the name before it may be anything
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:]) // the name before that may contain anything
 	if len(fields) < 20 {
 		return "", "", fmt.Errorf("/proc/%d/stat has %d fields behind the name, want 20", pid, len(fields))
 	}

@@ -17,9 +17,9 @@ import (
 type Store struct {
 	*copies.Store
 	o      *Owner
-	tail   []store.Segment // of the log that an earlier owner had, until OpenLog and Begin
-	rooted bool            // it has kept a root
-	poor   atomic.Bool     // the log has no segment left, and can have none since the places are full
+	tail   []store.Segment // segments of an earlier owner's log; read by OpenLog, dropped by Begin
+	rooted bool            // SetRoot has succeeded in this Store
+	poor   atomic.Bool     // the log has no segment left, and gets none because the places are full
 }
 
 var (
@@ -27,7 +27,7 @@ var (
 	_ store.Mirror = (*Store)(nil)
 )
 
-// Store opens the heap's store over the places of cfg, whose Keep is the owner's. Close it when the heap has been closed.
+// Store opens the heap's store over the places of cfg; it sets cfg.Keep. Close it when the heap has been closed.
 func (o *Owner) Store(cfg copies.Config) (*Store, error) {
 	cfg.Process = o.proc
 	cfg.Keep = &copies.Keep{Epoch: o.epoch, Names: o.first.clone().Moved, Moved: o.moved}
@@ -39,16 +39,16 @@ func (o *Owner) Store(cfg copies.Config) (*Store, error) {
 	return &Store{Store: c, o: o}, nil
 }
 
-// moves are copies of which the manifest is to know where they lie.
+// moves are copies that have moved, and whose new places the manifest is to have.
 type moves struct {
 	mu      sync.Mutex
-	waiting map[uint64]func() string // names by the numbers of segments; guarded by mu
-	asked   uint64                   // how often somebody has put something there; guarded by mu
-	done    uint64                   // up to which of those the manifest knows; guarded by mu
+	waiting map[uint64]func() string // names that the manifest does not have yet, by segment number; guarded by mu
+	asked   uint64                   // how many moves were put there; guarded by mu
+	done    uint64                   // up to which of them the manifest has; guarded by mu
 	rooted  chan struct{}            // closed and replaced with each new root; guarded by mu
 
-	roots atomic.Int64     // how many there were
-	since map[uint64]int64 // for each segment in the manifest, how many roots there were then; guarded by Owner.changing
+	roots atomic.Int64     // how many roots this owner has kept
+	since map[uint64]int64 // for each segment in Moved, what roots was then; guarded by Owner.changing
 	long  atomic.Bool      // the manifest is too long, or soon will be
 }
 
@@ -56,12 +56,13 @@ func (m *moves) init() {
 	m.waiting, m.since, m.rooted = map[uint64]func() string{}, map[uint64]int64{}, make(chan struct{})
 }
 
-// A checkpoint may have asked for names before the one that says that a copy has moved, and count after it. The next
-// one has asked after it.
+// rootsToForget is after how many roots Manifest.Moved can forget a segment. A checkpoint that is under way when a
+// copy moves may have collected the old name before, and keep its root afterwards; the next checkpoint collects the
+// new name.
 const rootsToForget = 2
 
-// moved has the manifest know where the copies of a segment lie now. Those who come while others
-// wait share one change.
+// moved writes into the manifest where the copies of a segment lie now. Calls that come while another one waits share
+// one change.
 func (o *Owner) moved(ctx context.Context, number uint64, name func() string) error {
 	v := &o.moves
 	v.mu.Lock()
@@ -84,7 +85,7 @@ func (o *Owner) moved(ctx context.Context, number uint64, name func() string) er
 		if !errors.Is(err, errLong) {
 			return err
 		}
-		switch o.proc.Wait(nil, rooted, o.superseded, ctx.Done()) { // the next root makes it shorter
+		switch o.proc.Wait(nil, rooted, o.superseded, ctx.Done()) { // the next root makes the manifest shorter
 		case 1:
 			return ErrSuperseded
 		case 2:
@@ -93,10 +94,11 @@ func (o *Owner) moved(ctx context.Context, number uint64, name func() string) er
 	}
 }
 
-// mostWithMoves is how long the manifest may become by moves if its root has n bytes: there is always room for the longest root.
+// mostWithMoves is how long moves may make the manifest if its root has n bytes, so that there is always room for the
+// longest root.
 func mostWithMoves(n int) int { return holder.MaxValue - (record.MaxRoot - n) - 1<<10 }
 
-// flush writes what waits into the manifest. o.changing must be held.
+// flush writes all waiting moves into the manifest. o.changing must be held.
 func (o *Owner) flush(ctx context.Context) error {
 	v := &o.moves
 	v.mu.Lock()
@@ -135,7 +137,8 @@ func (o *Owner) flush(ctx context.Context) error {
 // Root implements store.Keeper.
 func (s *Store) Root(context.Context) ([]byte, error) { return s.o.first.Root, nil }
 
-// SetRoot implements store.Keeper. All that was written to segments is in all their copies by then, which is all that is needed.
+// SetRoot implements store.Keeper. Everything that was written to segments is in all their copies by then, so there
+// is nothing else to wait for.
 func (s *Store) SetRoot(ctx context.Context, root []byte) error {
 	o, v := s.o, &s.o.moves
 	if len(root) > record.MaxRoot {
@@ -145,9 +148,9 @@ func (s *Store) SetRoot(ctx context.Context, root []byte) error {
 		return fmt.Errorf("cannot keep the root: %w", err)
 	}
 	defer o.end()
-	// The first root of an owner is that of the owner before, and the second one has names of its own.
+	// The first root that an owner keeps still has the previous owner's names; the second one has names of its own.
 	n := v.roots.Load()
-	if n == 0 || s.rooted { // else an earlier try to open the heap has kept the first one
+	if n == 0 || s.rooted { // otherwise an earlier try to open the heap has kept the first root already
 		n++
 	}
 	var old []uint64
@@ -180,7 +183,7 @@ func (s *Store) SetRoot(ctx context.Context, root []byte) error {
 	return nil
 }
 
-// Prune implements store.Keeper. What the log has is not given back.
+// Prune implements store.Keeper. It does not give back the log's segments.
 func (s *Store) Prune(ctx context.Context) error {
 	for _, t := range s.o.first.Tail {
 		seg, err := s.Reopen(ctx, t.Name)
@@ -197,7 +200,8 @@ func (s *Store) Prune(ctx context.Context) error {
 	return s.Store.Prune(ctx)
 }
 
-// Needs reports whether the log needs a segment of what the heap keeps for its next checkpoint.
+// Needs reports whether the log has no segment left and can get none because the store is full: the heap then has to
+// make room.
 func (s *Store) Needs() bool { return s.poor.Load() }
 
 // Wants implements store.Keeper.

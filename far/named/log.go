@@ -17,34 +17,37 @@ import (
 	"polder/internal/turns"
 )
 
-// A log is records in segments, its tail, which the manifest lists before anything is written to them. A segment begins with
+// A log is records in segments, which the manifest lists (as its tail) before anything is written to them. A segment
+// begins with
 //
 //	u64 magic, u64 number of the segment
 //
-// and has frames, of which each is
+// followed by frames, each of which is
 //
 //	u32 CRC32C of the rest, begun with the CRC32C of the segment's number and the frame's offset
 //	u32 length of the record, u64 number of the record, and the record
 //
-// Records are numbered from 1 on. One whose write has failed in one segment is written again to the next one, with
-// the same number.
+// Records are numbered from 1 on. A record whose write to one segment has failed is written again to the next
+// segment, with the same number.
 const (
 	logMagic    = 0x676f4c6c6f50<<8 | 1 // "PolLog"
 	logHeader   = 16
 	frameHeader = 16
 
-	// mostWritten is how many bytes of frames are written at a time, but for one that is longer.
+	// mostWritten is how many bytes of frames are written at a time, unless a single frame is longer.
 	mostWritten = 256 << 10
-	// someSpares is how many empty segments there are to be, so that nobody waits for one, nor for the manifest.
+	// someSpares is how many empty segments the log keeps ready, so that no write waits for a segment or for the
+	// manifest.
 	someSpares = 3
 
-	// firstRead is how much is read of a segment to see whether there is anything in it.
+	// firstRead is how many bytes of a segment are read to see whether there is anything in it.
 	firstRead = 4 << 10
-	// logPause is for how long the store or the manifest is left alone after it has failed.
+	// logPause is the pause before the next try after the store or the manifest has failed.
 	logPause = 50 * time.Millisecond
-	// starving is for how long there may be no spares until that is said.
+	// starving is how long there may be no spare segments before Starved says so.
 	starving = 2 * time.Second
-	// waitForCopy is for how long what may be the end of the log, or damaged, waits for a copy that cannot be reached.
+	// waitForCopy is how long to wait for a copy that cannot be reached, when the bytes after the last record of the
+	// others may be damage.
 	waitForCopy = copies.DefaultRepairAfter
 )
 
@@ -54,12 +57,12 @@ type Tail struct {
 	Name   string
 }
 
-// Log keeps records beside the heap: what has changed since its last checkpoint. All methods may be called by any number
-// of goroutines.
+// Log keeps records of what has changed in the heap since its last checkpoint. All methods may be called by any
+// number of goroutines.
 //
-// A record that Commit has returned for is in all copies of its segment, so it survives the process that has written it
-// and what copies survive. An owner whose heap another one has taken over gets no such answer any more: the nodes have ended
-// its queue pairs before the next owner reads the log.
+// When Commit has returned for a record, all copies of its segment have it. So the record survives the process that
+// has written it, and whatever copies survive. An owner whose heap another process has taken over gets no success
+// from Commit any more: the nodes have ended its queue pairs before the next owner reads the log.
 type Log struct {
 	s     *Store
 	o     *Owner
@@ -67,27 +70,27 @@ type Log struct {
 	stop  context.CancelFunc
 	ctx   context.Context
 	wg    turns.Group
-	short chan struct{} // capacity 1: there are too few spares
+	short chan struct{} // capacity 1: wakes keep, which refills spares
 
 	mu      sync.Mutex
-	changed turns.Cond // when one of what follows changes
+	changed turns.Cond // signalled when one of the following fields changes
 	began   bool       // guarded by mu
 	closed  bool       // guarded by mu
 	failed  error      // guarded by mu
 	next    uint64     // number of the next record; guarded by mu
-	kept    uint64     // number of the last one that is in all copies; guarded by mu
-	frames  []frame    // that are not; guarded by mu
+	kept    uint64     // number of the last record that is in all copies; guarded by mu
+	frames  []frame    // records that are not yet in all copies; guarded by mu
 	shown   uint64     // number of the last write that all copies have; guarded by mu
 	writing bool       // guarded by mu
-	dropped uint64     // up to which records a checkpoint has them; guarded by mu
-	used    []used     // segments that were written to, the last one still is; guarded by mu
-	spares  []used     // the manifest lists them, too; guarded by mu
-	since   time.Time  // when there was none left, or zero; guarded by mu
-	gone    []used     // segments that the manifest need not list any more, and may still; guarded by mu
+	dropped uint64     // number of the last record that a checkpoint has; guarded by mu
+	used    []used     // segments with records; the last one is being written to; guarded by mu
+	spares  []used     // empty segments that the manifest lists already; guarded by mu
+	since   time.Time  // when a write first found no spare, or zero; guarded by mu
+	gone    []used     // segments to give back, once the manifest lists them no more; guarded by mu
 
-	begun atomic.Uint64 // how many writes have begun; only the one that holds mu changes it
+	begun atomic.Uint64 // how many writes have begun; changed only with mu held
 
-	fresh []used // spares of which it is not known whether the manifest lists them; refill's
+	fresh []used // new spares that the manifest may not list yet; only refill uses it
 }
 
 // used is a segment of the log.
@@ -104,13 +107,13 @@ type frame struct {
 	rec    []byte
 }
 
-// numbered is a segment that tells its number.
+// numbered is a segment that knows its number.
 type numbered interface{ Number() uint64 }
 
 func tailOf(seg store.Segment) Tail { return Tail{seg.(numbered).Number(), seg.Name()} }
 
-// OpenLog gives replay, one after the other, the records that earlier owners have kept and not dropped, and maybe some that they
-// were about to keep. The log takes records after Begin. There is one log of a store.
+// OpenLog calls replay with the records that earlier owners have kept and not dropped, one after the other; there may
+// also be some whose Commit has never returned. The log takes records only after Begin. A store has one log.
 func (s *Store) OpenLog(ctx context.Context, replay func(rec []byte) error) (*Log, error) {
 	l := &Log{s: s, o: s.o, proc: s.o.proc, next: 1, short: make(chan struct{}, 1)}
 	l.changed.L = &l.mu
@@ -126,11 +129,11 @@ func (s *Store) OpenLog(ctx context.Context, replay func(rec []byte) error) (*Lo
 	return l, nil
 }
 
-// read gives replay the records of seg from that with the number next on: those of the copy that has most of them. It returns
-// the number of the one behind them.
+// read calls replay with the records of seg from number next on, or all if next is 0, taken from the copy that has
+// most of them. It returns the number after the last one.
 func (l *Log) read(ctx context.Context, seg store.Segment, next uint64, replay func(rec []byte) error) (uint64, error) {
 	var best []byte
-	end, clean := next, false // nothing follows the records: a copy that is damaged has something there
+	end, clean := next, false // clean: nothing follows the records; a damaged copy has something there
 	buf := make([]byte, min(l.s.SegmentSize(), firstRead))
 	number := seg.(numbered).Number()
 	look := func() error {
@@ -142,7 +145,8 @@ func (l *Log) read(ctx context.Context, seg store.Segment, next uint64, replay f
 				return
 			}
 			e, off := scanLog(buf, number, next, nil)
-			seen := len(buf) == l.s.SegmentSize() || off+frameHeader <= len(buf) // what follows the records, if anything does
+			// seen: buf has what follows the records, if anything does.
+			seen := len(buf) == l.s.SegmentSize() || off+frameHeader <= len(buf)
 			if ends := seen && len(bytes.Trim(buf[off:], "\x00")) == 0; e > end {
 				end, clean, best = e, ends, append(best[:0], buf...)
 			} else if e == end && ends {
@@ -164,7 +168,8 @@ func (l *Log) read(ctx context.Context, seg store.Segment, next uint64, replay f
 		end, clean, best = next, false, nil
 		err = look()
 	}
-	// What follows was being written when the owner died, or is damaged. Another copy says which.
+	// The bytes after the last record were being written when the owner died, or are damage. Another copy shows
+	// which.
 	if err == nil && !clean && l.s.Reach(ctx, seg) > 0 {
 		l.o.cfg.Logger.Warn("the log has something behind its last record, and waits for another copy, which cannot be reached", "segment", seg.Name(), "at most", waitForCopy)
 		for until := l.proc.Now().Add(waitForCopy); l.s.Reach(ctx, seg) > 0 && l.proc.Now().Before(until); {
@@ -184,7 +189,7 @@ func (l *Log) read(ctx context.Context, seg store.Segment, next uint64, replay f
 
 var errAway = errors.New("a copy of the log cannot be reached")
 
-// scanLog finds the records of a segment, which are in order from that with the number next on, or from any number if that is 0.
+// scanLog finds the records of a segment, which are in order: from number next on, or from any number if next is 0.
 // It returns the number that would follow, and where its frame would begin. The bytes may be anything.
 func scanLog(b []byte, segment, next uint64, yield func(rec []byte) bool) (end uint64, off int) {
 	if len(b) < logHeader || binary.LittleEndian.Uint64(b) != logMagic || binary.LittleEndian.Uint64(b[8:]) != segment {
@@ -197,9 +202,9 @@ func scanLog(b []byte, segment, next uint64, yield func(rec []byte) bool) (end u
 		}
 		number := binary.LittleEndian.Uint64(b[off+8:])
 		if number > next && next != 0 || number == 0 || number == 1<<64-1 {
-			break // there is one missing
+			break // a record is missing
 		}
-		if number == next || next == 0 { // else it was written before, to another segment
+		if number == next || next == 0 { // otherwise the record was in an earlier segment, too
 			next = number + 1
 			if yield != nil && !yield(b[off+frameHeader:off+frameHeader+n]) {
 				break
@@ -225,7 +230,8 @@ func appendFrame(b []byte, f frame, segment uint64, off int) []byte {
 	return b
 }
 
-// Begin drops what was replayed, which a checkpoint of the heap has by now, and has the log take records.
+// Begin drops the records that were replayed, which a checkpoint of the heap has by now, and lets the log take
+// records.
 func (l *Log) Begin(ctx context.Context) error {
 	err := l.refill(ctx)
 	full := errors.Is(err, store.ErrStoreFull) && len(l.s.tail) > 0
@@ -237,7 +243,7 @@ func (l *Log) Begin(ctx context.Context) error {
 		l.mu.Unlock()
 		l.s.tail = nil
 	}
-	if full { // but for what was replayed
+	if full { // give back what was replayed first, which makes room
 		if err = l.publish(ctx); err == nil {
 			err = l.refill(ctx)
 		}
@@ -248,7 +254,7 @@ func (l *Log) Begin(ctx context.Context) error {
 	l.mu.Lock()
 	l.began = true
 	l.mu.Unlock()
-	l.wantSpares() // and gives back what was replayed, for which nobody waits
+	l.wantSpares() // which also gives back what was replayed, without anybody waiting for it
 	l.wg.Go(l.proc, l.keep)
 	return nil
 }
@@ -260,8 +266,8 @@ func (l *Log) free(seg store.Segment) {
 	}
 }
 
-// refill borrows spares, and has the manifest list the log as it is now. One goroutine calls it at a time, and nobody else
-// changes what the manifest lists.
+// refill borrows spare segments, and makes the manifest list the log as it is now. Only one goroutine at a time calls
+// it, and nothing else changes what the manifest lists.
 func (l *Log) refill(ctx context.Context) error {
 	l.mu.Lock()
 	have, gone := len(l.spares), len(l.gone) // spares may be used up meanwhile, but are not added by anybody else
@@ -286,7 +292,7 @@ func (l *Log) refill(ctx context.Context) error {
 		return err
 	}
 	if none {
-		return l.refill(ctx) // of what has been given back
+		return l.refill(ctx) // publish has given segments back, so there is room
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -295,7 +301,8 @@ func (l *Log) refill(ctx context.Context) error {
 	return nil
 }
 
-// publish has the manifest list the log's segments, and gives back those that it does not list any more. It is refill's.
+// publish makes the manifest list the log's segments, and gives back those that it lists no more. Only refill and
+// Begin call it.
 func (l *Log) publish(ctx context.Context) error {
 	o := l.o
 	if err := o.begin(ctx); err != nil {
@@ -324,7 +331,7 @@ func (l *Log) publish(ctx context.Context) error {
 	return nil
 }
 
-// keep keeps spares, until Close.
+// keep refills spares whenever there are too few, until Close.
 func (l *Log) keep() {
 	for {
 		if l.ended(nil, l.short) {
@@ -392,12 +399,12 @@ func (l *Log) Last() uint64 {
 	return l.next - 1
 }
 
-// Commit returns when all records up to that of the number are kept. Those who wait share writes.
+// Commit returns when all records up to this number are kept. Concurrent calls share writes.
 func (l *Log) Commit(number uint64) error {
 	return l.until(func() bool { return l.kept >= number })
 }
 
-// until writes, or waits for others that do, until what is to be has come true.
+// until writes, or waits while another goroutine does, until is reports true.
 func (l *Log) until(is func() bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -417,16 +424,18 @@ func (l *Log) until(is func() bool) error {
 	}
 }
 
-// Ask asks for evidence that there is no other owner, at some moment after the call. Shown waits for it.
-func (l *Log) Ask() (ticket uint64) { return l.begun.Load() + 1 } // of a write that has not begun
+// Ask asks for evidence that there is no other owner at some moment after the call. Shown waits for it.
+func (l *Log) Ask() (ticket uint64) { return l.begun.Load() + 1 } // the number of the next write
 
-// Shown returns when the evidence of a ticket is there, without any clock: all copies of a segment of the log have taken a write that was
-// begun after Ask. If nothing was appended meanwhile, that is one of no record, behind the last one. Those who wait share writes.
+// Shown returns when the evidence of a ticket is there. It uses no clock: the evidence is that all copies of a
+// segment of the log have taken a write that began after Ask. If nothing was appended meanwhile, the write is an
+// empty one behind the last record. Concurrent calls share writes.
 func (l *Log) Shown(ticket uint64) error {
 	return l.until(func() bool { return l.shown >= ticket })
 }
 
-// write writes some of what was appended, if there is anything, or waits for a spare. l.mu must be held; it is let go meanwhile.
+// write writes some of the appended records, or an empty frame if there are none. If it needs a spare segment and
+// there is none it waits for a change instead. l.mu must be held; it is released meanwhile.
 func (l *Log) write() {
 	write := l.begun.Add(1)
 	if (len(l.used) == 0 || !l.fits(&l.used[len(l.used)-1])) && !l.advance() {
@@ -454,7 +463,7 @@ func (l *Log) write() {
 		end, b = at, append(b, noFrame[:]...) // the next frame overwrites it
 	}
 	err := l.writeTo(seg, b, at)
-	u = &l.used[len(l.used)-1] // it is the same one
+	u = &l.used[len(l.used)-1] // the same segment: used may have been reallocated
 	if err == nil {
 		l.shown = write
 		if u.off = end; n > 0 {
@@ -462,7 +471,8 @@ func (l *Log) write() {
 			l.frames, l.kept = slices.Delete(l.frames, 0, n), last
 		}
 	} else {
-		// What some copies have got of it is the same as what is written to the next segment, and has the same numbers.
+		// Some copies may have got part of this write. That does no harm: the next segment gets the same records with
+		// the same numbers.
 		u.off = l.s.SegmentSize()
 		if !errors.Is(err, store.ErrSealed) {
 			select {
@@ -476,7 +486,7 @@ func (l *Log) write() {
 	l.changed.Broadcast()
 }
 
-// writeTo writes to a segment. l.mu must be held; it is let go meanwhile.
+// writeTo writes to a segment. l.mu must be held; it is released meanwhile.
 func (l *Log) writeTo(seg store.Segment, b []byte, off int) error {
 	l.writing = true
 	l.mu.Unlock()
@@ -487,10 +497,10 @@ func (l *Log) writeTo(seg store.Segment, b []byte, off int) error {
 	return seg.Write(l.ctx, b, off)
 }
 
-// noFrame is what is written where there is nothing to be written: its number is that of no record.
+// noFrame is what is written when there is no record to write: its number, 0, is that of no record.
 var noFrame [frameHeader]byte
 
-// fits reports whether what is written next has room in u.
+// fits reports whether the next frame has room in u.
 func (l *Log) fits(u *used) bool {
 	size := frameHeader
 	if len(l.frames) > 0 {
@@ -499,7 +509,7 @@ func (l *Log) fits(u *used) bool {
 	return max(u.off, logHeader)+size <= l.s.SegmentSize()
 }
 
-// wantSpares has keep look for spares, and give back what is gone.
+// wantSpares wakes keep, which refills spares and gives segments back.
 func (l *Log) wantSpares() {
 	select {
 	case l.short <- struct{}{}:
@@ -507,7 +517,8 @@ func (l *Log) wantSpares() {
 	}
 }
 
-// advance takes the next spare, or waits until something has changed and reports false. l.mu must be held.
+// advance goes on to the next spare. If there is none it waits until something has changed, and reports false. l.mu
+// must be held.
 func (l *Log) advance() bool {
 	l.wantSpares()
 	if len(l.spares) == 0 {
@@ -522,8 +533,8 @@ func (l *Log) advance() bool {
 	return true
 }
 
-// Copies says how many copies there are at least of what was committed and no checkpoint has yet, and whether all that the heap has, and the log, is
-// on a disk as well.
+// Copies returns the least number of copies of records that are committed and in no checkpoint yet, and whether
+// everything that the heap and the log have is on a disk as well.
 func (l *Log) Copies() (n int, disk bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -539,7 +550,7 @@ func (l *Log) Copies() (n int, disk bool) {
 	return n, l.s.Everywhere()
 }
 
-// Starved says why records have had to wait for some time, nil if they have not.
+// Starved returns an error if records have had to wait for a segment for some time, nil otherwise.
 func (l *Log) Starved() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -549,12 +560,13 @@ func (l *Log) Starved() error {
 	return fmt.Errorf("no far memory can be had for the log for %v", l.proc.Since(l.since).Round(time.Second))
 }
 
-// Drop has what has only records up to that of the number, which a checkpoint of the heap has, be given back soon.
+// Drop gives back, soon, the segments that have only records up to number upTo, which a checkpoint of the heap has.
 func (l *Log) Drop(upTo uint64) {
 	l.mu.Lock()
 	l.dropped = max(l.dropped, upTo)
 	n := 0
-	for n < len(l.used) && l.used[n].last <= upTo && (n < len(l.used)-1 || !l.writing && !l.fits(&l.used[n])) { // the last one is written to
+	// The last segment may still be written to.
+	for n < len(l.used) && l.used[n].last <= upTo && (n < len(l.used)-1 || !l.writing && !l.fits(&l.used[n])) {
 		n++
 	}
 	l.gone = append(l.gone, l.used[:n]...)
@@ -563,17 +575,20 @@ func (l *Log) Drop(upTo uint64) {
 	l.wantSpares()
 }
 
-// Abandon has all fail that wait until something is kept, now and later. Some of what they have appended may be kept.
+// Abandon makes all calls that wait for records to be kept fail, now and later. Some of the records may be kept
+// nevertheless.
 func (l *Log) Abandon() { l.fail(ErrLogClosed) }
 
-// spent reports whether the log has ended, and the next owner needs nothing of it: a checkpoint has all that was appended.
+// spent reports whether the log has ended and the next owner needs nothing of it: a checkpoint has everything that
+// was appended.
 func (l *Log) spent() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.began && l.closed && l.failed == nil && l.dropped >= l.next-1
 }
 
-// Close ends the log when what was appended is kept, or cannot be. What it has stays for the next owner, but for what a checkpoint has.
+// Close ends the log when everything that was appended is kept, or cannot be. What no checkpoint has stays for the
+// next owner.
 func (l *Log) Close() error {
 	last := l.Last()
 	timer := l.proc.AfterFunc(closeTimeout, func() { l.fail(fmt.Errorf("the last records are not kept: %w", context.DeadlineExceeded)) })

@@ -17,26 +17,28 @@ import (
 	"polder/far/record"
 )
 
-// Manifest is what a register keeps of a heap.
+// Manifest is what a register keeps about a heap.
 type Manifest struct {
-	Epoch uint64 // of the owner; every owner has a higher one than those before it
-	Nonce uint64 // of the owner, which tells it from another one that has raised the epoch at the same time
+	Epoch uint64 // of the owner; each owner has a higher epoch than the owners before it
+	Nonce uint64 // of the owner: tells it from another process that has raised the epoch at the same time
 	Beat  uint64 // changes while the owner lives
 	Owner string // what the owner calls itself, "" if the heap was closed
-	// Process is the identity of the owner's process, by which others on its machine know when it has ended; "" if it has none.
+	// Process is the identity of the owner's process, by which others on its machine can tell when it has ended; ""
+	// if it has none.
 	Process string
-	// Lease is that of the owner, or of the one before it, if that is longer and may go on.
+	// Lease is the lease of the owner, or that of the previous owner if that is longer and may not be over.
 	Lease time.Duration
-	// Copies is how many there are to be of each segment, 0 if nobody has said it.
+	// Copies is how many copies of each segment there are to be, 0 if no owner has said it yet.
 	Copies int
 
 	// Sessions has what each node needs to be told to give its memory to another process, by the name of the node.
 	Sessions map[string][]byte
-	// Root is the heap's, nil if it has none yet.
+	// Root is the root of the heap's last checkpoint, nil if there is none yet.
 	Root []byte
-	// Moved says where the copies of segments lie whose names in the root's checkpoint say something else, by number.
+	// Moved has the new names of segments, by number, whose copies have moved: the checkpoint of the root has old
+	// names for them.
 	Moved map[uint64]string
-	// Tail are the segments of the log, in the order in which they were or will be written to.
+	// Tail lists the segments of the log, in the order in which they were or will be written to.
 	Tail []Tail
 }
 
@@ -48,7 +50,7 @@ type Manifest struct {
 //	u32 moved segments, and for each: u64 number, string name
 //	u32 segments of the log, and for each the same
 //
-// where a string is u32 length and so many bytes. What is decoded may have mostManifest bytes.
+// where a string is u32 length and that many bytes. Uncompressed it may have mostManifest bytes.
 const (
 	manifestMagic = 0x6e614d6c6f50<<8 | 3 // "PolMan"
 	mostManifest  = 16 << 20
@@ -56,10 +58,11 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// packer is of use again: it takes a megabyte, and is too dear to be collected and made anew, as what a sync.Pool has is.
+// packer is used again and again: it takes a megabyte, too much to let it be collected and made anew, as happens in a
+// sync.Pool.
 var packer struct {
 	mu sync.Mutex
-	w  *flate.Writer // nil before it was needed; guarded by mu
+	w  *flate.Writer // nil until it is first needed; guarded by mu
 }
 
 // pack appends b to out, compressed.
@@ -67,7 +70,7 @@ func pack(out *bytes.Buffer, b []byte) {
 	packer.mu.Lock()
 	defer packer.mu.Unlock()
 	if packer.w == nil {
-		packer.w, _ = flate.NewWriter(out, flate.BestSpeed) // the level is one
+		packer.w, _ = flate.NewWriter(out, flate.BestSpeed) // fails only for a wrong level
 	} else {
 		packer.w.Reset(out)
 	}
@@ -105,13 +108,15 @@ func (m *Manifest) Encode() []byte {
 	return append(out, packed.Bytes()...)
 }
 
-// partitions is how a map of partitions begins, in the encoding of package partition, of which this one knows no more.
+// partitions is the beginning of an encoded map of partitions (package partition). This package knows no more of it.
 const partitions = `{"magic":"polder partitions",`
 
-// ErrPartitions says that a register has no manifest, but who has which partition of a heap that servers share.
+// ErrPartitions says that a register has no manifest but a map of partitions: which server has which partition of a
+// heap.
 var ErrPartitions = errors.New("servers share its partitions, each of which is a heap of its own: it is opened by polder serve --partitions alone")
 
-// DecodeManifest reads a manifest, which may be anything. It fails with ErrPartitions if it is a map of partitions.
+// DecodeManifest reads a manifest from bytes that may be anything. It fails with ErrPartitions if they are a map of
+// partitions.
 func DecodeManifest(b []byte) (*Manifest, error) {
 	if bytes.HasPrefix(b, []byte(partitions)) {
 		return nil, ErrPartitions
@@ -175,7 +180,7 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// clone is a copy that may be changed. What slices have is not copied, and must not be changed.
+// clone is a copy that may be changed, except for the contents of byte slices, which it shares.
 func (m *Manifest) clone() *Manifest {
 	c := *m
 	c.Sessions, c.Moved, c.Tail = maps.Clone(m.Sessions), maps.Clone(m.Moved), slices.Clone(m.Tail)

@@ -28,31 +28,32 @@ const (
 
 // Config says how a heap is owned.
 type Config struct {
-	// Me is what others are told who has the heap, such as an address.
+	// Me is what others are told about who has the heap, such as an address.
 	Me string
-	// Standby has Own wait until the heap's owner is gone, instead of failing with an OwnedError.
+	// Standby makes Own wait until the heap's owner is gone, instead of failing with an OwnedError.
 	Standby bool
-	// Lease is for how long evidence is used, by default DefaultLease, at most a minute.
+	// Lease is how long evidence is used: by default DefaultLease, at most a minute.
 	Lease time.Duration
-	// Fenced has nothing be answered by leases: the next owner waits for none, and this one asks Log.Shown.
+	// Fenced means that leases are not used: the next owner does not wait for one, and this owner asks Log.Shown
+	// instead.
 	Fenced bool
-	// Beat is how often the owner changes the manifest at least, by default DefaultBeat.
+	// Beat is the longest time between two changes of the manifest by the owner, by default DefaultBeat.
 	Beat time.Duration
-	// Patience is for how long the manifest must not have changed until its owner is taken for dead, by default
-	// DefaultPatience. It should be several times the Beat of all who own the heap.
+	// Patience is how long the manifest must not have changed until its owner counts as dead, by default
+	// DefaultPatience. It should be several times the Beat of all possible owners.
 	Patience time.Duration
-	// Gone, if it is set, is asked whether it is known that an owner of that name has died, when the manifest has not changed for
-	// longer than a Beat. It may wait a little.
+	// Gone, if set, is asked whether an owner of that name (Me) is known to have died, when the manifest has not
+	// changed for more than a Beat. It may wait a little.
 	Gone func(ctx context.Context, owner string) bool
-	// Seen, if it is set, is told the manifest each time that Own looks at it, with for how long it has not changed as far as
-	// Own knows. It must not wait, nor change the manifest.
+	// Seen, if set, is called with the manifest each time that Own looks at it, and with how long it has not changed
+	// as far as Own knows. It must not wait, nor change the manifest.
 	Seen func(m *Manifest, still time.Duration)
-	// Sessions returns what each node needs to be told to give its memory to another process. It is called with each change of
-	// the manifest, and must not wait. Nil has the manifest keep the sessions that it has.
+	// Sessions returns what each node needs to be told to give its memory to another process. It is called with each
+	// change of the manifest, and must not wait. If it returns nil the manifest keeps the sessions that it has.
 	Sessions func() map[string][]byte
-	// Logger gets what becomes of the ownership; by default nothing is logged.
+	// Logger gets messages about the ownership; by default nothing is logged.
 	Logger *slog.Logger
-	// Process is what runs the owner: nil, or one that is simulated.
+	// Process is the simulated process that runs the owner, nil for a real one.
 	Process *turns.Process
 }
 
@@ -72,7 +73,7 @@ var ErrSuperseded = store.ErrSuperseded
 // clock is brief.Boottime, but in tests.
 var clock = brief.Boottime
 
-// now is the time since the machine was started on which the owner runs.
+// now is the time since the owner's machine was started.
 func (c *Config) now() time.Duration {
 	if c.Process != nil {
 		return time.Duration(c.Process.Now().UnixNano())
@@ -80,7 +81,7 @@ func (c *Config) now() time.Duration {
 	return clock()
 }
 
-// lease is for how long this owner may show what it has after it was superseded.
+// lease is how long this owner may go on answering from local memory after it was superseded.
 func (c *Config) lease() time.Duration {
 	if c.Fenced {
 		return 0
@@ -95,25 +96,25 @@ type Owner struct {
 	reg   holder.Register
 	epoch uint64
 	nonce uint64
-	first *Manifest     // as it was when the epoch was raised
-	until time.Duration // when, since this machine was started, the lease of the owner before is over
+	first *Manifest     // the manifest of the previous owner, before the epoch was raised
+	until time.Duration // when the previous owner's lease is over, since this machine was started
 
-	changing chan struct{} // capacity 1: who has taken what is in it changes the manifest
+	changing chan struct{} // capacity 1: a lock, held by emptying it, to change the manifest
 
 	// Guarded by changing.
 	m       *Manifest
 	version uint64
-	unsure  bool          // the last change may have happened or not
+	unsure  bool          // the last change may or may not have happened
 	changed time.Duration // when the last change was made, since this machine was started
 
-	evidence atomic.Int64 // when it was asked for, in nanoseconds since this machine was started
-	hungry   chan struct{}
+	evidence atomic.Int64  // when the newest was asked for, in nanoseconds since this machine was started
+	hungry   chan struct{} // capacity 1: somebody waits for evidence
 
 	mu      sync.Mutex
-	renewed chan struct{} // closed and replaced when there is newer evidence; guarded by mu
-	why     error         // why it is no longer the owner; guarded by mu
+	renewed chan struct{} // closed and replaced with newer evidence; guarded by mu
+	why     error         // why this process is not the owner any more; guarded by mu
 
-	superseded chan struct{} // closed then
+	superseded chan struct{} // closed when why is set
 	stop       context.CancelFunc
 	ctx        context.Context
 	wg         turns.Group
@@ -123,8 +124,8 @@ type Owner struct {
 	log    atomic.Pointer[Log] // nil before Store.OpenLog
 }
 
-// Own makes this process the owner of the heap whose manifest reg has, which stays the caller's. It fails with an *OwnedError if
-// another process has the heap, unless cfg.Standby is set.
+// Own makes this process the owner of the heap whose manifest is in reg, which stays the caller's. It fails with an
+// *OwnedError if another process has the heap, unless cfg.Standby is set.
 func Own(ctx context.Context, reg holder.Register, cfg Config) (*Owner, error) {
 	if cfg.Lease == 0 {
 		cfg.Lease = DefaultLease
@@ -158,7 +159,7 @@ func Own(ctx context.Context, reg holder.Register, cfg Config) (*Owner, error) {
 	return o, nil
 }
 
-// raise raises the epoch, when the owner is gone.
+// raise waits until the previous owner is gone, and raises the epoch.
 func (o *Owner) raise(ctx context.Context) error {
 	m, version, err := o.look(ctx, nil, 0)
 	if err != nil {
@@ -186,7 +187,7 @@ func (o *Owner) raise(ctx context.Context) error {
 		}
 		next := m.clone()
 		next.Epoch, next.Nonce, next.Owner, next.Lease, next.Beat = m.Epoch+1, o.nonce, o.cfg.Me, o.cfg.lease(), 0
-		if m.Owner != "" { // its lease may go on when this owner is superseded in turn
+		if m.Owner != "" { // the lease of m.Owner may still run when this owner is superseded in turn
 			next.Lease = max(next.Lease, m.Lease)
 		}
 		if next.Process = ""; o.proc == nil {
@@ -206,9 +207,9 @@ func (o *Owner) raise(ctx context.Context) error {
 				return err
 			}
 			if m.Epoch != next.Epoch || m.Nonce != o.nonce {
-				continue // another one was faster, or the heap has been closed
+				continue // another process was faster, or the owner has closed the heap
 			}
-			next, v, m = m, version, was // it has happened
+			next, v, m = m, version, was // the Swap has succeeded after all
 		}
 		o.first, o.m, o.version, o.epoch, o.changed = m, next, v, next.Epoch, asked
 		if m.Owner != "" {
@@ -222,7 +223,8 @@ func (o *Owner) raise(ctx context.Context) error {
 	}
 }
 
-// look reads the manifest, which is empty for a heap that never was. If it still has the version at which it was known, that is it.
+// look reads the manifest, which is empty if there never was a heap. If the register's version is still at, it
+// returns known.
 func (o *Owner) look(ctx context.Context, known *Manifest, at uint64) (*Manifest, uint64, error) {
 	b, version, err := o.reg.Read(ctx)
 	switch {
@@ -237,7 +239,7 @@ func (o *Owner) look(ctx context.Context, known *Manifest, at uint64) (*Manifest
 	return m, version, err
 }
 
-// see tells who wants to know what the manifest is.
+// see tells Config.Seen what the manifest is.
 func (o *Owner) see(m *Manifest, still time.Duration) {
 	if o.cfg.Seen != nil {
 		o.cfg.Seen(m, still)
@@ -247,14 +249,15 @@ func (o *Owner) see(m *Manifest, still time.Duration) {
 // aliveEvery is how often the kernel is asked whether an owner on this machine has ended.
 const aliveEvery = 25 * time.Millisecond
 
-// Between two looks at the manifest of an owner that lives is an eighth of the time since the first one: soon after it the owner may be about to give the heap up.
+// The time between two looks at the manifest of a live owner is an eighth of the time since the first look: often at
+// first, because the owner may be about to give the heap up.
 const (
 	firstEvery = 2 * time.Millisecond
-	lastEvery  = 16 // part of Patience
+	lastEvery  = 16 // at most this part (a 16th) of Patience passes between two looks
 )
 
-// watch looks at the manifest m until it changes, but for no longer than Patience and only until it is known that its owner is dead,
-// and returns it as it is then. It has been looked at since first.
+// watch looks at the register until the manifest m changes, Patience is over, or the owner is known to be dead. It
+// returns the manifest as it is then. Own has looked at it since first.
 func (o *Owner) watch(ctx context.Context, m *Manifest, version uint64, first time.Duration) (*Manifest, uint64, error) {
 	began := o.cfg.now()
 	deadline, looked := began+o.cfg.Patience, began
@@ -270,7 +273,7 @@ func (o *Owner) watch(ctx context.Context, m *Manifest, version uint64, first ti
 			timer.Stop()
 			return nil, 0, context.Cause(ctx)
 		}
-		// Whether it is over is found out before asking, so that the answer is younger.
+		// Find out whether the wait is over before reading the register, so that what is read is newer.
 		now := o.cfg.now()
 		over := now >= deadline || hasEnded(m.Process)
 		if !over && now-looked < every {
@@ -294,19 +297,19 @@ func (o *Owner) watch(ctx context.Context, m *Manifest, version uint64, first ti
 	}
 }
 
-// Epoch is that of this owner.
+// Epoch is the epoch of this owner.
 func (o *Owner) Epoch() uint64 { return o.epoch }
 
-// Sessions is what the owner before was given by its nodes, by their names.
+// Sessions is what the previous owner was given by its nodes, by the nodes' names.
 func (o *Owner) Sessions() map[string][]byte { return maps.Clone(o.first.Sessions) }
 
-// Fresh reports whether there is nothing to be opened yet: the heap has no root.
+// Fresh reports whether there is nothing to open yet: the heap has no root.
 func (o *Owner) Fresh() bool { return o.first.Root == nil }
 
 // Superseded is closed when another process has taken the heap over.
 func (o *Owner) Superseded() <-chan struct{} { return o.superseded }
 
-// Ready returns when the lease of the owner before is over, so that nobody else can answer out of the heap.
+// Ready returns when the lease of the previous owner is over, so that nobody else can answer from the heap any more.
 func (o *Owner) Ready(ctx context.Context) error {
 	for {
 		left := o.until - o.cfg.now()
@@ -325,8 +328,9 @@ func (o *Owner) Ready(ctx context.Context) error {
 	}
 }
 
-// Shown reports whether what this process knows may be shown to anybody, as of when Shown was called, and waits for up to
-// wait if that is not known. It is false for good when another process owns the heap.
+// Shown reports whether this process may answer with what it knew when Shown was called: whether there is evidence
+// that it owned the heap then. If there is none yet it waits for it, for up to wait. Once another process owns the
+// heap it is false for good.
 func (o *Owner) Shown(wait time.Duration) bool {
 	now := o.cfg.now()
 	if now-time.Duration(o.evidence.Load()) < o.cfg.Lease { // fast path
@@ -338,7 +342,7 @@ func (o *Owner) Shown(wait time.Duration) bool {
 		o.mu.Lock()
 		renewed, why := o.renewed, o.why
 		o.mu.Unlock()
-		// Evidence that was asked for after now is as good as any.
+		// Evidence that was asked for after Shown was called is good however old it is.
 		if at := time.Duration(o.evidence.Load()); at >= now || o.cfg.now()-at < o.cfg.Lease {
 			return why == nil
 		}
@@ -355,7 +359,7 @@ func (o *Owner) Shown(wait time.Duration) bool {
 	}
 }
 
-// hasEvidence takes note that the owner was the owner at some moment after it asked.
+// hasEvidence records that this process was the owner at some moment after it asked.
 func (o *Owner) hasEvidence(asked time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -366,7 +370,7 @@ func (o *Owner) hasEvidence(asked time.Duration) {
 	}
 }
 
-// supersede takes note that m has another owner.
+// supersede records that the heap has another owner, whose manifest is m.
 func (o *Owner) supersede(m *Manifest) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -379,7 +383,7 @@ func (o *Owner) supersede(m *Manifest) error {
 	return o.why
 }
 
-// begin takes the right to change the manifest.
+// begin takes o.changing, which end gives back.
 func (o *Owner) begin(ctx context.Context) error {
 	switch o.proc.Wait(nil, o.changing, o.superseded, ctx.Done()) {
 	case 0:
@@ -392,10 +396,10 @@ func (o *Owner) begin(ctx context.Context) error {
 
 func (o *Owner) end() { o.changing <- struct{}{} }
 
-// retryPause is for how long the register is left alone after it has failed.
+// retryPause is the pause before the next try after the register has failed.
 const retryPause = 50 * time.Millisecond
 
-// sync reads the manifest if nobody knows what it is. o.changing must be held.
+// sync reads the manifest unless the register still has the version that is known. o.changing must be held.
 func (o *Owner) sync(ctx context.Context) error {
 	asked := o.cfg.now()
 	m, version, err := o.look(ctx, o.m, o.version)
@@ -410,9 +414,9 @@ func (o *Owner) sync(ctx context.Context) error {
 	return nil
 }
 
-// change has f change the manifest, and returns when it is known whether it has happened: then with nil, or if it
-// cannot happen: with errLong if the manifest would have more bytes than most. It tries again until ctx ends; then it may have happened or not. f may be called several times, and says by an
-// error that there is nothing to be done. o.changing must be held.
+// change lets f change the manifest. It returns nil when it is known that the change has happened, errLong if the
+// manifest would have more than most bytes, and f's error if f finds that there is nothing to do. It retries until
+// ctx ends; then the change may or may not have happened. f may be called several times. o.changing must be held.
 func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error) error {
 	for {
 		if o.unsure {
@@ -454,7 +458,7 @@ func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error)
 		}
 		o.unsure = true
 		if errors.Is(err, holder.ErrChanged) || errors.Is(err, holder.ErrUnknown) {
-			continue // what it is now says the rest: a change that has happened is made again
+			continue // sync finds out what the manifest is; a change that has happened is made again
 		}
 		if err := o.pause(ctx, err); err != nil {
 			return err
@@ -462,8 +466,8 @@ func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error)
 	}
 }
 
-// Note has the manifest know what Config.Sessions returns now. Call it before anything is borrowed in a session that has begun: it
-// could not be given back if this process died.
+// Note writes what Config.Sessions returns now into the manifest. Call it before borrowing anything in a session that
+// has just begun: otherwise that could not be given back if this process died.
 func (o *Owner) Note(ctx context.Context) error {
 	if err := o.begin(ctx); err != nil {
 		return err
@@ -484,7 +488,7 @@ func (o *Owner) pause(ctx context.Context, why error) error {
 	return fmt.Errorf("%w: %w", context.Cause(ctx), why)
 }
 
-// renew keeps evidence young, and changes the manifest every Beat, until the owner is closed.
+// renew keeps the evidence fresh, and changes the manifest every Beat, until the owner is closed.
 func (o *Owner) renew() {
 	every := max(o.cfg.Lease/4, time.Millisecond)
 	tick := o.proc.NewTimer(every)
@@ -493,7 +497,8 @@ func (o *Owner) renew() {
 	lonely, _ := o.reg.(holder.Lonely)
 	most := max(o.cfg.Lease, o.cfg.Beat)
 	if lonely != nil {
-		most = o.cfg.Lease / 2 // it is evidence that counts: one of two nodes gives it, also when nothing can be changed
+		// Evidence comes first: one of the two nodes can give it even while the manifest cannot be changed.
+		most = o.cfg.Lease / 2
 	}
 	for {
 		switch o.proc.Wait(tick, o.ctx.Done(), o.superseded, o.hungry) {
@@ -527,7 +532,7 @@ func (o *Owner) renew() {
 	}
 }
 
-// confirm asks for evidence, and reports whether there is some.
+// confirm asks l for evidence, and reports whether it got some.
 func (o *Owner) confirm(l holder.Lonely, within time.Duration) bool {
 	ctx, cancel := o.proc.WithTimeout(o.ctx, within)
 	defer cancel()
@@ -539,8 +544,9 @@ func (o *Owner) confirm(l holder.Lonely, within time.Duration) bool {
 	return true
 }
 
-// Close gives the heap up, so that whoever opens it next need not wait. Close the heap, and the store, before it. It fails
-// if the register cannot be told. It waits as Ready does: whoever comes next would not know of a lease of the owner before this one.
+// Close gives the heap up, so that the next process to open it need not wait. Close the heap and the store before it.
+// It fails if it cannot change the register. It waits as Ready does: the next owner would not know of the lease of
+// the owner before this one.
 func (o *Owner) Close(ctx context.Context) error {
 	o.stop()
 	o.wg.Wait(o.proc)
@@ -557,7 +563,7 @@ func (o *Owner) Close(ctx context.Context) error {
 	err := o.change(ctx, holder.MaxValue, func(m *Manifest) error {
 		m.Owner, m.Process = "", ""
 		if l := o.log.Load(); l != nil && l.spent() {
-			m.Tail = nil // the next owner gives it back, with all else that nothing refers to
+			m.Tail = nil // the next owner gives the log's segments back, with everything else that nothing refers to
 		}
 		return nil
 	})

@@ -7,8 +7,9 @@ import (
 	"polder/holder"
 )
 
-// Empty has the manifest forget what is in the heap: whoever opens it next finds an empty one. Of the manifest are left the epoch, above which
-// that of the next owner is, and the sessions at nodes, as long as Config.Sessions has any. Wait for Ready before it.
+// Empty removes the heap's contents from the manifest: whoever opens the heap next finds it empty. What stays is the
+// epoch, so that the next owner's is higher, and the sessions at nodes, as long as Config.Sessions has any. Wait for
+// Ready before it.
 func (o *Owner) Empty(ctx context.Context) error {
 	if err := o.begin(ctx); err != nil {
 		return fmt.Errorf("cannot empty the heap: %w", err)
@@ -24,7 +25,7 @@ func (o *Owner) Empty(ctx context.Context) error {
 	return nil
 }
 
-// Free is a manifest with the owner left out: an operator says that it is dead.
+// Free returns a manifest without its owner, which an operator says is dead.
 func Free(value []byte) ([]byte, error) {
 	m, err := DecodeManifest(value)
 	if err != nil {
@@ -40,10 +41,10 @@ func IsFree(value []byte) bool {
 	return err == nil && m.Owner == ""
 }
 
-// Gone reports whether there is no heap: it was removed, and what is left is the epoch.
+// Gone reports whether there is no heap: it was removed, and only its epoch is left.
 func (m *Manifest) Gone() bool { return m.Owner == "" && m.Root == nil && len(m.Sessions) == 0 }
 
-// Vacant reports whether a value says that there is no heap, and the last epoch of the one that there was.
+// Vacant reports whether a value is the manifest of a heap that is gone, and returns its last epoch.
 func Vacant(value []byte) (epoch uint64, ok bool) {
 	m, err := DecodeManifest(value)
 	if err != nil || !m.Gone() {
@@ -52,11 +53,11 @@ func Vacant(value []byte) (epoch uint64, ok bool) {
 	return m.Epoch, true
 }
 
-// Stats is what an owner knows of its ownership.
+// Stats describes the state of an ownership.
 type Stats struct {
 	Epoch    uint64
-	Evidence float64 // how old the newest evidence is that there is no other owner, in seconds; ages once there is one
-	Shown    bool    // it is young enough to answer by, or not needed
+	Evidence float64 // age in seconds of the newest evidence that there is no other owner; huge once there is one
+	Shown    bool    // the evidence is fresh enough to answer, or Config.Fenced is set
 }
 
 // Stats returns what the owner knows now.
