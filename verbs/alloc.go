@@ -1,8 +1,7 @@
 package verbs
 
-// An AllocDevice is a Device with the allocation verb: that a peer may take and
-// return chunks of its memory by ALLOC and FREE, each of which the device
-// executes as one operation (section 7 of the OneSidedMW paper).
+// An AllocDevice is a Device with the allocation verb: a peer may take chunks of its memory by ALLOC and return them
+// by FREE. The device executes each of them as one operation (section 7 of the OneSidedMW paper).
 type AllocDevice interface {
 	Device
 	// CreateAllocator makes an allocator of chunks.

@@ -1,11 +1,11 @@
 // Package named keeps a heap in the memory of nodes under a name. When the process that had the heap is gone, another
 // process can open it again under this name.
 //
-//	o, err := named.Own(ctx, register, named.Config{Me: "10.0.0.5:6379"})// raises the epoch
-//	p, err := pool.Open(ctx, ...)                                        // nodes that keep what they lend: o.Epoch, o.Sessions
-//	store, err := o.Store(copies.Config{Places: remote.Places(p)})       // a store.Keeper
+//	o, err := named.Own(ctx, register, named.Config{Me: "10.0.0.5:6379"}) // raises the epoch
+//	p, err := pool.Open(ctx, ...)                                         // nodes that keep what they lend: o.Epoch, o.Sessions
+//	store, err := o.Store(copies.Config{Places: remote.Places(p)})        // a store.Keeper
 //	heap, err := far.Open(ctx, store, far.Config{})
-//	err = o.Ready(ctx)                                                   // from now on there is no other owner
+//	err = o.Ready(ctx)                                                    // from now on there is no other owner
 //
 // # Manifest
 //

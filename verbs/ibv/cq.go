@@ -29,8 +29,8 @@ type cq struct {
 	stash    []verbs.WC      // guarded by mu
 	from     int             // guarded by mu: stash[:from] have been polled
 	raw      [pollBatch]hwWC // guarded by mu
-	results  []result        // guarded by mu: what relays came to, to be handed over
-	awaited  map[*cq]int     // guarded by mu: where relays complete that are under way for this queue
+	results  []result        // guarded by mu: results of relays, to be handed over
+	awaited  map[*cq]int     // guarded by mu: queues where relays for this queue complete
 	watching bool            // guarded by mu: watcher runs
 	waiting  chan struct{}   // guarded by mu: closed when there may be something to poll; nil if nobody waits
 	watcher  *watcher        // guarded by mu
@@ -133,8 +133,8 @@ func (c *cq) pop(wcs []verbs.WC) int {
 
 func (c *cq) stashed() int { return len(c.stash) - c.from }
 
-// reap takes one batch from the device, and from where relays complete, and
-// reports whether anything came to the stash or may soon.
+// reap takes one batch of completions from the device and from the queues where relays complete. It reports whether
+// anything came to the stash or may soon.
 //
 // Preconditions: c.mu is held, and c is open.
 func (c *cq) reap() bool {
