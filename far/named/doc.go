@@ -2,7 +2,7 @@
 // process can open it again under this name.
 //
 //	o, err := named.Own(ctx, register, named.Config{Me: "10.0.0.5:6379"}) // raises the epoch
-//	p, err := pool.Open(ctx, ...)                                         // nodes that keep what they lend: o.Epoch, o.Sessions
+//	p, err := pool.Open(ctx, ...)                                         // nodes keep what they lend: o.Epoch, o.Sessions
 //	store, err := o.Store(copies.Config{Places: remote.Places(p)})        // a store.Keeper
 //	heap, err := far.Open(ctx, store, far.Config{})
 //	err = o.Ready(ctx)                                                    // from now on there is no other owner

@@ -10,9 +10,10 @@
 // It is open to everybody who can connect, unless there is a token or an authority for administrators. Then a request
 // has to show the token or a certificate; without, it learns from /healthz whether all is well, and nothing from
 // /stream, /metrics, /status and /debug/pprof (the page alone says nothing either). Nothing here shows what clients
-// have stored, passwords or keys. Two requests change something: POST /drain ends a memory node when nothing is lent
-// any more ("polder drain"), and POST /lend says how much idle memory a node may lend ("polder lend"). They always
-// take the token or a certificate.
+// have stored, passwords or keys. Three requests change something: POST /drain ends a memory node when nothing is
+// lent any more ("polder drain"), POST /lend says how much idle memory a node may lend ("polder lend"), and POST
+// /forget makes a node take back what it keeps for a heap that nobody will open again. They always take the token or
+// a certificate.
 //
 // A Server owns the goroutines of its Console and of its httpserver.Server; Close ends them all. It has 256
 // connections at most: when there are too many, the one that has been silent longest is closed.
@@ -36,8 +37,7 @@ import (
 	"polder/internal/httpserver"
 )
 
-// Config says what the server shows, and to whom. All fields but Token, Certificates
-// and Report are required.
+// Config says what the server shows, and to whom. Token, Certificates, Report, Drain, Lend and Forget are optional.
 type Config struct {
 	Token        *Token // if not nil, it or a certificate must be shown
 	Certificates bool   // certificates are demanded; those that the listener lets through are right
@@ -144,7 +144,8 @@ func (c *Config) serveHealth(w http.ResponseWriter, reason bool) {
 	}
 }
 
-// forOperators serves only requests that have shown the token or a certificate.
+// forOperators serves only requests that have shown the token or a certificate: it refuses all if the daemon asks for
+// neither.
 func (c *Config) forOperators(what string, serve http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c.Token == nil && !c.Certificates {

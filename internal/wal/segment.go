@@ -59,7 +59,7 @@ func (l *Log) nextSegment() error {
 		f.Close()
 		return err
 	}
-	if len(l.seg.buf) > 0 { // the next write does not include it
+	if len(l.seg.buf) > 0 { // the full segment is written on its own: later records get another group
 		l.group++
 	}
 	last := l.next - 1

@@ -74,7 +74,7 @@ type process struct {
 	mine       <-chan struct{}
 	admin      net.Listener // nil if none is wanted
 	closers    []closer
-	ends       *ending    // the time that there is for that
+	ends       *ending    // the time that ending may take
 	failed     chan error // a part's end; the first ends the daemon
 	wg         sync.WaitGroup
 	answers    *admin.Server // at the administrative address; nil until it is served

@@ -162,8 +162,8 @@ func (d *drainer) drain(ctx context.Context, within time.Duration, force bool) (
 	return lost, err
 }
 
-// waitDrained is wait for a process that lends. When ctx is done the process ends if nothing is lent within that
-// time, and stays otherwise. A second signal makes main end it.
+// waitDrained is wait for a process that lends. When ctx is done the process ends if nothing is lent any more by the
+// end of within, and stays otherwise. A second signal makes main end it.
 func (p *process) waitDrained(ctx context.Context, d *drainer, within time.Duration) error {
 	signal := ctx.Done()
 	for {
