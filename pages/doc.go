@@ -1,7 +1,6 @@
-// Package pages keeps memory in pages of 4 KiB: a Volume, which is read and written at
-// any offset, of which what is used stays in local memory and the rest lies in far memory.
-// It is for programs that were never written for far memory; package nbd serves a Volume
-// as a block device.
+// Package pages keeps memory in pages of 4 KiB: a Volume, which is read and written at any offset. The pages in use
+// stay in local memory, and the rest lies in far memory. It is for programs that were never written for far memory;
+// package nbd serves a Volume as a block device.
 //
 //	v, err := pages.New(heap, "disk", 16<<30)
 //	...

@@ -1,4 +1,4 @@
-// Package partition has servers agree on which of them owns which part of one Redis keyspace.
+// Package partition lets servers agree on which of them owns which part of one Redis keyspace.
 //
 // Redis divides its keyspace into 16,384 slots. Here P partitions of adjacent slots cover them, and a Map says which
 // server has each partition. The map is the value of a register (package holder), which witnesses or etcd keep.

@@ -200,7 +200,7 @@ func Decode(b []byte) (*Map, error) {
 	return m, nil
 }
 
-// checkServer says what is wrong with a server's ID or address.
+// checkServer returns an error if a server's ID or address is wrong.
 func checkServer(id, addr string) error {
 	if len(id) != 40 || strings.Trim(id, "0123456789abcdef") != "" {
 		return fmt.Errorf("the ID %.60q is not 40 hexadecimal digits in lower case", id)

@@ -417,8 +417,8 @@ func (m *Member) rest(ctx context.Context, d time.Duration) bool {
 	return sleep(ctx, d)
 }
 
-// install makes now the map that this member acts on, unless it has a newer one. It also records which servers have
-// beaten.
+// install replaces the map that this member acts on, unless it has a newer one than the given map. It also records
+// which servers have beaten.
 func (m *Member) install(now *Map, version uint64) {
 	m.installing.Lock()
 	defer m.installing.Unlock()

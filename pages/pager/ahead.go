@@ -119,7 +119,7 @@ func (m *mapping) placeMark(at uint32, page []byte) {
 	m.follow(f.page)
 }
 
-// follow has the next window read of a stream whose client has come to a page.
+// follow makes a worker read the next window of a stream, if one is due now that the client has come to page.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) follow(page int64) {

@@ -214,8 +214,8 @@ func (c *cq) overrunLocked() {
 	}
 }
 
-// unlock releases the lock, wakes who waits if there is something to poll, and
-// hands the results of relays over to the queues that they belong to.
+// unlock releases the lock, wakes the waiters if there is something to poll, and hands the results of relays over to
+// the queues that they belong to.
 func (c *cq) unlock() {
 	results := c.results
 	c.results = nil
@@ -233,8 +233,7 @@ func (c *cq) wakeLocked() {
 	}
 }
 
-// added tells of completions that did not come from the device's queue: whoever
-// waits, and the handler.
+// added tells waiters and the handler of completions that did not come from the device's queue.
 //
 // Preconditions: c.mu is held.
 func (c *cq) added() {
@@ -358,8 +357,8 @@ func (c *cq) serve(w *watcher) {
 	}
 }
 
-// drain takes what has come, calls the handler or wakes who waits, and goes on
-// until nothing more comes although the device was asked to raise an event.
+// drain takes the completions that have come, calls the handler or wakes waiters, and goes on until nothing more
+// comes although the device was asked to raise an event.
 func (c *cq) drain() {
 	armed := false
 	idle := time.Duration(-1) // since when nothing has come

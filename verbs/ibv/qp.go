@@ -232,7 +232,7 @@ func (q *qp) fail(e verbs.EventType) {
 	q.raise(e)
 }
 
-// raise has the program told of an event, once per type.
+// raise tells the program of an event, once per type.
 func (q *qp) raise(e verbs.EventType) {
 	if bit := uint32(1) << e; q.raised.Or(bit)&bit == 0 && q.init.OnEvent != nil {
 		q.pd.d.tell.add(q.init.OnEvent, verbs.AsyncEvent{Type: e, QPN: q.num})

@@ -248,7 +248,7 @@ func (u *FD) Wake(addr, n uint64) error {
 	return named("wake", ioctl(u.fd, ioWake, &s))
 }
 
-// Poison makes every access to those of these pages that are not there fail with SIGBUS for good.
+// Poison makes every access to these pages fail with SIGBUS for good. It skips pages that are there.
 func (u *FD) Poison(addr, n uint64) error {
 	for end := addr + n; addr < end; {
 		p := struct {

@@ -65,10 +65,10 @@ const (
 	OpPin      uint32 = iota + 1 // bring a range into the memory, and keep it there
 	OpUnpin                      // let go of the range that the request ID has pinned; it has no reply
 	OpPrefetch                   // bring a range into the memory as far as there is room; it has no reply
-	OpSync                       // have what is in the memory survive the client, and the pager if its heap does
+	OpSync                       // make the contents survive the client, and the pager if its heap is kept
 )
 
-// Write is a Request's flag: what is pinned will be written to.
+// Write is a Request's flag: the client will write to the pinned range.
 const Write uint32 = 1
 
 // Request is a request of a client.
