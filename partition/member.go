@@ -33,7 +33,8 @@ const (
 // Config says who joins, and what it does with partitions.
 //
 // Open, Prepare and Close are called in goroutines of their own: concurrently for different partitions. Open and
-// Close of one partition are called one after the other.
+// Close of one partition are called one after the other. Prepare may still be running, with its ctx ended, when Close
+// is called because the map has given the partition to another server.
 type Config struct {
 	// Register has the map. It belongs to the caller, who closes it after the Member.
 	Register holder.Register
