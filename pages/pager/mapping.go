@@ -53,7 +53,7 @@ type mapping struct {
 	base   uint64
 	size   int64
 	volume *pages.Volume
-	region *named          // nil if the mapping ends with its client
+	region *named          // nil if what is in the mapping ends with its client
 	again  bool            // the region existed before this client came
 	lost   []atomic.Uint64 // a bit for each page that was lost with the previous pager; nil if there was none
 
