@@ -39,7 +39,7 @@ type Volume struct {
 	size  int64
 	pages *far.ByteMap
 	kept  present
-	locks [stripes]sync.Mutex // of writers: of a page's entry, and of its bit
+	locks [stripes]sync.Mutex // by page number modulo stripes: held to change the page's entry and its bit in kept
 
 	batches sync.Pool // of *batch
 	reads   atomic.Int64
@@ -60,7 +60,7 @@ func (v *Volume) Stats() Stats {
 	return Stats{Pages: v.kept.count.Load(), Reads: v.reads.Load(), Writes: v.writes.Load()}
 }
 
-// check finds what is wrong with a range.
+// check returns an error if the range is not within the volume.
 func (v *Volume) check(off, n int64) error {
 	if off < 0 || n < 0 || off > v.size || n > v.size-off {
 		return fmt.Errorf("cannot use %d bytes at offset %d of %d: %w", n, off, v.size, ErrRange)
@@ -68,9 +68,8 @@ func (v *Volume) check(off, n int64) error {
 	return nil
 }
 
-// Read reads len(p) bytes at off into p. With far.NoWait it fails with far.ErrWouldBlock if
-// some of them are far. It fails with a *far.LostError if a page of them was lost, and
-// then, or after another error, what is in p is undefined.
+// Read reads len(p) bytes at off into p. With far.NoWait it fails with far.ErrWouldBlock if some of them are far. It
+// fails with a *far.LostError if one of the pages was lost. After an error the contents of p are undefined.
 func (v *Volume) Read(ctx context.Context, p []byte, off int64) error {
 	if err := v.check(off, int64(len(p))); err != nil {
 		return err
@@ -102,9 +101,8 @@ func (v *Volume) ReadPages(ctx context.Context, numbers []int64, p []byte) error
 	return b.fetch(ctx, count)
 }
 
-// Write writes p at off. When it returns, all of it can be read, and parts of it before.
-// After an error any part of it may have been written. It fails with a far.ErrFull if
-// there is no far memory for it.
+// Write writes p at off. When it returns, all of p can be read; parts of it may be read earlier. After an error any
+// part of it may have been written. It fails with a far.ErrFull if there is no far memory for it.
 func (v *Volume) Write(ctx context.Context, p []byte, off int64) error {
 	if err := v.check(off, int64(len(p))); err != nil {
 		return err
@@ -125,8 +123,9 @@ func (v *Volume) Write(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// WillWrite is called before the pages with these numbers, MaxRead at most, are written one by one: it reads what has to be known of
-// those that they replace at once, so that not each write has to wait for far memory. What it cannot read, the write of that page does.
+// WillWrite is called before the pages with these numbers, MaxRead at most, are written one by one. In one go it
+// reads what has to be known about the pages that they replace, so that each write need not wait for far memory on
+// its own. What it cannot read, the write of that page reads.
 func (v *Volume) WillWrite(ctx context.Context, numbers []int64) {
 	b := v.batch()
 	defer v.batches.Put(b)
@@ -181,7 +180,7 @@ func (v *Volume) write(ctx context.Context, b *batch, p []byte, page int64, at i
 	return nil
 }
 
-// drop has a page read as zeros from now on, and take no memory.
+// drop makes a page read as zeros from now on, and frees its memory.
 //
 // Preconditions: the lock of the page's stripe is held.
 func (v *Volume) drop(ctx context.Context, key []byte, page int64) error {
@@ -202,8 +201,8 @@ func (v *Volume) failed(what string, page int64, err error) error {
 	return fmt.Errorf("cannot %s page %d: %w", what, page, err)
 }
 
-// Lose has reads of a page fail with a *far.LostError until all of it is written: whoever knows
-// that the volume has an older one than it should.
+// Lose makes reads of a page fail with a *far.LostError until all of it is written. The caller knows that the volume
+// has an older version of the page than it should.
 func (v *Volume) Lose(ctx context.Context, page int64) error {
 	if err := v.check(page*Size, Size); err != nil {
 		return err
@@ -220,11 +219,11 @@ func (v *Volume) Lose(ctx context.Context, page int64) error {
 	return nil
 }
 
-// lostEntry is the entry of a page that was lost with who had it.
+// lostEntry is the entry of a page whose contents were lost with the process that had it.
 var lostEntry = []byte{0}
 
-// decode has page, Size bytes, be that which an entry has: itself, or compressed if it is
-// shorter.
+// decode sets page, which has Size bytes, to the contents of an entry: the page itself, or, if the entry is shorter,
+// its compressed form or lostEntry.
 func decode(page, entry []byte) error {
 	if len(entry) == Size {
 		copy(page, entry)
@@ -246,8 +245,7 @@ var errCoded = errors.New("it was compressed in another way")
 
 var zeros [Size]byte
 
-// Discard has n bytes at off read as zeros, and gives the memory of those pages back that
-// are whole in it.
+// Discard makes n bytes at off read as zeros, and frees the memory of pages that read as zeros altogether.
 func (v *Volume) Discard(ctx context.Context, off, n int64) error {
 	if err := v.check(off, n); err != nil {
 		return err
@@ -258,7 +256,7 @@ func (v *Volume) Discard(ctx context.Context, off, n int64) error {
 		page, at := off/Size, off%Size
 		length := min(end-off, Size-at)
 		if gap := v.kept.gap(page, (end+Size-1)/Size); gap > page {
-			off = min(gap*Size, end) // zeros already
+			off = min(gap*Size, end) // the pages before gap are zeros already
 			continue
 		}
 		if off >= known {
@@ -272,8 +270,8 @@ func (v *Volume) Discard(ctx context.Context, off, n int64) error {
 	return nil
 }
 
-// Prefetch brings what is far of n bytes at off into local memory, as far as there is room,
-// and returns when it is there.
+// Prefetch brings the far pages among the n bytes at off into local memory, as far as there is room, and returns when
+// they are there.
 func (v *Volume) Prefetch(ctx context.Context, off, n int64) error {
 	if err := v.check(off, n); err != nil {
 		return err
@@ -295,8 +293,8 @@ func (v *Volume) Prefetch(ctx context.Context, off, n int64) error {
 	return nil
 }
 
-// Extent returns how many bytes from off on are alike: in pages that take memory, or in
-// pages that take none, and read as zeros. It looks no further than to end.
+// Extent returns how many bytes from off on are in pages that all take memory, or that all take none and read as
+// zeros; memory says which. It looks no further than end.
 func (v *Volume) Extent(off, end int64) (n int64, memory bool) {
 	end = min(end, v.size)
 	if off < 0 || off >= end {
@@ -321,13 +319,13 @@ type batch struct {
 	coded   [maxCoded]byte   // a page that is compressed
 	numbers [MaxRead][8]byte // what keys refer to
 	keys    [MaxRead][]byte
-	answer  func(i int, e far.Entry, err error) // is answered, without an allocation for each batch
+	answer  func(i int, e far.Entry, err error) // the method answered, bound once so that batches do not allocate
 
 	// Of a read, for each key:
 	of   [MaxRead]int64  // its page
-	to   [MaxRead][]byte // where what is wanted of it goes
-	from [MaxRead]int    // where in the page that begins
-	part [Size]byte      // a page of which a part is wanted, and which is compressed
+	to   [MaxRead][]byte // where to copy the wanted part of the page
+	from [MaxRead]int    // where in the page the wanted part begins
+	part [Size]byte      // for decompressing a page of which only a part is wanted
 	err  error
 }
 
@@ -343,17 +341,18 @@ func (v *Volume) batch() *batch {
 	return b
 }
 
-// key makes the i-th key that of a page, and returns it.
+// key sets the i-th key to that of a page, and returns it.
 func (b *batch) key(i int, page int64) []byte {
 	binary.BigEndian.PutUint64(b.numbers[i][:], uint64(page))
 	return b.keys[i]
 }
 
-// look is WillWrite of the pages from off to end, as far as there is room for their keys. It returns up to where.
+// look is WillWrite for the pages from off to end, as far as there is room for their keys. It returns the offset up
+// to which it has looked.
 func (b *batch) look(ctx context.Context, off, end int64) int64 {
 	kept, last := &b.v.kept, (end+Size-1)/Size
 	count, page := 0, kept.gap(off/Size, last)
-	for ; page < last && count < MaxRead; page = kept.gap(page+1, last) { // of those that are zeros nothing is to be known
+	for ; page < last && count < MaxRead; page = kept.gap(page+1, last) { // about zeros nothing has to be known
 		b.key(count, page)
 		count++
 	}
@@ -361,14 +360,15 @@ func (b *batch) look(ctx context.Context, off, end int64) int64 {
 	return page * Size
 }
 
-// replaces reads what has to be known of so many pages that are about to be replaced. For one alone the write does.
+// replaces reads what has to be known about the pages of the first count keys, which are about to be replaced. A
+// single page it leaves to the write.
 func (b *batch) replaces(ctx context.Context, count int) {
 	if count > 1 && ctx != far.NoWait {
 		_ = b.v.pages.FetchHeads(ctx, b.keys[:count])
 	}
 }
 
-// read reads p, which is in MaxRead pages at most.
+// read reads p, which spans MaxRead pages at most.
 func (b *batch) read(ctx context.Context, p []byte, off int64) error {
 	count := 0
 	for page := off / Size; len(p) > 0; page++ {
@@ -380,7 +380,8 @@ func (b *batch) read(ctx context.Context, p []byte, off int64) error {
 	return b.fetch(ctx, count)
 }
 
-// want has to be what page has from an offset on. Count is how many keys the batch has.
+// want arranges that fetch copies to the slice to what page has from the offset from on. count is how many keys the
+// batch has; want returns how many it has then. A page that is zeros needs none.
 func (b *batch) want(count int, page int64, to []byte, from int) int {
 	b.v.reads.Add(1)
 	if !b.v.kept.has(page) {
@@ -392,7 +393,7 @@ func (b *batch) want(count int, page int64, to []byte, from int) int {
 	return count + 1
 }
 
-// fetch reads what is wanted.
+// fetch reads what calls of want have arranged.
 func (b *batch) fetch(ctx context.Context, count int) error {
 	defer clear(b.to[:count])
 	b.err = nil
@@ -407,7 +408,7 @@ func (b *batch) fetch(ctx context.Context, count int) error {
 	return b.err
 }
 
-// answered takes what is in the page of the i-th key.
+// answered copies what is wanted of the page of the i-th key, whose entry is e, or notes the first error.
 func (b *batch) answered(i int, e far.Entry, err error) {
 	switch {
 	case err == nil && len(e.Value) == Size:
@@ -423,7 +424,7 @@ func (b *batch) answered(i int, e far.Entry, err error) {
 		if err != nil && b.err == nil {
 			b.err = b.v.failed("read", b.of[i], err)
 		}
-	case errors.Is(err, far.ErrNotFound): // it has been discarded meanwhile
+	case errors.Is(err, far.ErrNotFound): // the page has been discarded meanwhile
 		clear(b.to[i])
 	case b.err == nil:
 		b.err = b.v.failed("read", b.of[i], err)
@@ -436,7 +437,7 @@ type present struct {
 	chunks []atomic.Pointer[chunk]
 }
 
-// chunk is the bits of 128 MiB.
+// chunk has the bits of the pages of 128 MiB.
 type chunk [chunkPages / 64]atomic.Uint64
 
 const chunkPages = 1 << 15
@@ -463,7 +464,7 @@ func (p *present) add(page int64) {
 	}
 }
 
-// remove says that a page has none, which had one.
+// remove says that a page, which had an entry, has none any more.
 func (p *present) remove(page int64) {
 	c := p.chunks[page/chunkPages].Load()
 	c[page%chunkPages/64].And(^(uint64(1) << (page % 64)))

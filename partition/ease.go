@@ -5,20 +5,21 @@ import "time"
 // When partitions move because of load. Times are in beats.
 const (
 	smoothBeats = 30 // over which the load of a partition is smoothed
-	watchBeats  = 30 // for which a server must have had too much before a partition moves
-	stayBeats   = 60 // for which a partition stays that has moved
-	clearlyLess = 8  // the part of what a server has to do that must be taken off it
-	// leastBurden is the time in a second that a server must have to do, so that it matters.
+	watchBeats  = 30 // for which a server must have had too much to do before a partition moves
+	stayBeats   = 60 // for which a partition stays after it has moved
+	clearlyLess = 8  // moves must take at least this part (an eighth) of its load off a server
+	// leastBurden is the load, in a second, below which a server never has too much to do.
 	leastBurden = 20 * time.Millisecond
 )
 
-// burden is what a server has to do.
+// burden is the load of a server.
 type burden struct {
 	partitions int
 	time       time.Duration // in a second
 }
 
-// Burden is how many partitions a server has, and how much of a second they take; known is false if that is not known of all of them.
+// Burden is how many partitions a server has, and how much of a second they take. known is false if the load of one
+// of them is unknown.
 func (m *Map) Burden(id string) (partitions int, t time.Duration, known bool) {
 	known = true
 	for p, owner := range m.Owner {
@@ -31,8 +32,8 @@ func (m *Map) Burden(id string) (partitions int, t time.Duration, known bool) {
 	return partitions, t, known
 }
 
-// burdens are what the servers have to do, in their order. They are nil while servers leave or partitions are on their way, or if it is not known of all of them how
-// much there is to do.
+// burdens returns the load of each server, in the order of Servers. It returns nil while a server is leaving, while a
+// partition has no owner or is to move, or if the load of a partition is unknown.
 func (m *Map) burdens() []burden {
 	all := make([]burden, len(m.Servers))
 	for i := range m.Servers {
@@ -51,8 +52,9 @@ func (m *Map) burdens() []burden {
 	return all
 }
 
-// relief is the partition, of those that do not stay, with which most is taken off server i, and the server that is to get it: the one that has least to do.
-// The partition is nobody if that is not worth it: if by no such move, and by no row of them, the greater one of what the two have to do gets clearly less.
+// relief chooses the partition whose move takes most off server i, among those that stays does not exclude, and the
+// server that is to get it: the one that has least to do. It returns nobody twice if no such move, and no series of
+// them, makes the greater load of the two servers clearly less.
 func (m *Map) relief(all []burden, i int, stays func(p int) bool) (p, to int) {
 	least, most := bounds(m.Partitions, len(all))
 	to = nobody
@@ -85,8 +87,9 @@ func (m *Map) relief(all []burden, i int, stays func(p int) bool) (p, to int) {
 	return best, to
 }
 
-// ease plans at most one move because of load, from the server that has most to do of those that have had too much for a while. It uses no clock and no chance.
-// The move goes with the Extra of the two servers, so that step does not plan the way back.
+// ease plans at most one move because of load: away from the server that has most to do among those that have had too
+// much for a while (pressed). It uses neither clock nor chance. It changes Extra of the two servers with the move, so
+// that step does not plan the way back.
 //
 // Preconditions: step has been called.
 func ease(m *Map, pressed func(id string) bool, stays func(p int) bool) bool {
@@ -112,7 +115,7 @@ func ease(m *Map, pressed func(id string) bool, stays func(p int) bool) bool {
 	return true
 }
 
-// watch takes note of since when servers have had too much, and partitions their owners.
+// watch records since when each server has had too much to do, and when each partition got its owner.
 //
 // Preconditions: mu is held.
 func (m *Member) watch(was, now *Map, t time.Time) {
@@ -137,7 +140,7 @@ func (m *Member) watch(was, now *Map, t time.Time) {
 	m.pressed = pressed
 }
 
-// ease is ease with what this member has seen.
+// ease calls the function ease with what this member has seen.
 func (m *Member) ease(to *Map) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

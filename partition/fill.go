@@ -8,11 +8,12 @@ import (
 	"polder/holder"
 )
 
-// ErrTaken says that there is something under the name already.
+// ErrTaken says that the register has a value already.
 var ErrTaken = errors.New("there is a heap of that name already")
 
-// Reserve makes a map that nobody joins, whose partitions are yet to be filled. Release has servers join it, and BeginRemoval is the way back. It fails with
-// ErrTaken if there is anything in the register, but for what vacant says is none (see Config). It returns the version of the map.
+// Reserve makes a map that no server can join, so that its partitions can be filled first. Release lets servers join;
+// BeginRemoval is the way back. Reserve returns the version of the map. It fails with ErrTaken if the register has a
+// value, unless vacant says that the value may be replaced (see Config.Vacant).
 func Reserve(ctx context.Context, reg holder.Register, partitions int, vacant func([]byte) (epoch uint64, ok bool)) (uint64, error) {
 	for {
 		b, version, err := reg.Read(ctx)
@@ -31,13 +32,14 @@ func Reserve(ctx context.Context, reg holder.Register, partitions int, vacant fu
 		if version, err = reg.Swap(ctx, version, m.Encode()); err == nil {
 			return version, nil
 		}
-		if !errors.Is(err, holder.ErrChanged) { // if it is unknown, the map may be there: it is for the caller to remove it
+		if !errors.Is(err, holder.ErrChanged) { // after ErrUnknown the map may be there: the caller removes it
 			return 0, fmt.Errorf("cannot make a map of partitions: %w", err)
 		}
 	}
 }
 
-// Release has servers join a map that Reserve has made, of which it has returned the version. If it fails with holder.ErrUnknown they may join all the same.
+// Release lets servers join the map that Reserve has made; version is what Reserve has returned. If it fails with
+// holder.ErrUnknown, servers may be able to join all the same.
 func Release(ctx context.Context, reg holder.Register, version uint64) error {
 	b, now, err := reg.Read(ctx)
 	if err != nil {

@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// Level is roughly how much a partition gives its owner to do: the time that it takes in a second. A level is 6 % more than the one before, so that the
-// map has one byte for a partition.
+// Level is roughly the load of a partition: the time that it takes in a second. Each level is 6 % more than the level
+// below, so that the map needs one byte for a partition.
 type Level uint8
 
 const (
-	unknown Level = iota // nobody has said it
-	idle                 // less than leastTime
+	unknown Level = iota // no owner has reported it
+	idle                 // less than leastTime in a second
 )
 
 const (
-	leastTime     = 100 * time.Microsecond // in a second, of the level after idle
-	levelsToTwice = 12                     // how many levels double the time
-	clearly       = 2.5                    // by how many levels a time must be another one
+	leastTime     = 100 * time.Microsecond // in a second; the time of the level above idle
+	levelsToTwice = 12                     // so many levels up, the time is twice as long
+	clearly       = 2.5                    // levels by which a time must differ to change the level
 )
 
 // Time is how much of a second the partition takes, which may be more than a second with many processors.
@@ -28,7 +28,7 @@ func (l Level) Time() time.Duration {
 	return time.Duration(float64(leastTime) * math.Exp2(float64(l-idle-1)/levelsToTwice))
 }
 
-// at is the level for a time in a second, which stays as it is until the time is clearly another one.
+// at returns the level for a time in a second. It returns l itself unless the time differs clearly from that of l.
 func (l Level) at(t time.Duration) Level {
 	exact := float64(idle)
 	if t > 0 {
@@ -42,16 +42,16 @@ func (l Level) at(t time.Duration) Level {
 
 // meter smooths how much time a partition takes.
 type meter struct {
-	spent     time.Duration // when it was read last
-	since, at time.Time     // when it was read first, and last
-	rate      float64       // of time spent to time
+	spent     time.Duration // at the last reading
+	since, at time.Time     // of the first and of the last reading
+	rate      float64       // time spent per time passed, smoothed
 }
 
-// read takes note of the time spent since the partition was opened. What was read longer ago than over counts little.
+// read records the time spent since the partition was opened. Readings older than over count little.
 func (r *meter) read(now time.Time, spent, over time.Duration) {
 	passed := now.Sub(r.at)
 	switch {
-	case r.at.IsZero() || spent < r.spent: // it was opened again
+	case r.at.IsZero() || spent < r.spent: // the first reading, or the partition was opened again
 		*r = meter{since: now}
 	case passed <= 0:
 		return
@@ -62,8 +62,8 @@ func (r *meter) read(now time.Time, spent, over time.Duration) {
 	r.spent, r.at = spent, now
 }
 
-// measure has the map say how much the partitions that are open here give to do, once they have been open for a while: until then what the owner before
-// has said holds.
+// measure writes into the map the load of each partition that has been open here for at least smoothBeats. Until then
+// the load that the previous owner has reported stays.
 //
 // Preconditions: changing is held.
 func (m *Member) measure(to *Map) {

@@ -14,25 +14,25 @@ import (
 	"polder/holder"
 )
 
-// Server is one of those that share the keyspace.
+// Server is one of the servers that share the keyspace.
 type Server struct {
 	ID      string // 40 hexadecimal digits, lower case
 	Addr    string // HOST:PORT for clients
 	Beat    uint64 // changes while the server lives
-	Leaving bool   // it gives its partitions away, and gets none
-	Extra   int    // how many partitions more than an equal share it is to have, because of their load; less if negative
-	Expects int    // 1 more than the partition that it is to get next, or is opening; 0 if it expects none
+	Leaving bool   // it is handing its partitions over, and gets none
+	Extra   int    // how many partitions more (or fewer) than an equal share it is to have because of load
+	Expects int    // 1 + the partition that it is to get next or is opening; 0 if none
 }
 
 // Map is what the servers agree on.
 type Map struct {
 	Partitions int
 	Servers    []Server // ascending by ID
-	Owner      []string // for each partition the ID of the server that has it, or is to take it now; "" if nobody does
-	Next       []string // for each partition the ID of the server to which the owner is to hand it over; "" if it stays
-	Load       []Level  // for each partition how much there was to do when an owner last said it
+	Owner      []string // for each partition the ID of the server that has it, or is to open it now; "" if none
+	Next       []string // for each partition the ID of the server that the owner is to hand it to; "" if it stays
+	Load       []Level  // for each partition the load that an owner has reported last
 	Epoch      uint64   // grows with every change of Owner, or of Servers except for Beat, Extra and Expects
-	Removing   bool     // nobody may join: the partitions are yet to be filled, or are being removed, and then the map
+	Removing   bool     // nobody may join: partitions are being filled before the first server joins, or removed
 }
 
 // Server returns the server with an ID, and whether there is one.
@@ -44,7 +44,8 @@ func (m *Map) Server(id string) (Server, bool) {
 	return m.Servers[i], true
 }
 
-// find returns where the server with an ID is in Servers, or would be, and whether it is there.
+// find returns the index in Servers of the server with this ID, or where it would be inserted, and whether it is
+// there.
 func (m *Map) find(id string) (int, bool) {
 	return slices.BinarySearchFunc(m.Servers, id, func(s Server, id string) int { return strings.Compare(s.ID, id) })
 }
@@ -61,7 +62,8 @@ func (m *Map) clone() *Map {
 	return &c
 }
 
-// sameOwners reports whether the maps have the same owners, and the same servers except for Beat, Extra and Expects: whether they are of one Epoch.
+// sameOwners reports whether the two maps have the same Owner and the same Servers, apart from Beat, Extra and
+// Expects. If not, they need different Epochs.
 func (m *Map) sameOwners(other *Map) bool {
 	return slices.Equal(m.Owner, other.Owner) && slices.EqualFunc(m.Servers, other.Servers, func(a, b Server) bool {
 		a.Beat, a.Extra, a.Expects = b.Beat, b.Extra, b.Expects
@@ -69,8 +71,9 @@ func (m *Map) sameOwners(other *Map) bool {
 	})
 }
 
-// The encoding is JSON, and begins with the same bytes in every format. Load, Extra and Expects came later, in the same format: a server that does not know
-// them drops them when it beats. While there is such a server nothing moves because of load, and several partitions may be on their way to a server at a time.
+// The encoding is JSON, and begins with the same bytes in every format. Load, Extra and Expects were added later
+// without a new format: a server that does not know them drops them when it beats. While there is such a server
+// nothing moves because of load, and several partitions may be on their way to a server at a time.
 const (
 	magic     = "polder partitions"
 	format    = 1
@@ -130,7 +133,7 @@ func (m *Map) Encode() []byte {
 	return b
 }
 
-// ErrNoMap says that a value is something else.
+// ErrNoMap says that a value is not a map of partitions.
 var ErrNoMap = errors.New("it is no map of partitions")
 
 // Decode reads a map from bytes that may be anything.
@@ -197,7 +200,7 @@ func Decode(b []byte) (*Map, error) {
 	return m, nil
 }
 
-// checkServer says what is wrong with a server's ID or address.
+// checkServer returns an error if a server's ID or address is wrong.
 func checkServer(id, addr string) error {
 	if len(id) != 40 || strings.Trim(id, "0123456789abcdef") != "" {
 		return fmt.Errorf("the ID %.60q is not 40 hexadecimal digits in lower case", id)

@@ -20,8 +20,9 @@ const (
 	DefaultPatience = 4 * time.Second
 )
 
-// How often a member looks at the register while a partition is on its way to it, and while a server is overdue; and how long it waits at first, and at most, before it
-// tries again what has failed.
+// How often a member looks at the register while a partition is on its way to or from it (pollEvery) and while
+// another server's beat is overdue (watchEvery); and how long it waits at first and at most before it retries what
+// has failed.
 const (
 	pollEvery  = 10 * time.Millisecond
 	watchEvery = 50 * time.Millisecond
@@ -31,46 +32,54 @@ const (
 
 // Config says who joins, and what it does with partitions.
 //
-// Open, Prepare and Close are called in goroutines of their own, for different partitions at the same time, for one partition one after the other.
+// Open, Prepare and Close are called in goroutines of their own: concurrently for different partitions. Open and
+// Close of one partition are called one after the other. Prepare may still be running, with its ctx ended, when Close
+// is called because the map has given the partition to another server.
 type Config struct {
-	// Register has the map. It stays the caller's, who closes it after the Member.
+	// Register has the map. It belongs to the caller, who closes it after the Member.
 	Register holder.Register
-	// ID is this server's: 40 hexadecimal digits in lower case, and no other server's. A server that is started again may have the same one.
+	// ID is this server's ID: 40 hexadecimal digits in lower case, and no other server's. A server that is started
+	// again may use the same ID.
 	ID string
 	// Addr is HOST:PORT for clients.
 	Addr string
-	// Partitions is how many there are, up to MaxPartitions. 0 is as many as the map has, and an error if there is no map yet.
+	// Partitions is how many partitions there are, up to MaxPartitions. 0 means as many as the map has, and is an
+	// error if there is no map yet.
 	Partitions int
 	// Beat is how often the server changes its beat in the map, by default DefaultBeat.
 	Beat time.Duration
-	// Patience is for how long another server's beat must not have changed until it is taken out, by default DefaultPatience, at least three
-	// times Beat. It should be the same at all servers.
+	// Patience is how long another server's beat must not have changed until this server takes it out of the map: by
+	// default DefaultPatience, at least three times Beat. It should be the same at all servers.
 	Patience time.Duration
 
-	// Open makes the partition served here. It is called when the partition is to come next: it prepares for it, and waits until
-	// mine is closed, when the partition is this server's. The owner before gives it up only then, so Open waits for that, too.
-	// If it fails it is called again, after pauses that grow up to 5 s. ctx ends when the partition is
-	// to be another server's, or Member.Close is called.
+	// Open has this server serve the partition. It is called when the partition is to come next: it prepares what it
+	// can, and waits until mine is closed, which says that the map makes this server the owner. Only then does the
+	// previous owner give the partition up, so Open must wait for that as well. If Open fails it is called again,
+	// after pauses that grow up to 5 s. ctx ends when the partition is to be another server's, or when Member.Close
+	// has ended the hand-overs.
 	Open func(ctx context.Context, p int, mine <-chan struct{}) error
-	// Prepare, if set, is called before a partition is handed over, while it is still served: it makes Close quick.
-	// If it fails the partition is handed over anyway. ctx ends as that of Open.
+	// Prepare, if set, is called before a partition is handed over, while it is still served, to make Close quick. If
+	// it fails the partition is handed over anyway. ctx ends as that of Open does.
 	Prepare func(ctx context.Context, p int) error
-	// Close ends the serving of a partition that Open has opened and gives it up, so that the next owner can have it at once. An error
-	// is logged, and the partition counts as closed. ctx ends when that of Member.Close does.
+	// Close stops serving a partition that Open has opened and gives it up, so that the next owner can have it at
+	// once. An error is logged, and the partition counts as closed. ctx ends when that of Member.Close does, or when
+	// Member.Close has not reached the register for a Patience.
 	Close func(ctx context.Context, p int) error
-	// Spent, if set, is how much time has been spent on what clients ask of partition p since Open has opened it. Partitions move because of it. If
-	// a server does not have it, no partition moves because of load.
+	// Spent, if set, returns how much time has been spent on clients' requests to partition p since Open has opened
+	// it. It decides which partitions move because of load. If a server does not set it, no partition moves because
+	// of load.
 	Spent func(p int) time.Duration
-	// Vacant, if set, is asked about a value of the register that is not a map when the server joins: whether it may be replaced by one, and above which
-	// epoch.
+	// Vacant, if set, is called when the server joins and the register's value is not a map. It says whether a map
+	// may replace the value, and which epoch the map's must exceed.
 	Vacant func(value []byte) (epoch uint64, ok bool)
-	// Changed, if set, is called with each map that is another one than before, except for beats: one call at a time. It must neither wait nor change the map.
+	// Changed, if set, is called with each new map whose Epoch or Next differs from the one before, one call at a
+	// time. It must neither wait nor change the map.
 	Changed func(m *Map)
-	// Logger gets what becomes of servers and partitions; by default nothing is logged.
+	// Logger gets messages about servers and partitions; by default nothing is logged.
 	Logger *slog.Logger
 }
 
-// CountError says that the map has another number of partitions than was wanted.
+// CountError says that the map does not have the wanted number of partitions.
 type CountError struct{ Have, Want int }
 
 func (e *CountError) Error() string {
@@ -80,15 +89,15 @@ func (e *CountError) Error() string {
 // Member is a server's membership in the map. All methods may be called by any number of goroutines.
 type Member struct {
 	cfg      Config
-	changing chan struct{} // capacity 1: who has put something in changes the map
+	changing chan struct{} // capacity 1: a lock, held by filling it, of change
 
-	ctx   context.Context // ends when no partition is opened or handed over any more
+	ctx   context.Context // ended by halt: no partition is opened or handed over after that
 	stop  context.CancelFunc
-	life  context.Context // ends when Config.Close is not to take longer
+	life  context.Context // given to Config.Close; ends when Config.Close must stop waiting
 	abort context.CancelFunc
 	wg    sync.WaitGroup
 
-	gone    chan struct{} // closed when the map was removed
+	gone    chan struct{} // closed when this member has found the map removed
 	removed func()        // closes gone, once
 
 	leaving  atomic.Bool
@@ -101,27 +110,28 @@ type Member struct {
 	mu      sync.Mutex
 	version uint64            // of m in the register; guarded by mu, m changes with it
 	doubt   chan struct{}     // capacity 1: see Doubt
-	renewed chan struct{}     // closed and replaced with each version; guarded by mu
-	beat    uint64            // the last one of this server; guarded by changing
-	seen    map[string]beatOf // by the ID of the server; guarded by mu
-	looked  time.Time         // when the register was seen last; guarded by mu
-	parts   map[int]*served   // that are opened, served or closed here; guarded by mu
-	planned map[int]uint64    // by the number of a partition, the beat of the next owner when the move was seen first; guarded by mu
-	handing int               // the partition that is being handed over, or nobody; guarded by mu
+	renewed chan struct{}     // closed and replaced whenever a new version is installed; guarded by mu
+	beat    uint64            // this server's last beat; guarded by changing
+	seen    map[string]beatOf // by the server's ID; guarded by mu
+	looked  time.Time         // when the register last answered; guarded by mu
+	parts   map[int]*served   // partitions being opened, served or closed here; guarded by mu
+	planned map[int]uint64    // by partition, the next owner's beat when the move was first seen; guarded by mu
+	handing int               // the partition being handed over, or nobody; guarded by mu
 
 	meters  map[int]*meter       // of the partitions that are open here; guarded by changing
-	pressed map[string]time.Time // by ID, since when servers have had too much to do; guarded by mu
-	moved   map[int]time.Time    // when partitions were seen to have got their owners; guarded by mu
+	pressed map[string]time.Time // by ID, since when a server has had too much to do; guarded by mu
+	moved   map[int]time.Time    // by partition, when this member first saw its present owner; guarded by mu
 }
 
-// beatOf is a beat of another server, and since when it has not changed as far as is known here.
+// beatOf is the last beat seen of a server, and when this member first saw it.
 type beatOf struct {
 	beat  uint64
 	since time.Time
 }
 
-// Join adds this server to the map, which it creates if there is none. It fails with a *CountError if there is another number of partitions
-// than cfg wants, and if the register's value is not a map.
+// Join adds this server to the map, and creates the map if there is none. It fails with a *CountError if the map does
+// not have as many partitions as cfg wants. It also fails if the register has a value that is not a map, unless
+// cfg.Vacant allows to replace it.
 func Join(ctx context.Context, cfg Config) (*Member, error) {
 	if cfg.Beat == 0 {
 		cfg.Beat = DefaultBeat
@@ -158,10 +168,12 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 // Map is the map as it was last seen. It must not be changed.
 func (m *Member) Map() *Map { return m.m.Load() }
 
-// Removed is closed when there is no map any more. The member then does nothing but to end what it serves, when it is closed.
+// Removed is closed when this member has found that the map was removed. From then on the member changes nothing any
+// more; Close still ends what it serves.
 func (m *Member) Removed() <-chan struct{} { return m.gone }
 
-// Gone reads the register, and reports whether there is no server with that ID in the map any more. It is false if that cannot be known.
+// Gone reads the register, and reports whether the map has no server with this ID any more. It returns false if the
+// register does not answer.
 func (m *Member) Gone(ctx context.Context, id string) bool {
 	now, _, err := m.look(ctx)
 	if err != nil {
@@ -171,7 +183,8 @@ func (m *Member) Gone(ctx context.Context, id string) bool {
 	return !ok
 }
 
-// Doubt says that a server has not got what the map says, or is not there: the map is read soon.
+// Doubt is called when a server does not have what the map says, or cannot be found: this member then reads the map
+// soon.
 func (m *Member) Doubt() {
 	select {
 	case m.doubt <- struct{}{}:
@@ -179,8 +192,9 @@ func (m *Member) Doubt() {
 	}
 }
 
-// run beats, and looks at the register more often while a partition is on its way here or from here, a server is overdue, or the map is in doubt. What the map
-// does not say of this server although others wait for it, it says at once.
+// run beats, and in between looks at the register: more often while a partition is on its way to or from this server,
+// while a server is overdue, or after Doubt. If Expects of this server has to change it changes the map at once,
+// without waiting for the next beat, because another server waits for it.
 func (m *Member) run() {
 	next, answered, lost := time.Now().Add(m.cfg.Beat), time.Now(), false
 	for {
@@ -241,7 +255,8 @@ func (m *Member) moving() bool {
 	return false
 }
 
-// overdue reports whether another server has not beaten for so long that any of the others may soon take it out, and give what it had to this one.
+// overdue reports whether another server has not beaten for so long that it may soon be taken out, by any of the
+// others, and its partitions given to this server.
 func (m *Member) overdue() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -253,7 +268,8 @@ func (m *Member) overdue() bool {
 	return false
 }
 
-// live changes this server's beat, puts it into the map if it is not there, and does what must be done.
+// live changes this server's beat, puts the server into the map if it is not there, and does whatever else the map
+// needs.
 func (m *Member) live(to *Map) bool {
 	m.beat++
 	me := Server{ID: m.cfg.ID, Addr: m.cfg.Addr, Beat: m.beat, Leaving: m.leaving.Load()}
@@ -270,8 +286,8 @@ func (m *Member) live(to *Map) bool {
 	return true
 }
 
-// expect has the map say which partition is to come here next: one at a time, so that nobody waits for one while others are opened. It reports whether
-// the map says something else.
+// expect sets in the map which partition is to come here next. It is one at a time, so that no partition waits for
+// this server while others are being opened. expect reports whether it has changed the map.
 func (m *Member) expect(to *Map) bool {
 	i, ok := to.find(m.cfg.ID)
 	if !ok {
@@ -289,7 +305,7 @@ func (m *Member) expect(to *Map) bool {
 // expecting reports whether expect would change a map.
 func (m *Member) expecting(now *Map) bool { return m.expect(now.clone()) }
 
-// comes reports whether partition p is on its way here, or has just come and is not open yet.
+// comes reports whether partition p is on its way here, or came less than a Beat ago and is not open yet.
 func (m *Member) comes(now *Map, p int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -308,7 +324,7 @@ func (m *Member) dead(id string) bool {
 	return ok && id != m.cfg.ID && time.Since(b.since) >= m.cfg.Patience
 }
 
-// look reads the map and acts on it. If there is none it returns an empty one.
+// look reads the map and acts on it. If there is no map it returns an empty one, on which it does not act.
 func (m *Member) look(ctx context.Context) (*Map, uint64, error) {
 	b, version, err := m.cfg.Register.Read(ctx)
 	if err != nil {
@@ -326,7 +342,7 @@ func (m *Member) look(ctx context.Context) (*Map, uint64, error) {
 		epoch, vacant = m.cfg.Vacant(b)
 	}
 	switch {
-	case same && now != nil: // fast path: it is not decoded again
+	case same && now != nil: // fast path: not decoded again
 	case now != nil && !IsMap(b):
 		m.removed()
 		return nil, 0, ErrRemoved
@@ -355,8 +371,9 @@ func (m *Member) look(ctx context.Context) (*Map, uint64, error) {
 	return now, version, nil
 }
 
-// change reads the map, has f change it, and replaces it, again until nobody else has changed it meanwhile. f must do nothing, and return false, if there is
-// nothing to be done, or if what it does has been done already. If change fails f's change may happen or not.
+// change reads the map, has f change a copy, and writes it back; if another server has changed the map meanwhile it
+// starts again. f must change nothing and return false if there is nothing to do, or if its change has been made
+// already. If change fails, f's change may still have been made.
 func (m *Member) change(ctx context.Context, f func(*Map) bool) error {
 	select {
 	case m.changing <- struct{}{}:
@@ -389,18 +406,20 @@ func (m *Member) change(ctx context.Context, f func(*Map) bool) error {
 	}
 }
 
-// rest is sleep, but looks at the register meanwhile while a partition is on its way here or from here: nobody is to wait for it because others change the map, too.
+// rest is sleep, but keeps looking at the register while a partition is on its way to or from this server: the
+// partition must not wait just because other servers change the map, too.
 func (m *Member) rest(ctx context.Context, d time.Duration) bool {
 	for ; d > pollEvery && m.moving(); d -= pollEvery {
 		if !sleep(ctx, pollEvery) {
 			return false
 		}
-		_, _, _ = m.look(ctx) // the change finds out what is wrong
+		_, _, _ = m.look(ctx) // change will report an error when it reads the map again
 	}
 	return sleep(ctx, d)
 }
 
-// install makes a map the one that this member acts on, unless it has a newer one. It notes which servers have beaten.
+// install replaces the map that this member acts on, unless it has a newer one than the given map. It also records
+// which servers have beaten.
 func (m *Member) install(now *Map, version uint64) {
 	m.installing.Lock()
 	defer m.installing.Unlock()
@@ -410,7 +429,8 @@ func (m *Member) install(now *Map, version uint64) {
 		m.mu.Unlock()
 		return
 	}
-	// While the register could not be reached, others may not have reached it either: that they have not beaten says nothing.
+	// While this server could not reach the register, the others may not have reached it either: that their beats
+	// have not changed proves nothing.
 	t := time.Now()
 	if t.Sub(m.looked) > m.cfg.Patience/2 {
 		clear(m.seen)
@@ -447,10 +467,11 @@ func (m *Member) install(now *Map, version uint64) {
 	}
 }
 
-// Close leaves: it hands the partitions over one after the other if there are other servers, until ctx ends or the register has not answered for a
-// Patience. Then it closes those that are
-// left, and takes this server out of the map, for which it needs up to a Beat if it was not done by then. If that fails it says so, and the other servers
-// will do it. When Close has returned no goroutine of the Member is left. It is idempotent.
+// Close leaves the map. If there are other servers it hands the partitions over, one after the other, until ctx ends
+// or the register has not answered for a Patience. Then it closes the partitions that are left and takes this server
+// out of the map; if ctx has ended by then, this may take up to a Beat longer. If that fails Close returns an error,
+// and the other servers will take this server out. When Close has returned no goroutine of the Member is left. It is
+// idempotent.
 func (m *Member) Close(ctx context.Context) error {
 	m.once.Do(func() { m.closeErr = m.leave(ctx) })
 	return m.closeErr
@@ -462,7 +483,7 @@ func (m *Member) leave(ctx context.Context) error {
 	defer context.AfterFunc(ctx, m.abort)()
 	m.leaving.Store(true)
 	asking, asked := context.WithTimeout(ctx, m.cfg.Patience/2)
-	_ = m.change(asking, m.live) // at once; if it fails the next beat says it
+	_ = m.change(asking, m.live) // says at once that it leaves; if this fails the next beat says it
 	asked()
 	for ctx.Err() == nil {
 		m.mu.Lock()
@@ -471,7 +492,7 @@ func (m *Member) leave(ctx context.Context) error {
 		if m.handedOver() {
 			break
 		}
-		if silent >= m.cfg.Patience { // nobody can be told to take anything
+		if silent >= m.cfg.Patience { // partitions cannot be handed over without the register
 			cancel()
 		}
 		select {
@@ -484,7 +505,7 @@ func (m *Member) leave(ctx context.Context) error {
 		}
 	}
 	m.halt()
-	if ctx.Err() != nil { // to leave takes one change, which saves the others from waiting
+	if ctx.Err() != nil { // one change more, which saves the others from waiting for a Patience
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), m.cfg.Beat)
 		defer cancel()
@@ -503,7 +524,7 @@ func (m *Member) leave(ctx context.Context) error {
 	return nil
 }
 
-// sleep waits, and reports whether ctx has not ended.
+// sleep waits for d, and reports whether it did so before ctx ended.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -23,9 +23,10 @@ func (e *UsedError) Error() string {
 // removeEvery is how often BeginRemoval looks whether a server has beaten.
 const removeEvery = 100 * time.Millisecond
 
-// BeginRemoval takes all servers out of the map, and has nobody join it any more: servers that live end with ErrRemoved. It fails with
-// a *UsedError if there are any, unless force is set, and therefore waits for DefaultPatience if the map has servers. It returns the map as it is then,
-// with its version, in the place of which the caller puts something else when what the partitions have has been removed.
+// BeginRemoval takes all servers out of the map and lets nobody join it any more: servers that are alive end with
+// ErrRemoved. Unless force is set it fails with a *UsedError if any server is alive; to find out, it waits for
+// DefaultPatience if the map has servers. It returns the map as it is now, with its version: when the caller has
+// removed what the partitions hold, it replaces this version by another value.
 func BeginRemoval(ctx context.Context, reg holder.Register, force bool) (*Map, uint64, error) {
 	began, first := time.Now(), uint64(0)
 	for {

@@ -8,18 +8,19 @@ import (
 
 // served is a partition that is opened, served or closed here.
 type served struct {
-	ctx    context.Context // ends when it is to be closed
+	ctx    context.Context // ends when the partition is to be closed
 	cancel context.CancelFunc
-	mine   chan struct{} // closed when it is this server's
-	came   time.Time     // when that was, or zero; guarded by Member.mu
-	open   bool          // it is served; guarded by Member.mu
-	lost   chan struct{} // capacity 1: has something in it when it was closed because another server has opened it
-	done   chan struct{} // closed when it is closed
+	mine   chan struct{} // closed when the map makes this server the owner
+	came   time.Time     // when mine was closed, or zero; guarded by Member.mu
+	open   bool          // Config.Open has succeeded, and the partition is served; guarded by Member.mu
+	lost   chan struct{} // capacity 1: full when Member.Lost was called
+	done   chan struct{} // closed when keep ends
 }
 
-// Lost says that another server has opened partition p, which this one had open, and that the caller has closed it. If the map still gives it to
-// this server it is opened again. It is called once for each success of Config.Open at most. Config.Close may be called nevertheless, if the map
-// gives the partition to another server at that moment.
+// Lost is called when another server has opened partition p, which this server had open; the caller has closed it
+// before. If the map still gives the partition to this server it is opened again. Call Lost at most once for each
+// success of Config.Open. Config.Close may be called nevertheless, if the map gives the partition to another server
+// at that moment.
 func (m *Member) Lost(p int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -31,8 +32,8 @@ func (m *Member) Lost(p int) {
 	}
 }
 
-// serve begins what the map says: opening partitions that are this server's, or that it expects, closing those that are not, handing one over. What nobody owns
-// goes on being served.
+// serve starts what the map asks of this server: opening the partitions that it owns or expects, closing those that
+// belong to other servers, and handing one over. A partition that has no owner goes on being served.
 //
 // Preconditions: mu is held.
 func (m *Member) serve() {
@@ -66,15 +67,15 @@ func (m *Member) serve() {
 	}
 }
 
-// toHandOver reports whether the server with that ID is to hand partition p over.
+// toHandOver reports whether the server with this ID is to hand partition p over.
 func (m *Map) toHandOver(p int, id string) bool { return m.Owner[p] == id && m.Next[p] != "" }
 
-// keep opens a partition, and closes it when it is to be closed.
+// keep opens a partition, and closes it when s.ctx ends. After Member.Lost it opens the partition again.
 func (m *Member) keep(p int, s *served) {
 	defer func() {
 		s.cancel()
 		m.mu.Lock()
-		delete(m.parts, p) // if it is this server's again the next beat opens it
+		delete(m.parts, p) // if the map gives it to this server again, the next beat opens it
 		m.mu.Unlock()
 		close(s.done)
 	}()
@@ -99,7 +100,7 @@ func (m *Member) keep(p int, s *served) {
 	}
 }
 
-// opened opens a partition, and reports whether it is open. It tries until the partition is to be closed.
+// opened opens a partition, and reports whether it is open. It tries until it succeeds or s.ctx ends.
 func (m *Member) opened(p int, s *served) bool {
 	for pause := firstPause; s.ctx.Err() == nil; pause = min(2*pause, mostPause) {
 		err := m.cfg.Open(s.ctx, p, s.mine)
@@ -121,7 +122,7 @@ func (m *Member) setOpen(s *served, open bool) {
 	m.mu.Unlock()
 }
 
-// lookAgain acts on a map that is not older than the call. It reports whether ctx has not ended.
+// lookAgain acts on a map that was read after the call began. It reports whether ctx has not ended.
 func (m *Member) lookAgain(ctx context.Context) bool {
 	for {
 		asking, cancel := context.WithTimeout(ctx, m.cfg.Patience/2)
@@ -136,8 +137,9 @@ func (m *Member) lookAgain(ctx context.Context) bool {
 	}
 }
 
-// handOver makes the next owner of a partition the owner, unless the map changes its mind before that. Only then the partition is closed: until it is known that
-// the map has changed it is served here, and the next owner is ready meanwhile.
+// handOver makes the next owner of a partition its owner, unless the map has dropped the move by then. The partition
+// is closed only afterwards: it is served here until the map is known to have changed, and meanwhile the next owner
+// prepares.
 func (m *Member) handOver(p int) {
 	m.mu.Lock()
 	s := m.parts[p]
@@ -171,13 +173,13 @@ func (m *Member) handOver(p int) {
 			return
 		}
 	}
-	if s != nil && m.Map().Owner[p] != m.cfg.ID { // install has had it closed
+	if s != nil && m.Map().Owner[p] != m.cfg.ID { // install has cancelled s.ctx
 		<-s.done
 	}
 }
 
-// expected reports whether the next owner of p waits for it. One of a version that does not say what it expects does so when it has beaten since the move
-// was planned: it has seen the plan then.
+// expected reports whether the next owner of p waits for it. A next owner of a version that does not set Expects
+// counts as waiting once it has beaten since the move was planned: it has seen the plan by then.
 //
 // Preconditions: mu is held.
 func (m *Member) expected(now *Map, p int) bool {
@@ -185,14 +187,14 @@ func (m *Member) expected(now *Map, p int) bool {
 	return next.Expects == p+1 || next.Expects == 0 && next.Beat != m.planned[p]
 }
 
-// handedOver reports whether this server owns nothing any more, or there is no server that could take it.
+// handedOver reports whether this server owns no partition any more, or no other server could take one.
 func (m *Member) handedOver() bool {
 	now := m.Map()
 	others := slices.ContainsFunc(now.Servers, func(s Server) bool { return s.ID != m.cfg.ID && !s.Leaving })
 	return !others || !slices.Contains(now.Owner, m.cfg.ID)
 }
 
-// halt closes what is open, and ends all goroutines.
+// halt closes the partitions that are open here, and ends all goroutines.
 func (m *Member) halt() {
 	m.mu.Lock()
 	m.stop() // under mu, so that serve begins nothing after it

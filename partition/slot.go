@@ -24,8 +24,9 @@ var crc16 = func() (t [256]uint16) {
 	return t
 }()
 
-// Slot is the slot of a key, as Redis Cluster's specification says: CRC-16/XMODEM of the hash tag, modulo Slots. The hash tag is
-// what stands between the first { and the first } after it, or the whole key if there is no such pair or nothing in it.
+// Slot is the slot of a key, as Redis Cluster's specification says: CRC-16/XMODEM of the hash tag, modulo Slots. The
+// hash tag is what stands between the first { and the first } after it. If there is no such pair, or nothing between
+// them, it is the whole key.
 //
 // It is on the path of every command, and does not allocate.
 func Slot(key []byte) int {
@@ -41,10 +42,10 @@ func Slot(key []byte) int {
 	return int(c % Slots)
 }
 
-// Of is the partition that a slot belongs to, if there are so many.
+// Of is the partition that a slot belongs to when there are this many partitions.
 func Of(slot, partitions int) int { return slot * partitions / Slots }
 
-// Range returns the first and the last slot of partition p, if there are so many.
+// Range returns the first and the last slot of partition p when there are this many partitions.
 func Range(p, partitions int) (first, last int) {
 	from := func(p int) int { return (p*Slots + partitions - 1) / partitions }
 	return from(p), from(p+1) - 1

@@ -10,17 +10,19 @@ import (
 // share is how many partitions a server has.
 type share struct {
 	id    string
-	extra int // as Server.Extra
-	has   int // that it owns; once moves are planned, that it will own after them
-	then  int // that it would own after the moves that the map has
-	want  int // that it is to own
+	extra int // Server.Extra
+	has   int // how many it owns, counting the moves that step has planned so far as done
+	then  int // how many it would own after the moves that are already in the map
+	want  int // how many it is to own
 }
 
-// step does what must be done to a map, and reports whether there was something. It uses no clock and no chance. The Epoch stays.
+// step brings a map up to date, and reports whether it has changed anything. It uses neither clock nor chance. It
+// leaves Epoch as it is.
 //
-// It takes out the servers that are dead. Each partition without an owner goes to the server that has most to come. Then it plans moves: as
-// few as it takes to balance the numbers of the servers that do not leave, to which those of leaving servers go, too. Of the moves that the map has it keeps all
-// that are part of such a plan, so that a plan does not change while it is carried out.
+// First it takes out the servers that are dead. Then it gives each partition without an owner to the server that
+// lacks most. Then it plans moves: as few as it takes to balance the numbers of partitions of the servers that stay,
+// which also get the partitions of the servers that leave. Moves that the map has already, and that fit such a plan,
+// it keeps, so that a plan does not change while it is carried out.
 func step(m *Map, dead func(id string) bool) bool {
 	was := m.clone()
 	m.remove(dead)
@@ -89,14 +91,15 @@ func (m *Map) remove(gone func(id string) bool) {
 	}
 }
 
-// bounds are how many partitions a server has at least and at most, if there are so many takers.
+// bounds returns how many partitions a server has at least and at most, if this many servers (takers) share them.
 func bounds(partitions, takers int) (least, most int) {
 	n := partitions / takers
 	return min(n, 1), max(2*n, 1)
 }
 
-// divide says how many of the partitions each taker is to own: n or n+1 and its extra, within bounds, whereby fewest partitions move if those that own more
-// than n now are to own n+1. Among these the plan that the map has decides.
+// divide sets how many partitions each taker is to own (want): n or n+1, plus its extra, within bounds. Fewest
+// partitions move if n+1 goes to the takers that own more than n now, so these come first. Among them the moves that
+// the map has already decide.
 func divide(partitions int, takers []*share) {
 	least, most := bounds(partitions, len(takers))
 	with := func(l *share, n int) int { return min(max(n+l.extra, least), most) }
@@ -107,7 +110,8 @@ func divide(partitions int, takers []*share) {
 		}
 		return rest
 	}
-	n := sort.Search(3*partitions, func(i int) bool { return left(i-partitions+1) < 0 }) - partitions // extras are no more than partitions
+	// No extra is more than partitions.
+	n := sort.Search(3*partitions, func(i int) bool { return left(i-partitions+1) < 0 }) - partitions
 	rest := left(n)
 	is := func(yes bool) int {
 		if yes {

@@ -1,8 +1,7 @@
 package verbs
 
-// An AllocDevice is a Device with the allocation verb: that a peer may take and
-// return chunks of its memory by ALLOC and FREE, each of which the device
-// executes as one operation (section 7 of the OneSidedMW paper).
+// An AllocDevice is a Device with the allocation verb: a peer may take chunks of its memory by ALLOC and return them
+// by FREE. The device executes each of them as one operation (section 7 of the OneSidedMW paper).
 type AllocDevice interface {
 	Device
 	// CreateAllocator makes an allocator of chunks.
@@ -42,8 +41,8 @@ type AllocatorInit struct {
 	Count   uint32 // of entries
 	Windows int    // per chunk, 2 to MaxWindows: the first is for FREE
 	Queue   MR
-	Head    uint64 // address, in Queue, of the word that says what is taken next
-	Tail    uint64 // of the word that says what is filled next
+	Head    uint64 // address, in Queue, of the word with the address of the element taken next
+	Tail    uint64 // likewise, of the element filled next
 	Ring    uint64 // of the first element; a multiple of RingSize
 	Size    uint64 // of the ring in bytes, a power of two
 	// Freed is where chunks that are freed go: Tail itself, or the like of

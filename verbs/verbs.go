@@ -72,8 +72,8 @@ type DeviceAttr struct {
 	// enabled, or posted to a queue that is not managed: what rewrites an entry
 	// must have completed before it is enabled.
 	Prefetches bool
-	// Type1Keys: a window of type 1 gets the key that its bind asks for. Without,
-	// the device chooses, and MW.RKey tells.
+	// Type1Keys: a window of type 1 gets the key that its bind asks for. Otherwise the device chooses the key, and
+	// MW.RKey returns it.
 	Type1Keys bool
 	// HostAtomics: atomics are atomic against the host's own (sync/atomic).
 	HostAtomics bool
@@ -192,11 +192,10 @@ type QPInit struct {
 	// once can be enabled again and again without being posted to.
 	ManagedRecv bool
 	RecvRing    MR
-	// LazyAcks tells the device that messages which arrive are answered:
-	// SENDs may be acknowledged with what is posted next, or when eight packets
-	// have not been, which saves a packet in either direction. So the peer must
-	// not wait for its completions before it posts what makes this end
-	// post. A device that acknowledges as it sees fit ignores it.
+	// LazyAcks tells the device that every message that arrives is answered. So it may acknowledge SENDs together
+	// with what is posted next, or else once eight packets are unacknowledged, which saves a packet in either
+	// direction. The peer must then not wait for its completions before it posts what makes this end post. A device
+	// that acknowledges as it sees fit ignores LazyAcks.
 	LazyAcks bool
 	// OnEvent, if set, receives the QP's asynchronous events, on the same
 	// terms as CQInit.Handler.

@@ -18,7 +18,8 @@ const WQESize = 64
 //	24  u32  rkey         READ, WRITE, atomics, BIND_MW, LOCAL_INV
 //	28  u32  lkey         BIND_MW: the MR that the window is bound to
 //	32  SGE  first SGE: u64 address, u32 length, u32 lkey; BIND_MW: u64 length
-//	48  SGE  second SGE; CMP_SWAP: u64 compare, u64 swap; FETCH_ADD: u64 (ignored; MASKED_FETCH_ADD: u64 mask), u64 addend
+//	48  SGE  second SGE; CMP_SWAP: u64 compare, u64 swap;
+//	         FETCH_ADD: u64 (ignored; MASKED_FETCH_ADD: u64 mask), u64 addend
 //
 // An entry of a receive queue has the opcode RECV, an id and SGEs. Zeroed
 // memory in a send queue is a NOP without completion.

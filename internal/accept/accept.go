@@ -1,21 +1,18 @@
 // Package accept takes connections in from strangers. Every listener of the tree
 // is served through it.
 //
-// Three rules hold. Accepting never waits for a peer, and never ends because the
-// system is short of something: [Each]. What a peer must do before it is known,
-// such as a TLS handshake, is done beside it, by so many peers and for so long at
-// most: [Gate]; TLS connections are made by [TLS] or [ListenTLS]. And only who has done it is handed on: [Listen] makes a
-// net.Listener of this, for servers that want one.
+// Three rules hold. Accepting never waits for a peer, and never ends because the system is short of something:
+// [Each]. What a peer must do before it is known, such as a TLS handshake, happens beside it, with a bound on the
+// number of peers and on the time: [Gate]; TLS connections are made by [TLS] or [ListenTLS]. And only peers that have
+// done it are handed on: [Listen] makes a net.Listener of this, for servers that want one.
 //
 // # Who gets in when too many come
 //
-// A gate that is full closes the connection that has waited longest, to let the
-// new one in; but each may stay for [Stay], so that many honest peers who come at
-// once do not push each other out while the processor is busy with them. If all
-// have come within Stay, it is the new one that is closed. So accepting never
-// waits for a place, and as long as fewer than Places/Stay, 4,096 a second, come
-// and do not finish, nobody is turned away who finishes within Stay. Peers that
-// talk nonsense leave at once, and hardly count.
+// A full gate closes the connection that has waited longest, to let the new one in. But each connection may stay for
+// [Stay], so that many honest peers who come at once do not push each other out while the processor is busy with
+// them: if all connections have come within Stay, the gate closes the new one. So accepting never waits for a place,
+// and as long as fewer than Places/Stay, 4,096 a second, come and do not finish, nobody is turned away who finishes
+// within Stay. Peers that talk nonsense leave at once, and hardly count.
 //
 // A place costs a descriptor, a goroutine and in all 7 KiB, or up to 48 KiB more
 // while a peer sends as much as it may before it enters: [MaxHandshake].

@@ -37,8 +37,8 @@ type Gate struct {
 	waiting list.List // of *Visitor, those who came first in front; guarded by mu
 }
 
-// NewGate returns a gate that gives each peer so long. What it refuses it tells
-// log, which ought to be a bounded one (package ratelog).
+// NewGate returns a gate that gives each peer this much time. It logs what it refuses to log, which should be bounded
+// (package ratelog).
 func NewGate(log *slog.Logger, timeout time.Duration) *Gate {
 	g := &Gate{log: log, timeout: timeout, places: Places}
 	var limit unix.Rlimit
@@ -58,10 +58,9 @@ type Visitor struct {
 	gone  chan struct{} // closed when the gate closes it
 }
 
-// Go takes nc in, and has prove find out who its peer is, in a goroutine of its
-// own. The connection has a deadline meanwhile, and the gate may close it. When
-// prove is satisfied it, or whom it hands v to, calls Enter. When prove fails, nc
-// is closed.
+// Go takes nc in, and runs prove in a goroutine of its own to find out who the peer is. Meanwhile the connection has
+// a deadline, and the gate may close it. When prove is satisfied, it, or the code that it hands v to, calls Enter.
+// When prove fails, nc is closed.
 func (g *Gate) Go(nc net.Conn, prove func(v *Visitor) error) {
 	v := &Visitor{Conn: nc, gate: g, came: time.Now(), gone: make(chan struct{})}
 	if t, ok := nc.(*tls.Conn); ok {
@@ -93,7 +92,7 @@ func (g *Gate) refused(nc net.Conn, err error) {
 	}
 }
 
-// admit gives v a place, if need be the one of who has waited longest.
+// admit gives v a place, if need be that of the connection that has waited longest.
 func (g *Gate) admit(v *Visitor) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -145,13 +144,11 @@ func (v *Visitor) leave() error {
 	return v.why
 }
 
-// Gone is closed when the gate closes the connection: for those who wait for
-// something else than the connection.
+// Gone is closed when the gate closes the connection: for code that waits for something other than the connection.
 func (v *Visitor) Gone() <-chan struct{} { return v.gone }
 
-// Accept returns accept for Each. When accept fails, most likely for want of
-// descriptors, the half of the waiting connections that came first is closed, so
-// that silent peers cannot keep others out by holding them.
+// Accept wraps accept for Each. When accept fails, most likely for want of descriptors, the gate closes the older
+// half of its waiting connections, so that silent peers cannot keep others out by holding descriptors.
 func (g *Gate) Accept(accept func() (net.Conn, error)) func() (net.Conn, error) {
 	return func() (net.Conn, error) {
 		nc, err := accept()

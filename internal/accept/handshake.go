@@ -43,7 +43,7 @@ func (l *tlsListener) Accept() (net.Conn, error) {
 // MaxHandshake bytes can be read from it.
 type stranger struct {
 	net.Conn
-	left    int // who reads has it
+	left    int // used only by the reader
 	entered atomic.Bool
 }
 

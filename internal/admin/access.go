@@ -8,8 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// MinToken is the length in bytes of the shortest token that is good enough:
-// nobody counts those who guess.
+// MinToken is the length in bytes of the shortest acceptable token. Wrong guesses are not counted.
 const MinToken = 16
 
 // Token is what a request has to show if it shows no certificate, in the header
@@ -32,16 +31,14 @@ func (t *Token) Replace(text string) bool {
 	return was == nil || *was != sum
 }
 
-// shown reports whether r shows the token. How long that takes depends on
-// nothing that is secret.
+// shown reports whether r shows the token. How long it takes depends on nothing secret.
 func (t *Token) shown(r *http.Request) bool {
 	text, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	sum := sha256.Sum256([]byte(text))
 	return ok && subtle.ConstantTimeCompare(sum[:], t.sum.Load()[:]) == 1
 }
 
-// allowed reports whether r may see everything. Whoever has shown a certificate
-// has been found right by TLS.
+// allowed reports whether r may see everything. TLS has already checked a certificate that is shown.
 func (c *Config) allowed(r *http.Request) bool {
 	switch {
 	case c.Token == nil && !c.Certificates:

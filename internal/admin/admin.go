@@ -7,17 +7,16 @@
 //	/healthz      200 if it can do its work, 503 and the reason if not
 //	/debug/pprof  profiles
 //
-// It is open to whoever can connect, unless there is a token or an authority of
-// administrators: then a request has to show the token or a certificate. Without,
-// it learns from /healthz whether all is well, and from /stream, /metrics, /status
-// and /debug/pprof nothing; the page by itself says nothing either. None of it shows what
-// clients have stored, passwords or keys. Two things here change something: POST /drain ends a memory
-// node when nothing is lent any more ("polder drain"), and POST /lend says how much one that lends what is idle may lend ("polder
-// lend"). They take the token or a certificate in any case.
+// It is open to everybody who can connect, unless there is a token or an authority for administrators. Then a request
+// has to show the token or a certificate; without, it learns from /healthz whether all is well, and nothing from
+// /stream, /metrics, /status and /debug/pprof (the page alone says nothing either). Nothing here shows what clients
+// have stored, passwords or keys. Three requests change something: POST /drain ends a memory node when nothing is
+// lent any more ("polder drain"), POST /lend says how much idle memory a node may lend ("polder lend"), and POST
+// /forget makes a node take back what it keeps for a heap that nobody will open again. They always take the token or
+// a certificate.
 //
-// A Server owns the goroutines of its Console and of its httpserver.Server; Close
-// ends them all. It has 256 connections at most: who has been silent longest makes
-// room for the next.
+// A Server owns the goroutines of its Console and of its httpserver.Server; Close ends them all. It has 256
+// connections at most: when there are too many, the one that has been silent longest is closed.
 package admin
 
 import (
@@ -38,8 +37,7 @@ import (
 	"polder/internal/httpserver"
 )
 
-// Config says what the server shows, and to whom. All fields but Token, Certificates
-// and Report are required.
+// Config says what the server shows, and to whom. Token, Certificates, Report, Drain, Lend and Forget are optional.
 type Config struct {
 	Token        *Token // if not nil, it or a certificate must be shown
 	Certificates bool   // certificates are demanded; those that the listener lets through are right
@@ -48,13 +46,14 @@ type Config struct {
 	Report       func(*console.State)   // adds to the state what no metric says; called by any goroutine
 	Collectors   []prometheus.Collector // more may be added by Collect
 	Logger       *slog.Logger           // its messages become metrics, if package ratelog counts them
-	// Drain, if not nil, ends the daemon when nothing is lent any more. If that takes longer than the time given, or
-	// ctx ends, it stays, and err says why; with force it ends then, and lost says what was lent.
+	// Drain, if not nil, ends the daemon when nothing is lent any more. If that takes longer than within, the daemon
+	// stays, and err says why; with force it ends then, and lost says what was lent. If ctx ends the daemon stays.
 	Drain func(ctx context.Context, within time.Duration, force bool) (lost, err error)
-	// Lend, if not nil, has the daemon lend no more than most bytes of what is idle from now on. It returns what has been given
-	// back, or what has not within the time.
+	// Lend, if not nil, makes the daemon lend no more than most bytes of idle memory from now on. It returns what has
+	// been given back, or what has not been within the time.
 	Lend func(ctx context.Context, most int64, within time.Duration) (said string, err error)
-	// Forget, if not nil, has the daemon take back what it keeps for a heap that nobody will open again. It returns how much that was.
+	// Forget, if not nil, makes the daemon take back what it keeps for a heap that nobody will open again. It returns
+	// how much that was.
 	Forget func(heap string) (said string, err error)
 }
 
@@ -84,7 +83,7 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 	}
 
 	s.console = console.Start(console.Config{About: cfg.About, Health: cfg.Health, Report: cfg.Report, Gatherer: reg, Logger: cfg.Logger})
-	mux := http.NewServeMux() // what takes permission
+	mux := http.NewServeMux() // requests that need permission
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg}))
 	mux.HandleFunc("GET /status", s.console.ServeStatus)
 	mux.HandleFunc("GET /stream", func(w http.ResponseWriter, r *http.Request) {
@@ -113,7 +112,7 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		allowed := cfg.allowed(r)
 		if !allowed {
-			w.Header().Set("Connection", "close") // a stranger holds none
+			w.Header().Set("Connection", "close") // strangers keep no connections
 		}
 		switch {
 		case r.URL.Path == "/healthz":
@@ -131,8 +130,8 @@ func Start(lis net.Listener, cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// serveHealth answers load balancers and those who start containers, which have
-// no token. Why all is not well is for others: it names nodes.
+// serveHealth answers load balancers and container managers, which have no token. Only others learn why all is not
+// well: the reason names nodes.
 func (c *Config) serveHealth(w http.ResponseWriter, reason bool) {
 	err := c.Health()
 	switch {
@@ -145,7 +144,8 @@ func (c *Config) serveHealth(w http.ResponseWriter, reason bool) {
 	}
 }
 
-// forOperators has only those served who have shown that they may do more than look.
+// forOperators serves only requests that have shown the token or a certificate: it refuses all if the daemon asks for
+// neither.
 func (c *Config) forOperators(what string, serve http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c.Token == nil && !c.Certificates {
@@ -156,7 +156,7 @@ func (c *Config) forOperators(what string, serve http.HandlerFunc) http.Handler 
 	})
 }
 
-// serveDrain answers when the daemon is about to end, or stays after all. Who asked must wait for it: if the
+// serveDrain answers when the daemon is about to end, or stays after all. The client must wait for the answer: if the
 // connection ends, the daemon stays.
 func (c *Config) serveDrain(w http.ResponseWriter, r *http.Request) {
 	within, ok := timeOf(w, r)
@@ -173,7 +173,7 @@ func (c *Config) serveDrain(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// timeOf is the time that a request gives, or false if it has been answered that there is none.
+// timeOf returns the time that a request gives. It returns false if there is none, and has answered that.
 func timeOf(w http.ResponseWriter, r *http.Request) (within time.Duration, ok bool) {
 	within, err := time.ParseDuration(r.FormValue("within"))
 	if err != nil || within <= 0 {

@@ -31,9 +31,8 @@ var registerMembarrier = sync.OnceValue(func() error {
 // before 4.14 and some sandboxes lack it.
 func CanMembarrier() error { return Membarrier() }
 
-// Membarrier runs a full memory fence on every processor that executes a thread
-// of this process, so that threads which need one often and cause for it seldom
-// can do without.
+// Membarrier runs a full memory fence on every processor that executes a thread of this process. So code that would
+// often need a fence, and only seldom for a reason, can do without: the rare side calls Membarrier.
 func Membarrier() error {
 	if err := registerMembarrier(); err != nil {
 		return err

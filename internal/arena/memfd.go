@@ -45,8 +45,8 @@ func OpenMemfd(f *os.File) (*Memfd, error) {
 // File returns the descriptor, which stays the Memfd's.
 func (m *Memfd) File() *os.File { return m.f }
 
-// Reopen opens the file behind a descriptor again, with another mode: who is passed one that was opened with os.O_RDONLY
-// cannot map it writable.
+// Reopen opens the file behind a descriptor again, with another mode: a process that is passed a descriptor opened
+// with os.O_RDONLY cannot map it writable.
 func Reopen(f *os.File, mode int) (*os.File, error) {
 	g, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), mode, 0)
 	if err != nil {
@@ -84,8 +84,9 @@ func (m *Memfd) Map(off, n int, writable bool) (*Mapping, error) {
 	return &Mapping{mem: mem, whole: whole}, nil
 }
 
-// Overlay maps [at, at+n) of m over [off, off+n) of a private mapping, at once for whoever looks at it: it reads as m does
-// until it is written to, which changes this mapping only, and again once it is punched.
+// Overlay maps [at, at+n) of from over [off, off+n) of m, a private mapping, in one step for all who look at it. The
+// range then reads as from does until it is written to, which changes this mapping only; after a punch it reads as
+// from does again.
 func (m *Mapping) Overlay(off, n int, from *Memfd, at int) error {
 	if err := checkRange(off, n, len(m.mem)); err != nil {
 		return fmt.Errorf("cannot overlay: %w", err)

@@ -33,9 +33,9 @@ func Send(fd uintptr, p []byte) (int, unix.Errno) {
 	return int(n), 0
 }
 
-// Received tells the race detector that the socket has been received from. It takes what
-// package syscall reads to come after what package syscall wrote, in tests where both
-// ends are in one process, and knows of no other calls.
+// Received tells the race detector that data was received from the socket. The detector knows only the calls of
+// package syscall: it takes what they read to come after what they wrote, in tests in which both ends are in one
+// process.
 func Received(fd uintptr) {
 	if invariants.Enabled {
 		_, _ = syscall.Read(int(fd), nil)

@@ -1,4 +1,4 @@
-// Package calls counts calls that are under way, for who closes what they use and has to wait for them.
+// Package calls counts calls that are under way, so that what they use can be closed once they have ended.
 package calls
 
 import (
@@ -7,9 +7,9 @@ import (
 	"polder/internal/processor"
 )
 
-// Calls counts the calls that whoever closes something has to wait for. Counting may be part of every
-// call, so each processor counts in a place of its own; they are added up only
-// when it is being closed. New makes one; any number of goroutines may use it.
+// Calls counts the calls that have to end before something is closed. Every call may be counted, so each processor
+// counts in a place of its own, and the places are added up only when it is being closed. New makes a Calls; any
+// number of goroutines may use it.
 type Calls struct {
 	closed atomic.Bool
 	idle   chan struct{} // closed when closed and none is under way
@@ -30,7 +30,7 @@ func New() *Calls { return &Calls{idle: make(chan struct{})} }
 
 func (c *Calls) part() *atomic.Int64 { return &c.parts[processor.Number()&(callParts-1)].n }
 
-// Begin counts a call, until End is called, unless Close was.
+// Begin counts a call until End is called. It returns false if Close was called before.
 func (c *Calls) Begin() bool {
 	n := c.part()
 	n.Add(1)
@@ -50,18 +50,16 @@ func (c *Calls) End() {
 	}
 }
 
-// Close keeps further calls from beginning. When none is under way, the channel that it returns is
-// closed.
+// Close keeps further calls from beginning. It returns a channel that is closed when no call is under way any more.
 func (c *Calls) Close() <-chan struct{} {
 	c.closed.Store(true)
 	c.settle()
 	return c.idle
 }
 
-// settle closes idle if no call is under way. All that began before closed was
-// set are in the parts that it adds up, whether or not it sees that they have
-// ended; one that began too late takes itself out of the part where it was
-// counted. So the sum is never too small, and whoever ends last finds it 0.
+// settle closes idle if no call is under way. Every call that began before closed was set is in the parts that settle
+// adds up, whether or not settle sees that it has ended. A call that began too late subtracts itself from the part in
+// which it was counted. So the sum is never too small, and the goroutine that ends the last call finds it 0.
 //
 // Preconditions: closed is set.
 func (c *Calls) settle() {

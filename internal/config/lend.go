@@ -16,7 +16,7 @@ type Lend struct {
 
 var _ pflag.Value = (*Lend)(nil)
 
-// idlePrefix begins a size of which only as much is lent as the host does not need.
+// idlePrefix begins a size of which only the part that the host does not need is lent.
 const idlePrefix = "idle:"
 
 // NewLend makes a flag value that stores into p and idle, which hold the default. Sizes below min are refused.

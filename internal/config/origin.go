@@ -30,7 +30,7 @@ func linesOf(path string) map[string]int {
 	b, err := os.ReadFile(path)
 	var doc yaml.Node
 	if err != nil || yaml.Unmarshal(b, &doc) != nil || len(doc.Content) == 0 {
-		return lines // whoever reads the file says what is wrong
+		return lines // reading the file reports the error
 	}
 	addLines(lines, "", doc.Content[0])
 	return lines

@@ -6,9 +6,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// commandLine annotates the flags that the command line has set; fileText those
-// that the YAML file may set, because neither the command line nor the environment
-// has, with what it said of them: one string, or none.
+// commandLine annotates the flags that the command line has set. fileText annotates the flags that the YAML file may
+// set, because neither the command line nor the environment has; its value is what the file says: one string, or
+// none.
 const (
 	commandLine = "polder: on the command line"
 	fileText    = "polder: text in the file"
@@ -22,11 +22,10 @@ func OnCommandLine(f *pflag.Flag) bool {
 	return ok
 }
 
-// Reload reads the YAML file again that Load has read, and sets those of the
-// named flags that it says something new of; those that it no longer mentions
-// get their defaults. What the command line or the environment has set stays.
-// It returns the other flags of which the file now says something else: that
-// would count after a restart. After an error, nothing has changed.
+// Reload reads the YAML file again that Load has read. It sets those of the named flags for which the file has a new
+// value; flags that the file no longer mentions get their defaults. Flags that the command line or the environment
+// has set stay. Reload returns the other flags whose value in the file has changed: they would change with a restart.
+// After an error, nothing has changed.
 //
 // Preconditions: Load has returned nil. The named flags hold one value, not a
 // list to which Set adds.

@@ -98,7 +98,7 @@ func (c *Console) step() {
 	}
 	for ch := range c.streams {
 		select {
-		case <-ch: // it has not been sent, and is out of date
+		case <-ch: // an unsent state, which is out of date
 		default:
 		}
 		ch <- event
@@ -114,7 +114,7 @@ func (c *Console) State() *State {
 	if err := c.cfg.Health(); err != nil {
 		s.Problem = err.Error()
 	}
-	// What could not be gathered is missing, and the rest is there.
+	// If some metrics could not be gathered, the others are there.
 	families, err := c.cfg.Gatherer.Gather()
 	if err != nil {
 		c.cfg.Logger.Warn("cannot gather all metrics", "err", err)
@@ -171,9 +171,8 @@ type hello struct {
 	Step   float64 `json:"step"` // seconds between states
 }
 
-// ServeStream feeds a page with server-sent events: "hello", then "state" every
-// Step. It goes on until the client leaves or does not read, still says that it may
-// see nothing any more, or the Console is closed.
+// ServeStream feeds a page with server-sent events: "hello", then "state" every Step. It goes on until the client
+// leaves or does not read, still reports that it may see nothing any more, or the Console is closed.
 func (c *Console) ServeStream(w http.ResponseWriter, r *http.Request, still func() bool) {
 	events := make(chan []byte, 1)
 	s := c.State()
@@ -202,7 +201,7 @@ func (c *Console) ServeStream(w http.ResponseWriter, r *http.Request, still func
 	w.Header().Set("Cache-Control", "no-store")
 	control := http.NewResponseController(w)
 	send := func(event []byte) bool {
-		_ = control.SetWriteDeadline(time.Now().Add(sendTimeout)) // if it cannot be set, the write fails some day
+		_ = control.SetWriteDeadline(time.Now().Add(sendTimeout)) // if it cannot be set, the write fails in the end
 		_, err := w.Write(event)
 		return err == nil && control.Flush() == nil
 	}

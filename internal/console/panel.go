@@ -31,12 +31,12 @@ const (
 // each value of the label By. Only the samples that Match count.
 type Line struct {
 	Metric string
-	Name   string // in the legend; with By, the label's value is
+	Name   string // in the legend; with By, the label's value is there instead
 	Kind   string
 	By     string
 	Match  string  // label=value; "" for all
 	Q      float64 // of a Quantile
-	Less   string  // another counter, whose rate is subtracted
+	Less   string  // another counter, whose rate is subtracted from this one's
 }
 
 // quantiles are the usual lines of a histogram.
@@ -47,7 +47,7 @@ func quantiles(metric, match string) []Line {
 	}
 }
 
-// Panels are all that there is to plot, in the order in which it is shown.
+// Panels are all panels, in the order in which they are shown.
 var Panels = []Panel{
 	{"commands", "Redis commands", PerSecond, false, []Line{
 		{Metric: "polder_resp_commands_total", Name: "commands", Kind: Rate},

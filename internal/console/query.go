@@ -23,11 +23,9 @@ const (
 	maxStatusSize = 16 << 20
 )
 
-// Query asks a daemon's administrative address for its state, with so many points
-// of its history. It uses TLS if cfg is not nil, and shows the token if there is
-// one. At a loopback address a daemon may serve without TLS although others that
-// are asked have it: then it is asked again without. If ctx has no deadline, it waits
-// for five seconds at most.
+// Query asks a daemon's administrative address for its state, with this many points of its history. It uses TLS if
+// cfg is not nil, and shows the token if there is one. A daemon at a loopback address may serve without TLS although
+// other daemons use it: then Query asks again without. If ctx has no deadline, it waits for five seconds at most.
 func Query(ctx context.Context, cfg *tls.Config, token, addr string, points int) (*State, error) {
 	if _, limited := ctx.Deadline(); !limited {
 		var cancel context.CancelFunc
@@ -53,25 +51,26 @@ func Query(ctx context.Context, cfg *tls.Config, token, addr string, points int)
 	return s, nil
 }
 
-// Drain has the memory node with that administrative address end when nothing is lent any more, or with force when the
-// time is over, and returns what it says of that. Otherwise it stays, as when ctx ends.
+// Drain makes the memory node with this administrative address end when nothing is lent any more, or, with force,
+// when the time is over. Otherwise the node stays, also if ctx ends. Drain returns the node's answer.
 func Drain(ctx context.Context, cfg *tls.Config, token, addr string, within time.Duration, force bool) (string, error) {
 	return demand(ctx, cfg, token, addr, fmt.Sprintf("/drain?within=%v&force=%t", within, force), "drain", "a polder node")
 }
 
-// Lend has the memory node with that administrative address, which lends what is idle, lend no more than most bytes from now
-// on, and returns what it says of that. It fails if clients do not move enough in time; that stays so nevertheless.
+// Lend makes the memory node with this administrative address, which lends idle memory, lend no more than most bytes
+// from now on, and returns the node's answer. It fails if clients do not move enough in time; the limit holds
+// nevertheless.
 func Lend(ctx context.Context, cfg *tls.Config, token, addr string, most int64, within time.Duration) (string, error) {
 	return demand(ctx, cfg, token, addr, fmt.Sprintf("/lend?most=%d&within=%v", most, within), "change what is lent by", "a polder node that was started with --lend idle:SIZE")
 }
 
-// Forget has the memory node with that administrative address take back what it keeps for a heap that nobody will open again, and
-// returns what it says of that.
+// Forget makes the memory node with this administrative address take back what it keeps for a heap that nobody will
+// open again, and returns the node's answer.
 func Forget(ctx context.Context, cfg *tls.Config, token, addr, heap string) (string, error) {
 	return demand(ctx, cfg, token, addr, "/forget?heap="+url.QueryEscape(heap), "have a heap forgotten by", "a polder node")
 }
 
-// demand asks the daemon with that administrative address, of a kind, to do something.
+// demand asks the daemon with this administrative address, which is of a kind, to do something.
 func demand(ctx context.Context, cfg *tls.Config, token, addr, path, what, kind string) (string, error) {
 	resp, err := ask(ctx, cfg, token, http.MethodPost, addr, path)
 	if err != nil {

@@ -153,8 +153,8 @@ func (s *Sample) matches(match []string) bool {
 	return true
 }
 
-// shown are what the names of metrics begin with that a State has. What Go and the
-// kernel say of any process is left to /metrics, but for a few.
+// shown has the prefixes of the names of metrics that a State has. All other metrics about Go and the process, but
+// for a few, are in /metrics only.
 var shown = []string{"polder_", "process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds", "process_max_fds", "go_goroutines"}
 
 // newMetrics turns what a registry has gathered into Metrics.
@@ -198,7 +198,7 @@ func newSample(m *dto.Metric) (s Sample, ok bool) {
 	return s, !math.IsNaN(s.Value+s.Sum) && !math.IsInf(s.Value+s.Sum, 0)
 }
 
-// withoutHelp is the metrics as a page needs them that has read the help already.
+// withoutHelp returns the metrics for a page that has the help texts already.
 func (m Metrics) withoutHelp() Metrics {
 	bare := make(Metrics, len(m))
 	for name, metric := range m {

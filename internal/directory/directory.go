@@ -19,9 +19,9 @@ import (
 // A Node is what a node says of itself.
 type Node struct {
 	Address  string `json:"address"`        // HOST:PORT, where clients connect
-	Zone     string `json:"zone,omitempty"` // what it fails together with
+	Zone     string `json:"zone,omitempty"` // nodes of one zone may fail together
 	Capacity int64  `json:"capacity"`       // bytes that it lends
-	Free     int64  `json:"free"`           // bytes of them that nobody has, about
+	Free     int64  `json:"free"`           // about how many of these bytes are not lent
 	ID       string `json:"id"`             // drawn when its process started
 	Host     string `json:"host"`           // the name of its machine
 }
@@ -52,7 +52,7 @@ func CheckAddress(addr string) error {
 	return nil
 }
 
-// check refuses what no node says of itself.
+// check refuses values that no node announces.
 func (n *Node) check() error {
 	switch {
 	case n.Capacity < 0 || n.Free < 0 || n.Free > n.Capacity:
@@ -90,7 +90,7 @@ func (n *Node) encode() []byte {
 	return b
 }
 
-// A Directory is a cluster's in etcd.
+// A Directory is the directory of a cluster in etcd.
 type Directory struct {
 	client *etcd.Client
 	prefix string
@@ -101,8 +101,8 @@ func New(client *etcd.Client, cluster string) *Directory {
 	return &Directory{client: client, prefix: "/polder/" + cluster + "/nodes/"}
 }
 
-// Nodes returns the nodes that there are, in the order of their addresses, MaxNodes at most. wrong are the entries that were
-// left out.
+// Nodes returns the nodes that there are, in the order of their addresses, MaxNodes at most. wrong has an error for
+// each entry that was left out.
 func (d *Directory) Nodes(ctx context.Context) (nodes []Node, wrong []error, err error) {
 	kvs, more, err := d.client.List(ctx, d.prefix, MaxNodes)
 	if err != nil {
@@ -129,8 +129,8 @@ func (d *Directory) Nodes(ctx context.Context) (nodes []Node, wrong []error, err
 // cut is the beginning of a text that may be long.
 func cut(s string) string { return s[:min(len(s), maxText)] }
 
-// Watch calls changed when it has begun, and again when the nodes may be others, until ctx ends or the watch breaks off. It
-// may be called again then; see etcd.Client.Watch.
+// Watch calls changed when it has begun, and again when the nodes may have changed, until ctx ends or the watch
+// breaks off. Then it may be called again; see etcd.Client.Watch.
 func (d *Directory) Watch(ctx context.Context, changed func()) error {
 	return d.client.Watch(ctx, d.prefix, changed)
 }

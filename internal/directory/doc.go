@@ -1,10 +1,10 @@
-// Package directory is where memory nodes say that they are there, and where who borrows from them finds them: in etcd,
-// below /polder/CLUSTER/nodes/, one key a node, named after its address. A node of another cluster is not seen.
+// Package directory is where memory nodes announce themselves and their borrowers find them: in etcd, below
+// /polder/CLUSTER/nodes/, with one key for each node, named after its address. Nodes of other clusters are not seen.
 //
-// A key is there under a lease, which its node keeps by a heartbeat every quarter of the lease's time, from a goroutine
-// that waits for nothing else. So a node that has ended, or does not get to run, is not named any more after DefaultTTL.
-// That says who is there, and nothing more: who owns what is never decided by a lease.
+// A key is under a lease, which its node keeps by a heartbeat every quarter of the lease's time, from a goroutine
+// that waits for nothing else. So a node that has ended, or does not get to run, disappears from the directory after
+// DefaultTTL. That says which nodes there are, and nothing more: a lease never decides who owns something.
 //
-// Entries are what anybody has written who may write to etcd. They are checked and bounded; what is wrong with one does
-// not hide the others.
+// Anybody who may write to etcd can write entries. They are checked and bounded; a wrong entry does not hide the
+// others.
 package directory

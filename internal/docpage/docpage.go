@@ -1,6 +1,5 @@
-// Package docpage keeps what of the documents is generated in step with what it is
-// generated from: a test makes the page, and fails if the one in the tree differs.
-// "make docs" writes the pages anew.
+// Package docpage keeps generated pages of the documents in step with what they are generated from: a test makes the
+// page, and fails if the page in the tree differs. "make docs" writes the pages anew.
 package docpage
 
 import (

@@ -1,5 +1,5 @@
-// Package ended keeps what things that have ended have been through, summed up by name, so that the sums of statistics over
-// all things of a name do not go down when one of them ends.
+// Package ended keeps the statistics of things that have ended, summed up by name, so that the sum of a statistic
+// over all things of a name does not fall when one of them ends.
 package ended
 
 import (
@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// Most is how many names are remembered. What has any other name counts under Others.
+// Most is how many names are remembered. Statistics under any further name count under Others.
 const (
 	Most   = 1 << 10
 	Others = "others that were freed"
@@ -17,7 +17,7 @@ const (
 // Sums are statistics of type T by name. The zero Sums is empty. It needs its owner's lock.
 type Sums[T any] struct{ by map[string]*T }
 
-// Add adds st, what a thing that has ended has been through, with a function that adds one T to another.
+// Add adds st, the statistics of a thing that has ended, using add, which adds one T to another.
 func (s *Sums[T]) Add(name string, st *T, add func(sum, st *T)) {
 	if s.by[name] == nil && len(s.by) >= Most {
 		name = Others

@@ -28,7 +28,8 @@ const maxError = 4 << 10
 // Config says where etcd is.
 type Config struct {
 	Endpoints []string // HOST:PORT of at least one member
-	// TLS is asked for each connection's configuration, if it is set. Without it, or when it returns nil, connections are plain.
+	// TLS is asked for each connection's configuration, if it is set. Without it, or when it returns nil, connections
+	// are plain.
 	TLS func() *tls.Config
 	// User and Password are for servers with authentication. There is none if User is empty.
 	User, Password string
@@ -103,7 +104,7 @@ type answered interface{ head() *header }
 
 func (h *header) head() *header { return h }
 
-// check refuses an answer that is not etcd's, or another cluster's.
+// check refuses an answer that is not etcd's, or that is another cluster's.
 func (c *Client) check(a answered) error {
 	h := a.head()
 	if h.Cluster == 0 {
@@ -120,8 +121,8 @@ func (c *Client) check(a answered) error {
 	return nil
 }
 
-// ask has one endpoint after the other answer a request. If it changes something, none is asked after one that may have
-// seen it, and the error then is ErrUnknown.
+// ask sends a request to one endpoint after the other until one answers. A request that changes something is not sent
+// to another endpoint after one that may have seen it; the error then is ErrUnknown.
 func (c *Client) ask(ctx context.Context, path string, changes bool, request any, answer answered) error {
 	body, err := json.Marshal(request)
 	if err != nil {
@@ -159,7 +160,7 @@ func (c *Client) ask(ctx context.Context, path string, changes bool, request any
 	return errors.Join(errs...)
 }
 
-// once asks one endpoint. sent says whether it may have seen the request, when there is an error.
+// once asks one endpoint. When there is an error, sent says whether the endpoint may have seen the request.
 func (c *Client) once(ctx context.Context, endpoint, path string, body []byte, answer answered) (sent bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.Timeout, fmt.Errorf("no answer within %v", c.cfg.Timeout))
 	defer cancel()
@@ -186,7 +187,7 @@ func (c *Client) once(ctx context.Context, endpoint, path string, body []byte, a
 	return true, c.check(answer)
 }
 
-// why is why ctx has ended, if it has, or err.
+// why returns why ctx has ended, if it has, and otherwise err.
 func why(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -264,7 +265,7 @@ func (c *Client) login(ctx context.Context, endpoint string) (string, error) {
 	return a.Token, nil
 }
 
-// forget has the next request log in.
+// forget makes the next request log in again.
 func (c *Client) forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -8,11 +8,11 @@ import (
 
 // Errors that callers test for.
 var (
-	// ErrUnknown is of a change of which nobody can tell whether it happened.
+	// ErrUnknown is the error of a change that may or may not have happened.
 	ErrUnknown = errors.New("nobody can tell whether it happened")
-	// ErrNoLease is of a lease that has ended, or never was.
+	// ErrNoLease is the error for a lease that has ended, or never was.
 	ErrNoLease = errors.New("the lease has ended")
-	// ErrOtherCluster is of an endpoint that is of another cluster than the first that answered.
+	// ErrOtherCluster is the error for an endpoint of another cluster than that of the first endpoint that answered.
 	ErrOtherCluster = errors.New("the endpoint is of another etcd cluster than the one that answered before")
 )
 
@@ -44,19 +44,19 @@ func quote(text string) string {
 	return strconv.Quote(text)
 }
 
-// final reports whether etcd has decided: the request has had no effect and will have none, and another endpoint would
-// say the same.
+// final reports whether etcd has decided: the request has had no effect and will have none, and another endpoint
+// would say the same.
 func (r *refusal) final() bool {
 	switch r.Code {
 	case codeInvalid, codeNotFound, codeDenied, codePrecondition, codeOutOfRange, codeUnauthenticated:
 		return true
-	case codeExhausted: // also said of responses that are too long, when the change has happened
+	case codeExhausted: // etcd also sends it for responses that are too long, when the change has happened
 		return strings.Contains(r.Message, "space exceeded") || strings.Contains(r.Message, "too many requests")
 	}
 	return false
 }
 
-// Refused reports whether err is etcd's own verdict on a request, which has had no effect: asking again is of no use.
+// Refused reports whether err is etcd's own refusal of a request, which has had no effect: asking again is of no use.
 func Refused(err error) bool {
 	var r *refusal
 	return errors.As(err, &r) && r.final() || errors.Is(err, ErrNoLease)

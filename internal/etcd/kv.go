@@ -30,7 +30,7 @@ type rangeAnswer struct {
 	More   bool `json:"more"`
 }
 
-// Get returns what a key has, and the store's revision at that time.
+// Get returns the value of a key, and the store's revision at that time.
 func (c *Client) Get(ctx context.Context, key string) (kv KV, revision int64, err error) {
 	var a rangeAnswer
 	if err := c.ask(ctx, "kv/range", false, rangeRequest{Key: []byte(key)}, &a); err != nil {
@@ -63,7 +63,7 @@ func (c *Client) List(ctx context.Context, prefix string, limit int) (kvs []KV, 
 // keysAtOnce is how many keys fit into an answer, however long they are.
 const keysAtOnce = 512
 
-// Keys returns all keys that begin with prefix, in order, without what they have.
+// Keys returns all keys that begin with prefix, in order, without their values.
 func (c *Client) Keys(ctx context.Context, prefix string) (keys []string, err error) {
 	from := prefix
 	for {
@@ -119,14 +119,14 @@ type txnAnswer struct {
 	Succeeded bool `json:"succeeded"`
 }
 
-// Swap gives a key a value, under a lease unless that is 0, if the key was last changed at revision mod: 0 means that there
-// is no such key. It returns whether that was so, and if it was the key's new revision. The error is ErrUnknown if nobody
-// can tell whether it happened, and another one if it has not happened.
+// Swap sets a key to a value, under a lease unless that is 0, if the key was last changed at revision mod; mod 0
+// means that there is no such key. It returns whether it has swapped, and if so the key's new revision. The error is
+// ErrUnknown if the swap may or may not have happened; with any other error it has not happened.
 func (c *Client) Swap(ctx context.Context, key string, mod int64, value []byte, lease Lease) (swapped bool, revision int64, err error) {
 	return c.change(ctx, key, mod, operation{Put: &putRequest{Key: []byte(key), Value: value, Lease: lease}})
 }
 
-// Delete deletes a key if it was last changed at revision mod, as Swap.
+// Delete deletes a key if it was last changed at revision mod. Its errors are those of Swap.
 func (c *Client) Delete(ctx context.Context, key string, mod int64) (deleted bool, err error) {
 	deleted, _, err = c.change(ctx, key, mod, operation{Delete: &rangeRequest{Key: []byte(key)}})
 	return deleted, err
@@ -158,8 +158,8 @@ type leaseAnswer struct {
 	TTL    int64 `json:"TTL,string"`
 }
 
-// Grant returns a new lease, and how long it is good for after it is granted or kept, which may be longer than ttl. ttl is
-// rounded up to seconds.
+// Grant returns a new lease, and for how long it is valid after it is granted or kept, which may be longer than ttl.
+// ttl is rounded up to seconds.
 func (c *Client) Grant(ctx context.Context, ttl time.Duration) (Lease, time.Duration, error) {
 	var a leaseAnswer
 	// A lease that nobody knows of ends by itself, so it may be asked for twice.
@@ -179,7 +179,7 @@ type keptAnswer struct {
 
 func (a *keptAnswer) head() *header { return &a.Result.header }
 
-// Keep has a lease begin anew. It fails with ErrNoLease if the lease has ended.
+// Keep starts the time of a lease anew. It fails with ErrNoLease if the lease has ended.
 func (c *Client) Keep(ctx context.Context, lease Lease) error {
 	var a keptAnswer
 	err := noLease(c.ask(ctx, "lease/keepalive", false, leaseRequest{ID: lease}, &a))
@@ -192,7 +192,7 @@ func (c *Client) Keep(ctx context.Context, lease Lease) error {
 	return nil
 }
 
-// Revoke ends a lease, and what keys there are under it are deleted. It is no error if the lease has ended.
+// Revoke ends a lease, and deletes the keys under it. It is no error if the lease has ended.
 func (c *Client) Revoke(ctx context.Context, lease Lease) error {
 	var a leaseAnswer
 	if err := noLease(c.ask(ctx, "lease/revoke", false, leaseRequest{ID: lease}, &a)); err != nil && !errors.Is(err, ErrNoLease) {

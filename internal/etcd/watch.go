@@ -31,12 +31,12 @@ type watchAnswer struct {
 
 func (a *watchAnswer) head() *header { return &a.Result.header }
 
-// Watch calls changed when it has begun to watch the keys that begin with prefix, and again when something about them may
-// have changed, until ctx ends or the watch breaks off, which the error explains. What has changed is for the caller to
-// look up; changed may take its time, and what happens meanwhile is one change more.
+// Watch calls changed when it has begun to watch the keys that begin with prefix, and again whenever something about
+// them may have changed, until ctx ends or the watch breaks off; the error says why. The caller finds out what has
+// changed. changed may take its time: all changes meanwhile make one more call.
 //
-// An endpoint that stops without closing the connection is not noticed. Whoever has to notice looks up now and then
-// without being told.
+// Watch does not notice an endpoint that stops without closing the connection. A caller that has to notice looks up
+// now and then without being told.
 func (c *Client) Watch(ctx context.Context, prefix string, changed func()) error {
 	var request watchRequest
 	request.Create.Key, request.Create.End = []byte(prefix), after(prefix)

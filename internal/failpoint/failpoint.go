@@ -30,11 +30,10 @@ func On() bool { return hook != nil }
 
 var without atomic.Pointer[string]
 
-// SetWithout has the mechanism of that name left out from now on; an empty name leaves none out.
+// SetWithout switches the mechanism of that name off from now on; an empty name switches none off.
 func SetWithout(name string) { without.Store(&name) }
 
-// Without reports whether the mechanism of that name is to be left out: for benchmarks that show
-// what it is good for.
+// Without reports whether the mechanism of that name is switched off: for benchmarks that show what it is good for.
 func Without(name string) bool {
 	left := without.Load()
 	return left != nil && *left == name

@@ -132,10 +132,10 @@ func dial(ctx context.Context, network, path string) (*net.UnixConn, error) {
 // ErrServed: another process listens there.
 var ErrServed = errors.New("it is served by another process")
 
-// Listen listens at path, in place of a socket there that nobody serves, and fails with ErrServed if somebody does.
-// Of those who listen at path at one instant, one does. The socket is created with the given
-// permissions, in a directory that is made if need be, unless the service manager listens
-// at path already: then its socket is used, and its permissions hold.
+// Listen listens at path. It replaces a socket there that no process serves, and fails with ErrServed if one does. If
+// several processes call it for the same path at the same time, one succeeds. The socket gets the given permissions,
+// and its directory is made if need be. If the service manager listens at path already, its socket is used, and its
+// permissions hold.
 func Listen(path string, perm os.FileMode) (*net.UnixListener, error) {
 	return listen("unixpacket", path, perm)
 }
@@ -153,14 +153,14 @@ func listen(network, path string, perm os.FileMode) (*net.UnixListener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
 	}
-	// Between seeing that nobody serves a socket and serving it, nobody else may.
+	// No other process may act between our check that nobody serves a socket and our serving it.
 	turn, err := takeTurn(filepath.Dir(path))
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
 	}
 	defer turn.Close()
 	addr := &net.UnixAddr{Name: path, Net: network}
-	// A queue that is full is somebody's, and so is a socket of another type.
+	// A socket whose queue is full is served, and so is one of another type.
 	c, err := net.DialUnix(network, nil, addr)
 	switch {
 	case err == nil:

@@ -21,10 +21,10 @@ type Peer struct {
 	UID int
 }
 
-// Trusted reports whether p runs as this process's user or as root, which can do to this process whatever they like.
+// Trusted reports whether p runs as this process's user or as root, and so can do anything to this process.
 func (p Peer) Trusted() bool { return trusted(p.UID, os.Geteuid()) }
 
-// trusted reports whether a process of user uid can do to one of user self whatever it likes.
+// trusted reports whether a process of user uid can do anything to a process of user self.
 func trusted(uid, self int) bool { return uid == self || uid == 0 }
 
 // Peer asks the kernel who connected.

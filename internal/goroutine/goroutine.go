@@ -1,5 +1,5 @@
-// Package goroutine says which goroutine calls, and from where, for checks that find a mistake rather than hang: no behaviour of a program should
-// depend on it.
+// Package goroutine says which goroutine is calling, and from where. It is for checks that report a mistake instead
+// of hanging: no behaviour of a program should depend on it.
 package goroutine
 
 import (
@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// In reports whether the calling goroutine is in a function, whose name is that of stacks.
+// In reports whether the calling goroutine is in the function of this name, as stack traces spell it.
 func In(name string) bool {
 	var pcs [64]uintptr
 	for skip := 0; ; skip += len(pcs) {

@@ -141,8 +141,8 @@ func (h Host) groups(pid string) (list []Group) {
 type version struct {
 	limits []string // files; the least counts
 	usage  string
-	file   string // what of the page cache is reclaimed first, in memory.stat
-	above  string // the least limit of all ancestors, seen or not, in memory.stat
+	file   string // key in memory.stat of the page cache that is reclaimed first
+	above  string // key in memory.stat of the least limit of all ancestors, visible or not
 }
 
 var (
@@ -151,7 +151,7 @@ var (
 	v2 = version{[]string{"memory.max", "memory.high"}, "memory.current", "inactive_file", ""}
 )
 
-// unlimited is more than any host has; version 1 says so in place of nothing.
+// unlimited is more than any host has; version 1 writes such a number when there is no limit.
 const unlimited = 1 << 60
 
 // read reads a group, if it has a limit.

@@ -10,23 +10,22 @@ const (
 	Tense = 5 * time.Millisecond
 )
 
-// Idle tells what of a host's memory nobody needs: what is available beyond a
-// reserve, which is raised while somebody waits for memory. MemAvailable says what
-// could be had, PSI what that costs.
+// Idle tells how much of a host's memory nobody needs: what is available beyond a reserve, which is raised while
+// processes wait for memory. MemAvailable says how much could be had, PSI what that costs.
 //
 // It is for one goroutine, which calls Note each time it has measured.
 type Idle struct {
-	Reserve int64  // bytes that are to stay available
-	Memory  Memory // that Note was told last
+	Reserve int64  // bytes that must stay available
+	Memory  Memory // as Note was told last
 
 	squeeze int64 // bytes by which the reserve is raised
 }
 
-// stallTolerated is the time in seconds, between two looks, for which somebody may wait for
-// memory without the reserve being raised.
+// stallTolerated is how long, in seconds between two looks, processes may wait for memory without the reserve being
+// raised.
 const stallTolerated = 0.001
 
-// Note takes note of a measurement.
+// Note records a measurement.
 func (i *Idle) Note(m Memory) {
 	if i.Memory.Total != 0 {
 		if m.Stalled-i.Memory.Stalled > stallTolerated {
@@ -38,8 +37,7 @@ func (i *Idle) Note(m Memory) {
 	i.Memory = m
 }
 
-// Beyond is how many bytes are available beyond the reserve as it is now. It is negative if there are
-// too few.
+// Beyond is how many bytes are available beyond the present reserve. It is negative if there are too few.
 func (i *Idle) Beyond() int64 { return i.Memory.Available - i.Reserve - i.squeeze }
 
 // Urgent reports whether less than half of the reserve is left.

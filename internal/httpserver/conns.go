@@ -8,9 +8,8 @@ import (
 	"sync"
 )
 
-// conns are the connections of a server. When there are too many, the one that has
-// waited longest for its next request is closed, so that those who say nothing
-// keep nobody out.
+// conns are the connections of a server. When there are too many, the one that has waited longest for its next
+// request is closed, so that silent clients keep nobody out.
 type conns struct {
 	most    int
 	mu      sync.Mutex

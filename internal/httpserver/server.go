@@ -1,5 +1,5 @@
-// Package httpserver serves HTTP to strangers: every connection has deadlines, and there
-// are so many at most; who has been silent longest makes room for the next.
+// Package httpserver serves HTTP to strangers. Every connection has deadlines, and their number is bounded: when
+// there are too many, the one that has been silent longest is closed.
 //
 // A Server owns a goroutine, and those of net/http; Close ends them all. Its methods may be
 // called by any number of goroutines.

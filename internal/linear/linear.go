@@ -8,9 +8,9 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// By is the Partition of a model whose operations concern the state of one key each: the
-// histories of different keys are checked apart, which takes far less time. Key says
-// which one an operation concerns, by its input, which is an In.
+// By is the Partition of a model whose operations each concern the state of one key: the histories of different keys
+// are checked separately, which takes far less time. Key returns which key an operation concerns, given its input,
+// which is an In.
 func By[In any, K comparable](key func(In) K) func([]porcupine.Operation) [][]porcupine.Operation {
 	return func(history []porcupine.Operation) [][]porcupine.Operation {
 		parts := map[K][]porcupine.Operation{}

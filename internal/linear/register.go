@@ -9,10 +9,10 @@ import (
 // RegisterInput is an operation on a register that changes by compare-and-swap.
 type RegisterInput struct {
 	Swap    bool   // else it reads
-	Version uint64 // that is to be replaced
-	Value   string // to replace it by; each has another
-	// Settles are the values of changes with an unknown result that do not happen after this
-	// read, each with a blank after it.
+	Version uint64 // the version to replace
+	Value   string // the new value; no two swaps have the same
+	// Settles has the values of changes whose result is unknown and that cannot happen after this read, each followed
+	// by a blank.
 	Settles string
 }
 
@@ -20,8 +20,8 @@ type RegisterInput struct {
 type RegisterOutput struct {
 	Version uint64
 	Value   string // that was read
-	Changed bool   // nothing was replaced, since the register has another version
-	Unknown bool   // it may have been replaced, or may be later
+	Changed bool   // nothing was swapped, because the register has another version
+	Unknown bool   // the swap may have happened, or may happen later
 }
 
 type registerState struct {

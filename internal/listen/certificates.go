@@ -41,9 +41,8 @@ func (f Files) Check() error {
 	return nil
 }
 
-// Certificates is what has been read of Files, and can be read anew while
-// connections are accepted and dialled: those that there are go on as they are,
-// and those that come are held to what was read last.
+// Certificates has the contents of Files. They can be read anew while connections are accepted and dialled: existing
+// connections go on as they are, and new ones use what was read last.
 //
 // Any number of goroutines may use it.
 type Certificates struct {
@@ -115,9 +114,8 @@ func (f Files) load(now time.Time) (*material, error) {
 	return m, nil
 }
 
-// distinct adds the authorities in b to those whose roles are known, and refuses
-// one that has another role already: who has a certificate for a door could borrow
-// all memory.
+// distinct adds the authorities in b to those whose roles are known. It refuses an authority that has another role
+// already: otherwise somebody with a certificate for a door could borrow all memory.
 func distinct(known map[string]Role, b []byte, r Role, path string) error {
 	for {
 		var block *pem.Block
@@ -132,9 +130,8 @@ func distinct(known map[string]Role, b []byte, r Role, path string) error {
 	}
 }
 
-// Reload reads the files, which may be others than before, and says what is new
-// of them. What TLS is used for stays as it was at the start. After an error,
-// nothing has changed.
+// Reload reads the files, which may have changed, and returns what is new in them. What TLS is used for stays as it
+// was at the start. After an error, nothing has changed.
 func (c *Certificates) Reload(files Files) (news []string, err error) {
 	was := c.now.Load()
 	m, err := files.load(time.Now())
@@ -182,9 +179,8 @@ func (c *Certificates) Server(r Role) *tls.Config {
 	})
 }
 
-// PeerServer is Server for a door that other daemons use like clients, with their own
-// certificates, which are of the nodes' authority: whoever has one may do more at a node.
-// It is nil if clients have no authority.
+// PeerServer is Server for a door that other daemons use, too, like clients, with their own certificates. These are
+// of the nodes' authority: a daemon with one may do more at a node. It is nil if clients have no authority.
 func (c *Certificates) PeerServer() *tls.Config {
 	if !c.Has(Client) {
 		return nil

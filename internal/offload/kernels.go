@@ -16,13 +16,13 @@ type (
 type scanner interface {
 	// aggregate adds the elements of b that match c to a.
 	aggregate(a *Aggregate, b []byte, c *Condition)
-	// pick sets places, of which there are as many as elements in b, to those of the elements
-	// that match c, and returns those.
+	// pick writes the places of the elements of b that match c into places, which has room for all elements, and
+	// returns those that it has written.
 	pick(places []uint16, b []byte, c *Condition) []uint16
-	// keep drops those of places whose elements, which are b's in the same order,
-	// do not match c. It returns what is left, in places.
+	// keep drops from places those whose elements do not match c; b has these elements in the same order. It returns
+	// the places that are left.
 	keep(places []uint16, b []byte, c *Condition) []uint16
-	// merge adds what b counts to a.
+	// merge adds aggregate b to a.
 	merge(a, b *Aggregate)
 }
 

@@ -1,5 +1,5 @@
-// Package offload is what a far heap has looked for in elements of its structures, where they are: here, or
-// at the node that has them, which is package far/remote/scan's half. Everything is little-endian.
+// Package offload is what a far heap looks for in elements of its structures, where the elements are: here, or at the
+// node that has them (package far/remote/scan). Everything is little-endian.
 package offload
 
 import "encoding/binary"
@@ -53,10 +53,8 @@ const (
 	compareEnd
 )
 
-// Aggregate is what the elements that count come to. Sum is an int64, a
-// uint64 or a float64, as the elements are signed, unsigned or floating; the
-// least and the greatest are elements, padded with zeros. Integer sums wrap
-// around.
+// Aggregate is the result over the elements that count. Sum is an int64, a uint64 or a float64, as the elements are
+// signed, unsigned or floating; the least and the greatest are elements, padded with zeros. Integer sums wrap around.
 type Aggregate struct {
 	Count           uint64
 	Sum             uint64 // its bits

@@ -5,19 +5,18 @@ import (
 	"fmt"
 )
 
-// A Scan says what is looked for in elements of any layout, which lie one behind the
-// other: numbers at some place in each, and which elements count. It is used by one
-// goroutine at a time; copies of it may be used side by side.
+// A Scan says what to look for in elements of any layout, which lie one behind the other: which elements count, and
+// which number in each is added up. One goroutine at a time uses it; copies may be used concurrently.
 type Scan struct {
 	values [blockElements * 8]byte // aligned, since a word follows it
 	all    Condition
 	places [blockElements]uint16
 
 	Stride int  // bytes of an element
-	Off    int  // where in it the number is that is added up
+	Off    int  // offset in the element of the number that is added up
 	Kind   Kind // of that number; 0: elements are only counted
 
-	// Conditions are what an element must fulfil to count, all of them.
+	// Conditions must all hold for an element to count.
 	Conditions []Condition
 }
 
@@ -37,11 +36,11 @@ const (
 	MaxConditions = 8
 )
 
-// blockElements is how many elements are looked at at a time: few enough for what is
-// gathered of them to stay in the cache.
+// blockElements is how many elements are handled at a time: few enough for the numbers gathered from them to stay in
+// the cache.
 const blockElements = 256
 
-// Check is what is wrong with s, which may be anything, or nil.
+// Check returns what is wrong with s, which may be anything, or nil.
 func (s *Scan) Check() error {
 	if s.Stride < 1 || s.Stride > MaxStride {
 		return fmt.Errorf("elements of %d bytes, want 1 to %d", s.Stride, MaxStride)
@@ -76,7 +75,7 @@ func (s *Scan) checkField(off int, k Kind) error {
 	return nil
 }
 
-// Aggregate adds the elements that b consists of and that count to a.
+// Aggregate adds to a those elements in b that count.
 //
 // Preconditions: Check finds nothing; b is aligned for elements.
 func (s *Scan) Aggregate(a *Aggregate, b []byte) {
@@ -96,8 +95,8 @@ func (s *Scan) Aggregate(a *Aggregate, b []byte) {
 	}
 }
 
-// dense reports whether elements are nothing but the numbers that are added up, for
-// which one condition is enough, and sets that.
+// dense reports whether elements consist only of the number that is added up. Then one condition is enough; dense
+// sets it.
 func (s *Scan) dense() bool {
 	if s.Kind == 0 || s.Stride != s.Kind.Size() {
 		return false
@@ -114,8 +113,8 @@ func (s *Scan) dense() bool {
 	return false
 }
 
-// Filter sets bit i of bits if element i of b counts, and clears it if not; what is left
-// of the last byte it clears.
+// Filter sets bit i of bits if element i of b counts, and clears it if not. It clears the unused bits of the last
+// byte.
 //
 // Preconditions: Check finds nothing; b is aligned for elements; bits has room.
 func (s *Scan) Filter(bits, b []byte) {
@@ -130,10 +129,10 @@ func (s *Scan) Filter(bits, b []byte) {
 	}
 }
 
-// BitsSize is the bytes that a bit for each of n elements takes.
+// BitsSize is how many bytes a bit for each of n elements takes.
 func BitsSize(n int) int { return (n + 7) / 8 }
 
-// Merge adds what b counts to a.
+// Merge adds aggregate b to a.
 func (s *Scan) Merge(a, b *Aggregate) {
 	switch {
 	case b.Count == 0:
@@ -146,8 +145,8 @@ func (s *Scan) Merge(a, b *Aggregate) {
 	}
 }
 
-// choose returns the places of those elements that count among the first
-// blockElements of b, and what is behind these.
+// choose returns the places of the elements that count among the first blockElements of b, and the elements behind
+// these.
 func (s *Scan) choose(b []byte) (places []uint16, rest []byte) {
 	n := min(len(b)/s.Stride, blockElements)
 	places, rest = s.places[:n], b[n*s.Stride:]

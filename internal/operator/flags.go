@@ -2,12 +2,10 @@
 // the flags of its log, of certificates, secrets and the administrative address,
 // and the signals that concern them.
 //
-// SIGHUP ends no daemon: what it holds would be lost. It has the configuration
-// read anew, as far as it can change while a daemon runs: the log level, the
-// password, the administrative token, and the certificates. Each of them is
-// replaced, or stays as it was if something is wrong with the new one; the log
-// says which. SIGPIPE ends no daemon either, and a log that nobody reads blocks
-// none (package output).
+// SIGHUP ends no daemon: what the daemon holds would be lost. It makes the daemon read anew what can change while it
+// runs: the log level, the password, the administrative token, and the certificates. Each of them is replaced, or
+// stays as it was if something is wrong with the new one; the log says which. SIGPIPE ends no daemon either, and a
+// log that nobody reads blocks none (package output).
 //
 // Concurrency: a Control has one goroutine, which waits for SIGHUP and reloads; its
 // fields do not change, and its methods may be called by any number of goroutines.

@@ -150,9 +150,8 @@ func (f *Flags) startLog(set *pflag.FlagSet, out, log io.Writer) (*Control, erro
 	return c, nil
 }
 
-// survivePipes has a write to a pipe that nobody reads fail, as everywhere else,
-// where it would end the process: Go does that for standard output and error of
-// a program that has not asked for SIGPIPE. Nobody needs to read the channel.
+// survivePipes makes a write to standard output or error fail if it is a pipe that nobody reads, like any other
+// write: in a program that has not asked for SIGPIPE, Go ends the process. Nobody needs to read the channel.
 var survivePipes = sync.OnceFunc(func() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) })
 
 // Start is StartLog, and reads certificates and secrets.
@@ -237,8 +236,8 @@ func (c *Control) Password() string {
 	return ""
 }
 
-// OnReload has reload called at each SIGHUP, after what was given earlier. It says
-// what is new, "" if nothing is; or returns an error, and has changed nothing.
+// OnReload registers reload to be called at each SIGHUP, after those that were registered earlier. reload returns
+// what is new, "" if nothing is, or an error if it has changed nothing.
 func (c *Control) OnReload(what string, reload func() (news string, err error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -267,7 +266,7 @@ func (c *Control) run() {
 		case <-c.end:
 			return
 		case <-c.hangups:
-			if c.ready.Load() { // who is not has yet to say READY=1
+			if c.ready.Load() { // otherwise it has yet to send READY=1
 				c.notify(systemd.Reloading())
 			}
 			c.reload()
@@ -304,7 +303,7 @@ func (c *Control) reload() {
 	c.Logger.Info("reloaded after SIGHUP", "new", changed, "as before, because of errors", failed)
 }
 
-// StartAdmin serves the administrative address at lis to whom may see it.
+// StartAdmin serves the administrative address at lis to those who may see it.
 func (c *Control) StartAdmin(lis net.Listener, cfg admin.Config) (*admin.Server, error) {
 	cfg.Token, cfg.Logger = c.Token, c.Logger
 	cfg.Certificates = c.Security.Certificates != nil && c.Security.Has(listen.Admin)
@@ -322,7 +321,7 @@ func (c *Control) expires() (at time.Time, ok bool) {
 	return c.Security.Expires()
 }
 
-// expiry is a metric of what will need the operator.
+// expiry is a metric of when the certificate expires, and the operator will be needed.
 //
 // Preconditions: there is a certificate, for which a reload can only put another.
 func (c *Control) expiry() prometheus.Collector {

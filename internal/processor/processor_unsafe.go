@@ -4,9 +4,8 @@ package processor
 
 import _ "unsafe" // for go:linkname
 
-// Number is the number of the P that the caller runs on. It may run on
-// another one when it uses the number, which is for choosing among locks, logs and
-// counters: nobody else is likely to be using the same.
+// Number is the number of the P that the caller runs on. By the time it uses the number it may run on another P. The
+// number is for choosing among locks, logs and counters, so that most likely no other goroutine uses the same one.
 func Number() int {
 	p := procPin()
 	procUnpin()

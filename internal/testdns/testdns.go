@@ -1,5 +1,5 @@
-// Package testdns is a name server for tests. It knows one set of records, which every name has, and which a test
-// changes while it is asked.
+// Package testdns is a name server for tests. It gives the same records for every name. A test can change them while
+// the server is being asked.
 package testdns
 
 import (

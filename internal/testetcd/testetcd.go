@@ -18,7 +18,8 @@ import (
 	"polder/internal/testaddr"
 )
 
-// A Member is one server of a cluster. It has a directory and addresses of its own, which it keeps when it is started again.
+// A Member is one server of a cluster. It has its own directory and addresses, and keeps them when it is started
+// again.
 type Member struct {
 	Addr string // where clients connect, HOST:PORT
 
@@ -28,8 +29,8 @@ type Member struct {
 	p    *child.Process
 }
 
-// New starts a cluster of so many members, which answer when it returns, and end with the test. args are added to the
-// command line of each. With --cert-file among them the members speak TLS with clients.
+// New starts a cluster of this many members. They answer when it returns, and end with the test. args are added to
+// the command line of each. With --cert-file among them the members speak TLS with clients.
 func New(tb testing.TB, members int, args ...string) []*Member {
 	tb.Helper()
 	dir, host := tb.TempDir(), testaddr.Host()
@@ -133,7 +134,7 @@ func (m *Member) Await() {
 	}
 }
 
-// healthy asks the member. Over TLS it is not asked, but connected to.
+// healthy asks the member. With TLS it only connects to it.
 func (m *Member) healthy(ctx context.Context) bool {
 	if m.tls {
 		c, err := new(net.Dialer).DialContext(ctx, "tcp", m.Addr)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Process is what runs code: nil is this process, with its goroutines and the machine's clock.
+// Process is what runs code. A nil Process is this process, with its goroutines and the machine's clock.
 type Process struct {
 	w      *World
 	name   string
@@ -15,7 +15,7 @@ type Process struct {
 	dead   bool          // it was killed
 	asleep time.Duration // until when it is paused
 	tasks  map[*task]struct{}
-	parked []*task // that wait, in the order in which they began to
+	parked []*task // tasks that wait, in the order in which they began to
 }
 
 // Now is the time by the process's clock.
@@ -76,7 +76,7 @@ func (p *Process) AfterFunc(d time.Duration, f func()) *Timer {
 	return t
 }
 
-// Stop has the timer do nothing any more, if it has not yet.
+// Stop stops the timer, unless it has gone off already.
 func (t *Timer) Stop() {
 	if t.t != nil {
 		t.t.Stop()
@@ -89,7 +89,7 @@ func (t *Timer) Stop() {
 	}
 }
 
-// Reset has the timer go off after d.
+// Reset makes the timer go off after d.
 func (t *Timer) Reset(d time.Duration) {
 	if t.t != nil {
 		t.t.Reset(d)
@@ -109,7 +109,7 @@ func (t *Timer) Reset(d time.Duration) {
 	})
 }
 
-// over is what the timer sends, nil if there is none.
+// over is the channel to which a timer sends, nil if there is no timer.
 func (t *Timer) over() <-chan time.Time {
 	if t == nil {
 		return nil
@@ -133,10 +133,11 @@ func (t *Timer) rang() bool {
 // Late is what Wait returns if the timer was first.
 const Late = -1
 
-// mostSignals is how many Wait can wait for.
+// mostSignals is how many signals Wait can wait for.
 const mostSignals = 4
 
-// Wait waits for one of up to four signals or, if it is not nil, for the timer, and returns the index of the signal that has come, or Late.
+// Wait waits for one of up to four signals or, if t is not nil, for the timer. It returns the index of the signal
+// that has come, or Late.
 func (p *Process) Wait(t *Timer, signals ...<-chan struct{}) int {
 	var s [mostSignals]<-chan struct{}
 	if copy(s[:], signals) < len(signals) {
@@ -249,7 +250,7 @@ type Cond struct {
 	count uint64 // of broadcasts; guarded by L
 }
 
-// Wait waits for a Broadcast. L must be held, and is let go meanwhile.
+// Wait waits for a Broadcast. L must be held, and is released meanwhile.
 func (c *Cond) Wait(p *Process) {
 	if p == nil {
 		c.c.L = c.L

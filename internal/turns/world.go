@@ -10,7 +10,8 @@ import (
 // start is the time at which every world begins.
 var start = time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// mostWait is how long a task that can go on waits for its turn, at most, so that it is not always the first that is the first.
+// mostWait is how long, at most, a task that can go on waits for its turn, so that the order in which tasks go on
+// varies.
 const mostWait = 30 * time.Microsecond
 
 // World is simulated processes with one queue of events.
@@ -23,7 +24,7 @@ type World struct {
 	now     time.Duration
 	seq     uint64
 	events  queue
-	procs   []*Process // that live
+	procs   []*Process // those that have not ended
 	current *task
 	steps   uint64
 	sum     uint64 // of all events so far
@@ -34,13 +35,13 @@ func NewWorld(seed uint64) *World {
 	return &World{Rand: rand.New(rand.NewPCG(seed, 0x7475726e73)), sum: 14695981039346656037 ^ seed}
 }
 
-// Now is for how long the world has been there.
+// Now is how long the world has existed, in its own time.
 func (w *World) Now() time.Duration { return w.now }
 
 // Steps is how many events there were.
 func (w *World) Steps() uint64 { return w.steps }
 
-// Sum is a checksum of all events so far, and of what Note was told. Two runs that did the same have the same.
+// Sum is a checksum of all events so far, and of the calls of Note. Runs that did the same have the same sum.
 func (w *World) Sum() uint64 { return w.sum }
 
 // Note writes something that has happened into the trace.
@@ -75,10 +76,10 @@ func (w *World) Process(name string, ppm int64) *Process {
 	return p
 }
 
-// After has f run after d. It must not wait.
+// After runs f after d. f must not wait.
 func (w *World) After(d time.Duration, f func()) { w.after(d, nil, "event", f) }
 
-// After has f run in the process after d, unless that has ended by then. It must not wait.
+// After runs f in the process after d, unless the process has ended by then. f must not wait.
 func (p *Process) After(d time.Duration, f func()) { p.w.after(d, p, "event", f) }
 
 func (w *World) after(d time.Duration, p *Process, kind string, f func()) {
@@ -86,7 +87,7 @@ func (w *World) after(d time.Duration, p *Process, kind string, f func()) {
 	w.events.push(event{at: w.now + max(d, 0), seq: w.seq, p: p, kind: kind, f: f})
 }
 
-// Run has the world go on until that time.
+// Run lets the world go on until that time.
 func (w *World) Run(until time.Duration) {
 	for len(w.events) > 0 && w.events[0].at <= until {
 		e := w.events.pop()
@@ -170,7 +171,7 @@ func (t *task) resume() {
 	})
 }
 
-// park returns when ready has been true once. Others have their turn meanwhile.
+// park returns when ready has returned true. Other tasks have their turn meanwhile.
 func (p *Process) park(ready func() bool) {
 	t := p.w.current
 	switch {
@@ -188,7 +189,7 @@ func (p *Process) park(ready func() bool) {
 	}
 }
 
-// wake gives those tasks their turn that need wait no longer.
+// wake gives a turn to the tasks that need not wait any longer.
 func (p *Process) wake() {
 	n := 0
 	for _, t := range p.parked {
@@ -212,7 +213,7 @@ func (p *Process) Kill() {
 	w := p.w
 	p.dead, p.parked = true, nil
 	outer := w.current
-	for t := range p.tasks { // their order does not matter: nothing that they do has an effect
+	for t := range p.tasks { // in any order: nothing that the tasks still do has an effect
 		w.current = t
 		t.stop()
 	}
@@ -228,7 +229,7 @@ func (p *Process) Kill() {
 // Dead reports whether the process was killed.
 func (p *Process) Dead() bool { return p.dead }
 
-// Pause has nothing happen in the process for d.
+// Pause lets nothing happen in the process for d.
 func (p *Process) Pause(d time.Duration) { p.asleep = max(p.asleep, p.w.now+d) }
 
 // Sleep lets time pass for a task.

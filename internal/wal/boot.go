@@ -15,8 +15,8 @@ func BootID() string {
 	return strings.TrimSpace(string(data))
 }
 
-// Restarted reports whether the machine may have restarted since remember was called for the same file, which
-// a loss of power may have taken. Remember is to be called when the log is open.
+// Restarted reports whether the machine may have restarted since remember was last called for this file, which a loss
+// of power may have removed. Call remember when the log is open.
 func Restarted(file string) (restarted bool, remember func() error) {
 	boot := BootID()
 	before, err := os.ReadFile(file)

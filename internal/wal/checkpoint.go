@@ -22,13 +22,12 @@ const (
 // reserveName is the file whose space the next checkpoint takes.
 const reserveName = "reserve.tmp"
 
-// Snapshot collects the records of a checkpoint: those that, replayed into an
-// empty state, give the state that all records up to a certain one have given.
+// Snapshot collects the records of a checkpoint: replayed into an empty state, they give the same state as all
+// records of the log up to a certain one.
 //
-// Any goroutine may add to it, also while another one writes. All else is for one
-// goroutine, which may let go of the lock under which records are appended as
-// long as what is added is the state of when the snapshot began. It ends with
-// Log.Save or Discard. There is one at a time.
+// Any goroutine may add records, also while another one writes. Everything else is for one goroutine. That goroutine
+// may release the lock under which records are appended, as long as what is added is the state of when the snapshot
+// began. It ends with Log.Save or Discard. There is one snapshot at a time.
 type Snapshot struct {
 	l *Log
 
@@ -36,12 +35,12 @@ type Snapshot struct {
 	buf []byte // what is not written yet; guarded by mu
 	n   uint64 // records that were added; guarded by mu
 
-	written  []byte   // the memory of what was written last, for what comes next
+	written  []byte   // the buffer that was written last, to be used again
 	f        *os.File // nil before the first part is written
 	tmp      string   // its name
 	recycled bool     // it was the reserve
 	upto     uint64
-	since    int64 // bytes of records that it stands for, beside the last checkpoint
+	since    int64 // bytes of records since the last checkpoint that it stands for
 	size     int64 // bytes written
 	unsynced int64 // bytes of them that were not synced
 	err      error // the first part that could not be written
@@ -51,7 +50,7 @@ type Snapshot struct {
 //
 // Preconditions: the caller holds the lock under which it appends.
 func (l *Log) Snapshot() *Snapshot {
-	// Nobody who adds has to wait for memory.
+	// Allocate now, so that Add never waits for memory.
 	buf, written := make([]byte, 0, 2*partBytes), make([]byte, 0, 2*partBytes)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -237,7 +236,7 @@ func (l *Log) dropOld(upto uint64) {
 	}
 }
 
-// recycle makes a file that is of no more use the reserve, unless there is one.
+// recycle makes a file that is not needed any more the reserve, unless there is one.
 func (l *Log) recycle(path string) {
 	st, err := os.Stat(path)
 	l.mu.Lock()

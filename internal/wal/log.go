@@ -79,7 +79,7 @@ type Log struct {
 	full    []*segment // those before it that are not on the medium yet, oldest first
 	room    int64      // bytes of seg that no record has been promised
 	next    uint64     // number of the next record
-	group   uint32     // number of the write that will carry what is appended now
+	group   uint32     // number of the write that will carry records appended now
 	spare   []byte     // a buffer that no segment uses
 	writing bool       // some goroutine writes without holding mu
 	syncing bool       // some goroutine syncs segments, likewise

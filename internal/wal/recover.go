@@ -111,8 +111,8 @@ func Open(dir string, opt Options, replay func(rec []byte) error) (*Log, Recover
 	return l, found, nil
 }
 
-// findReserve finds the reserve of a former process; or the file of a
-// checkpoint that it could not finish, which is as good.
+// findReserve finds the reserve of an earlier process, or the file of a checkpoint that it could not finish, which
+// will do as well.
 func (l *Log) findReserve() {
 	if st, err := os.Stat(filepath.Join(l.dir, reserveName)); err == nil {
 		l.reserve = st.Size()
@@ -143,7 +143,7 @@ func (l *Log) replaySegment(first, upto uint64, rest []uint64, found *Recovery, 
 	}
 	if len(data) >= segHeaderSize && allZero(data[:segHeaderSize]) && l.restarted && first > upto &&
 		!l.promised(append([]uint64{first}, rest...), first) {
-		l.next = first // it was started, and nothing of it was ever synced
+		l.next = first // the segment was started, and nothing of it was ever synced
 		found.Torn += int64(len(data))
 		return 0, nil
 	}
@@ -231,8 +231,8 @@ func (l *Log) resume(first uint64, end int64) error {
 		f.Close()
 		return fmt.Errorf("cannot repair the end of the log: %w", err)
 	}
-	// Records that are replayed count as durable from now on; and what was behind
-	// them must not be there again, behind a record of now.
+	// Records that are replayed count as durable from now on; and what was behind them must not reappear behind a
+	// record that is written now.
 	if !l.noSync {
 		if err := errors.Join(f.Sync(), syncDir(l.dir)); err != nil {
 			f.Close()

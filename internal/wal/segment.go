@@ -59,7 +59,7 @@ func (l *Log) nextSegment() error {
 		f.Close()
 		return err
 	}
-	if len(l.seg.buf) > 0 { // it is written apart from what comes now
+	if len(l.seg.buf) > 0 { // the full segment is written on its own: later records get another group
 		l.group++
 	}
 	last := l.next - 1
@@ -68,7 +68,7 @@ func (l *Log) nextSegment() error {
 	l.seg = &segment{file: f, off: segHeaderSize, named: true}
 	l.room = l.segSize - segHeaderSize
 	l.wg.Go(func() {
-		_ = l.Commit(last, true) // an error is the log's, and everybody meets it
+		_ = l.Commit(last, true) // an error stays in the log, and every later call returns it
 	})
 	return nil
 }

@@ -25,18 +25,18 @@ type conn struct {
 	nc       net.Conn
 	in       *bufio.Reader
 	stopping atomic.Bool
-	free     chan *buffer   // for requests that are not under way
+	free     chan *buffer   // buffers of requests that are not under way
 	waiting  sync.WaitGroup // requests that wait for far memory
 
 	mu  sync.Mutex    // held for a whole reply, or a chunk of one
 	out *bufio.Writer // guarded by mu
-	err error         // why nothing more can be said; guarded by mu
+	err error         // why nothing more can be sent; guarded by mu
 }
 
-// buffer is what a request has.
+// buffer is the memory of a request under way.
 type buffer struct {
 	header []byte // of replies
-	data   []byte // as much as it has ever needed, piece at most
+	data   []byte // grows to what its requests need, at most piece
 }
 
 // size returns n bytes of the buffer.
@@ -59,15 +59,15 @@ func newConn(s *Server, nc net.Conn, chosen session) *conn {
 	return c
 }
 
-// stop has the connection end when it has answered what has come.
+// stop ends the connection once it has answered the requests that have come.
 func (c *conn) stop() {
 	c.stopping.Store(true)
-	_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // it is closed already, if it fails
+	_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // if this fails the connection is closed already
 }
 
-// readBy sets until when what is read has to come.
+// readBy sets the deadline for reading.
 func (c *conn) readBy(t time.Time) {
-	_ = c.nc.SetReadDeadline(t) // reading will fail, if this does
+	_ = c.nc.SetReadDeadline(t) // if this fails, reading will fail
 	if c.stopping.Load() {
 		c.stop()
 	}
@@ -85,7 +85,7 @@ func (c *conn) hangUp() {
 // errGone: the client ended the connection in good order.
 var errGone = errors.New("the client has gone")
 
-// serve serves requests until the client goes, which is no error, or has to.
+// serve serves requests until the client disconnects, which is no error, or the connection has to end.
 func (c *conn) serve() error {
 	var err error
 	for err == nil {
@@ -106,7 +106,7 @@ func (c *conn) serve() error {
 // next reads a request, and answers it or has a goroutine do so.
 func (c *conn) next() error {
 	if c.in.Buffered() < requestSize {
-		c.flushIdle() // before the client is waited for
+		c.flushIdle() // before waiting for the client
 	}
 	b, err := c.in.Peek(requestSize)
 	if err != nil {
@@ -148,7 +148,7 @@ func (c *conn) next() error {
 
 var errLate = errors.New("far memory has not answered in time")
 
-// try calls fn, which waits for far memory for so long at most, or not at all.
+// try calls fn, which may wait for far memory for Config.Timeout, or, without wait, not at all.
 func (c *conn) try(wait bool, fn func(ctx context.Context) error) error {
 	if !wait {
 		return fn(far.NoWait)
@@ -158,7 +158,8 @@ func (c *conn) try(wait bool, fn func(ctx context.Context) error) error {
 	return fn(ctx)
 }
 
-// each calls fn for parts of a request that are not longer than most, until one fails.
+// each calls fn for parts of a request, of at most `most` bytes each, until one fails. Without wait it handles only
+// requests of one part; later says that each has to be called again with wait.
 func (c *conn) each(r request, most int64, wait bool, fn func(ctx context.Context, off, n int64) error) (e errno, later bool) {
 	off, end := int64(r.off), int64(r.off)+int64(r.length)
 	if !wait && end-off > most {
@@ -170,7 +171,7 @@ func (c *conn) each(r request, most int64, wait bool, fn func(ctx context.Contex
 	return e, later
 }
 
-// check finds what is wrong with a request.
+// check returns the error that a request deserves, or ok.
 func (c *conn) check(r request) errno {
 	size := uint64(c.volume.Size())
 	known := uint16(flagFUA)
@@ -210,8 +211,8 @@ func (c *conn) check(r request) errno {
 	return ok
 }
 
-// execute executes a request that is no WRITE, and answers it. If it may not wait, it may
-// report that it has to be called again, and wait. An error ends the connection.
+// execute executes a request other than WRITE, and answers it. Without wait it does not wait for far memory: later
+// then says that it has to be called again with wait. An error ends the connection.
 func (c *conn) execute(r request, wait bool, buf *buffer) (later bool, err error) {
 	e := c.check(r)
 	if e == ok {
@@ -256,10 +257,10 @@ func (c *conn) execute(r request, wait bool, buf *buffer) (later bool, err error
 	return false, c.answer(r, e, buf)
 }
 
-// stays reports whether what r changes is to survive the server before it is answered.
+// stays reports whether the change that r makes must be kept (FUA) before r is answered.
 func (c *conn) stays(r request) bool { return r.flags&flagFUA != 0 && c.volume.Kept() }
 
-// sync has what was written survive the server, if the volume does.
+// sync makes everything written so far survive the server.
 func (c *conn) sync() errno {
 	e, _ := c.errnoOf(c.try(true, c.volume.Sync))
 	return e
@@ -271,7 +272,8 @@ func (c *conn) count(kind uint16) {
 	}
 }
 
-// errnoOf is what the client is told of err; later, if it has to be tried with time.
+// errnoOf returns the error number that the client gets for err, or later if the operation has to be tried again with
+// wait.
 func (c *conn) errnoOf(err error) (e errno, later bool) {
 	switch {
 	case err == nil:
@@ -290,8 +292,8 @@ func (c *conn) errnoOf(err error) (e errno, later bool) {
 	return e, false
 }
 
-// write reads what a WRITE has to write. What is longer than a piece is written as it comes;
-// a goroutine writes the rest if that has to wait, so that the next request can be read.
+// write executes a WRITE. It writes data longer than a piece as it comes. If the last piece has to wait, or FUA asks
+// for a sync, a goroutine finishes the request, so that the next one can be read.
 func (c *conn) write(r request, buf *buffer) error {
 	e := c.check(r)
 	if r.length > maxRequest {
@@ -339,7 +341,7 @@ func (c *conn) write(r request, buf *buffer) error {
 	return err
 }
 
-// payload reads what belongs to a request, which has to come in time.
+// payload reads the data of a request, which has to come within Config.Stall.
 func (c *conn) payload(p []byte) error {
 	wait := c.in.Buffered() < len(p)
 	if wait {
@@ -355,8 +357,8 @@ func (c *conn) payload(p []byte) error {
 	return nil
 }
 
-// read answers a READ: at once if all of it is local and fits the buffer, else a piece at
-// a time.
+// read answers a READ: at once if all of it is local and fits the buffer; otherwise later, with wait, a piece at a
+// time.
 func (c *conn) read(r request, wait bool, buf *buffer) (later bool, err error) {
 	if !wait && r.length > piece {
 		return true, nil
@@ -371,7 +373,7 @@ func (c *conn) read(r request, wait bool, buf *buffer) (later bool, err error) {
 			p = buf.size(int(n))
 			switch e, later := c.errnoOf(c.try(wait, func(ctx context.Context) error { return c.volume.Read(ctx, p, off) })); {
 			case later:
-				return true, nil // nothing was said: who may not wait reads one piece
+				return true, nil // nothing was sent yet: without wait there is only one piece
 			case e != ok && off > int64(r.off) && !c.structured:
 				return false, errors.New("the rest of what it reads cannot be had, and nothing else can be said in between")
 			case e != ok:
@@ -386,7 +388,7 @@ func (c *conn) read(r request, wait bool, buf *buffer) (later bool, err error) {
 	return false, nil
 }
 
-// part sends n bytes at off, which are p, or zeros if that is nil.
+// part sends n bytes at off: p, or zeros if p is nil.
 func (c *conn) part(r request, off, n int64, p []byte, buf *buffer) error {
 	b, be := buf.header[:0], binary.BigEndian
 	flags := uint16(0)
@@ -409,8 +411,7 @@ func (c *conn) part(r request, off, n int64, p []byte, buf *buffer) error {
 	return c.send(b, p)
 }
 
-// status answers a BLOCK_STATUS. It tells of so many extents at most as a client asks for
-// in one go; the client asks for the rest.
+// status answers a BLOCK_STATUS. The answer has about 8 KiB of extents at most; the client asks for the rest.
 func (c *conn) status(r request, buf *buffer) error {
 	be := binary.BigEndian
 	b := be.AppendUint32(buf.size(piece)[:0], metaID)
@@ -441,13 +442,13 @@ func (c *conn) answer(r request, e errno, buf *buffer) error {
 	default:
 		b = chunkHeader(b, r.cookie, chunkDone, chunkError, 6)
 		b = binary.BigEndian.AppendUint32(b, uint32(e))
-		b = append(b, 0, 0) // a message, which has no bytes
+		b = append(b, 0, 0) // the length of the error message, which is empty
 	}
 	buf.header = b
 	return c.send(b, nil)
 }
 
-// send sends a header and what belongs to it. It is there when flush has been called.
+// send puts a header and its data into the output buffer, which flush sends.
 func (c *conn) send(header, data []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -474,8 +475,8 @@ func (c *conn) flush() {
 	}
 }
 
-// flushIdle sends what is in the buffer, unless a reply is being sent: who sends it flushes
-// when it is complete.
+// flushIdle sends what is in the buffer, unless a reply is being sent: the goroutine that sends it flushes when the
+// reply is complete.
 func (c *conn) flushIdle() {
 	if c.mu.TryLock() {
 		c.flush()
@@ -483,9 +484,9 @@ func (c *conn) flushIdle() {
 	}
 }
 
-// takeTime gives the client time for what is sent now.
+// takeTime gives the client Config.Stall to take what is sent now.
 func (c *conn) takeTime() {
-	_ = c.nc.SetWriteDeadline(time.Now().Add(c.s.cfg.Stall)) // writing will fail, if this does
+	_ = c.nc.SetWriteDeadline(time.Now().Add(c.s.cfg.Stall)) // if this fails, writing will fail
 }
 
 // failed ends the connection if err says that nothing more can be sent.
@@ -496,6 +497,6 @@ func (c *conn) failed(err error) error {
 		return nil
 	}
 	c.err = fmt.Errorf("cannot send a reply: %w", err)
-	c.hangUp() // whoever reads requests notices
+	c.hangUp() // the goroutine that reads requests notices
 	return errGone
 }

@@ -17,7 +17,7 @@ type session struct {
 	meta       bool // block status is asked for base:allocation
 }
 
-// errAbort: the client went in good order.
+// errAbort: the client has ended the negotiation in good order.
 var errAbort = errors.New("the client has chosen nothing")
 
 // negotiation is a connection before the first request.
@@ -30,8 +30,7 @@ type negotiation struct {
 	session
 }
 
-// negotiate has a client choose. The connection that is used from then on is nc, or TLS
-// over it.
+// negotiate lets a client choose the export. It returns the connection to use from then on: nc, or TLS over it.
 func (s *Server) negotiate(nc net.Conn) (net.Conn, session, error) {
 	n := &negotiation{s: s, nc: nc, secure: s.cfg.TLS == nil}
 	be := binary.BigEndian
@@ -58,7 +57,7 @@ func (s *Server) negotiate(nc net.Conn) (net.Conn, session, error) {
 	}
 }
 
-// read reads so many bytes, and no more: what follows may have to be read through TLS.
+// read reads exactly count bytes: what follows may have to be read through TLS.
 func (n *negotiation) read(count int) ([]byte, error) {
 	if n.said += count; n.said > maxSaid {
 		return nil, errors.New("it sends more than 16 KiB without choosing an export")
@@ -88,7 +87,7 @@ func (n *negotiation) option() (done bool, err error) {
 	}
 	switch {
 	case option == optAbort:
-		_ = n.answer(option, ackOption, nil) // it may be gone already
+		_ = n.answer(option, ackOption, nil) // the client may be gone already
 		return false, errAbort
 	case option == optStartTLS:
 		return false, n.startTLS(data)
@@ -153,7 +152,7 @@ func (n *negotiation) startTLS(data []byte) error {
 	if err := c.HandshakeContext(context.Background()); err != nil { // the connection has a deadline
 		return err
 	}
-	// What was said before could have been another's.
+	// An attacker could have sent what came before TLS.
 	n.nc, n.secure, n.session = c, true, session{}
 	return nil
 }
@@ -241,7 +240,7 @@ func (n *negotiation) metaContexts(option uint32, data []byte) error {
 	return n.answer(option, ackOption, nil)
 }
 
-// cutString cuts a string with its length in front of it off b.
+// cutString cuts off b a string that has its length in front of it.
 func cutString(b []byte) (s string, rest []byte, ok bool) {
 	if len(b) < 4 {
 		return "", nil, false

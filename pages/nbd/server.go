@@ -23,11 +23,11 @@ const (
 	// closeTime is how long Close lets requests finish.
 	closeTime = 3 * time.Second
 
-	preferred  = pages.Size // what an offset and a length are best a multiple of
+	preferred  = pages.Size // offsets and lengths are best multiples of it
 	maxRequest = 32 << 20   // bytes
-	piece      = 128 << 10  // bytes that a request's buffer has
+	piece      = 128 << 10  // bytes of a request's buffer, at most
 	atATime    = 16         // requests of a connection
-	atOnce     = 1 << 20    // bytes that are discarded while the next request waits
+	atOnce     = 1 << 20    // bytes that are discarded at a time, while the next request waits
 	readers    = 4          // windows that are read ahead at a time
 	mostAhead  = 128        // pages of a window
 )
@@ -40,8 +40,8 @@ type Config struct {
 	TLS      *tls.Config   // what every client must use; nil for plain connections
 	MaxConns int           // 16 if it is 0
 	Timeout  time.Duration // how long a piece of a request may wait for far memory; 10 s if it is 0
-	Stall    time.Duration // how long a client may take for a piece of 128 KiB; 30 s if it is 0
-	Ahead    bool          // a connection has its buffers from its start, not when requests need them
+	Stall    time.Duration // how long a client may take to send or receive 128 KiB; 30 s if it is 0
+	Ahead    bool          // a connection allocates its buffers when it starts, not when requests need them
 	Logger   *slog.Logger  // slog.Default if it is nil
 }
 
@@ -55,7 +55,7 @@ type Server struct {
 
 	aheadMu sync.Mutex
 	streams ahead.Streams // of all connections, since a client may use several for one stream; guarded by aheadMu
-	reading chan struct{} // has room for readers
+	reading chan struct{} // capacity readers: one entry for each window that is being read
 
 	mu     sync.Mutex
 	closed bool                      // guarded by mu
@@ -101,7 +101,7 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// flags are those of the export.
+// flags are the flags of the export.
 func (s *Server) flags() uint16 {
 	f := hasFlags | sendFlush | sendFUA | sendDF | canMultiConn | sendCache
 	if s.cfg.ReadOnly {
@@ -129,7 +129,7 @@ func (s *Server) Serve(lis net.Listener) error {
 	return errors.Join(fmt.Errorf("cannot accept: %w", err), lis.Close())
 }
 
-// enter has a client choose, and serves it in a goroutine of its own.
+// enter negotiates with a client, and serves it in a goroutine of its own.
 func (s *Server) enter(v *accept.Visitor) error {
 	nc, chosen, err := s.negotiate(v)
 	if err == errAbort {

@@ -5,15 +5,16 @@ import "polder/pages"
 const (
 	maxWindow = 128 // pages that are read ahead at a time, at most
 	maxMarks  = 8
-	// overThere is how many windows the next one may reach over, of a stream where pages are there already.
+	// overThere is how many times its length a stream's window may reach, passing over pages that are there already.
 	overThere = 8
 )
 
-// marks are pages that were read ahead and are kept from the client, though they have frames: that one of them is touched
-// says that a stream has come so far, and the next window is read while the client uses the rest of this one.
+// marks are pages that were read ahead and have frames, but are kept from the client. When the client touches one,
+// the pager knows that a stream has come so far, and reads its next window while the client uses the rest of this
+// one.
 type marks struct {
-	frames [maxMarks]uint32 // + 1, or 0
-	next   int              // whose page the client gets if all are in use
+	frames [maxMarks]uint32 // the frame + 1, or 0 if the slot is free
+	next   int              // the slot whose page the client gets if all slots are in use
 	pages  [maxMarks][pages.Size]byte
 }
 
@@ -47,7 +48,7 @@ func (m *mapping) unpark(at uint32, write bool) {
 	m.placed(row, write, m.copyIn(row, m.marks.pages[i][:], write))
 }
 
-// forgetMark has a frame be no mark any more, and returns the number that it had.
+// forgetMark takes a frame out of marks, and returns the slot that it had.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) forgetMark(at uint32) int {
@@ -60,14 +61,14 @@ func (m *mapping) forgetMark(at uint32) int {
 	return -1
 }
 
-// readAhead reads those pages of a window that are not there, as far as frames are free, or can be made so at once.
+// readAhead reads the pages of a window that are not there, as far as frames are free or makeRoom frees some.
 func (m *mapping) readAhead(j job, b []byte) {
 	var numbers [maxWindow]int64
 	var frames [maxWindow]uint32
 	w, n, mark := j.ahead, 0, -1
 	m.mu.Lock()
 	page, most := w.First, w.Count
-	if j.stream { // it comes by the pages that are there in no time
+	if j.stream { // the client passes pages that are there in no time
 		most *= overThere
 	}
 	for i := int64(0); i < most && n < int(w.Count); i, page = i+1, page+w.Stride {
@@ -103,7 +104,8 @@ func (m *mapping) readAhead(j job, b []byte) {
 	}
 }
 
-// placeMark keeps the page with which a stream's next window is to be read from the client, unless it has come to it already.
+// placeMark makes the page, whose touch is to trigger a stream's next window, a mark, unless the client waits for it
+// already.
 func (m *mapping) placeMark(at uint32, page []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -117,7 +119,7 @@ func (m *mapping) placeMark(at uint32, page []byte) {
 	m.follow(f.page)
 }
 
-// follow has a stream go on that has come to a page.
+// follow makes a worker read the next window of a stream, if one is due now that the client has come to page.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) follow(page int64) {

@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	batch = 32  // dirty pages that are evicted at a time: those who write to them wait so long
-	drops = 128 // clean ones
+	batch = 32  // dirty pages evicted at a time: a write to one of them may wait for all
+	drops = 128 // clean pages evicted at a time
 )
 
-// low is how many frames the evictor keeps free: at fewer it begins, and goes on until there
-// are enough. None are needed where there is one for each page.
+// low is how many frames the evictor keeps free: it begins when no more are free, and goes on until enough are. It is
+// 0 if there is a frame for each page.
 func (m *mapping) low() int {
 	if len(m.frames) == len(m.index) {
 		return 0
@@ -25,7 +25,7 @@ func (m *mapping) low() int {
 
 func (m *mapping) enough() int { return 2 * m.low() }
 
-// poke has the evictor look whether frames are needed.
+// poke wakes the evictor, which checks whether frames are needed.
 func (m *mapping) poke() {
 	select {
 	case m.evict <- struct{}{}:
@@ -61,20 +61,20 @@ func (m *mapping) evictor() {
 	}
 }
 
-// together is how many pages that were kept go together, if they lie side by side: were they taken one by one, those that are
-// there and those that are not would alternate, and each system call be for few of them.
+// together is how many kept pages are evicted together if they are adjacent. If they were taken one by one, present
+// and missing pages would alternate, and each system call would handle only a few.
 const together = 16
 
 // chosen are frames whose pages are about to go.
 type chosen struct {
 	dirty, clean [drops]uint32
-	victims      int // of dirty, at most batch
-	dropped      int // of clean
+	victims      int // number of dirty, at most batch
+	dropped      int // number of clean
 	freed        int // frames that are free already
 }
 
-// choose has the policy say which pages go, of which at most so many may be clean. Those that are dirty it protects, unless they
-// are to be left where they are. Both are ordered by page.
+// choose chooses, as the policy says, the pages that go: at most `most` clean ones, and a batch of dirty ones, which
+// it write-protects. If leave is set it leaves dirty pages where they are. It orders both by page.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) choose(c *chosen, most int, leave bool) {
@@ -87,7 +87,7 @@ func (m *mapping) choose(c *chosen, most int, leave bool) {
 		at := m.policy.next()
 		first, wasKept := m.frames[at].page/together*together, m.policy.keeps(at)
 		if taken := m.take(c, at, leave); !taken && leave && !wasKept && m.frames[at].state == dirty {
-			break // those behind it were read ahead, and are to be used first: it is for the evictor to write out
+			break // younger pages were read ahead, and are yet to be used: the evictor must write this one out
 		} else if !taken || !wasKept {
 			continue
 		}
@@ -107,7 +107,7 @@ func (m *mapping) choose(c *chosen, most int, leave bool) {
 	}
 }
 
-// take has the page of a frame go if it can, and reports whether it does.
+// take chooses the page of a frame to go if it can go now, and reports whether it does.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) take(c *chosen, at uint32, leave bool) bool {
@@ -123,7 +123,7 @@ func (m *mapping) take(c *chosen, at uint32, leave bool) bool {
 	}
 	m.policy.chose(at)
 	switch f.state {
-	case parked: // its page is not in the memory
+	case parked: // its page is in marks, not in the memory
 		m.forgetMark(at)
 		m.release(at, m.policy.gone(at))
 		c.freed++
@@ -139,10 +139,11 @@ func (m *mapping) take(c *chosen, at uint32, leave bool) bool {
 	return true
 }
 
-// makeRoom drops clean pages for n others, as far as there are some, and reports whether more frames are free than before. It
-// is for those who read ahead faster than the evictor, which only one of two processors may be left for, and is woken late.
+// makeRoom drops up to n clean pages, as far as there are some, and reports whether more frames are free than before.
+// Workers that read ahead faster than the evictor frees frames call it: of two processors, the evictor may have only
+// one, and it is woken late.
 //
-// Preconditions: m.mu is held, and is not while pages are dropped.
+// Preconditions: m.mu is held; it is released while pages are dropped.
 func (m *mapping) makeRoom(n int) bool {
 	var c chosen
 	m.choose(&c, min(n, m.low()), true)
@@ -159,7 +160,7 @@ func (m *mapping) byPage(frames []uint32) {
 	slices.SortFunc(frames, func(a, b uint32) int { return cmp.Compare(m.frames[a].page, m.frames[b].page) })
 }
 
-// row is the first of frames, as far as their pages are in a row.
+// row returns the longest prefix of frames whose pages are adjacent.
 func (m *mapping) row(frames []uint32) []uint32 {
 	n := 1
 	for n < len(frames) && m.frames[frames[n]].page == m.frames[frames[n-1]].page+1 {
@@ -168,10 +169,11 @@ func (m *mapping) row(frames []uint32) []uint32 {
 	return frames[:n]
 }
 
-// drop takes pages that the volume has out of the memory, those that are in a row at once. The lock is not held meanwhile, so
-// that other pages come and go at the same time.
+// drop takes pages that the volume has out of the memory, adjacent ones with one system call. The lock is not held
+// meanwhile, so that other pages can come and go.
 //
-// Preconditions: the frames are evicting, and the caller's; their pages are protected, and in order; m.mu is not held.
+// Preconditions: the caller has set the frames to evicting; their pages are protected, and in order; m.mu is not
+// held.
 func (m *mapping) drop(frames []uint32) {
 	for rest := frames; len(rest) > 0; {
 		row := m.row(rest)
@@ -191,14 +193,14 @@ func (m *mapping) drop(frames []uint32) {
 	for _, at := range frames {
 		page, want := m.frames[at].page, m.frames[at].want
 		m.release(at, m.policy.gone(at))
-		if want { // who needs it tries again
+		if want { // the access that waits is retried
 			m.must(m.fd.Wake(m.addr(page), pages.Size))
 		}
 	}
 }
 
-// writeOut writes pages to the volume, those that are in a row at once, and drops those that
-// nobody has needed meanwhile. It returns how many.
+// writeOut writes pages to the volume, having read adjacent ones with one call, and drops those that nobody has
+// needed meanwhile. It returns how many it has dropped.
 //
 // Preconditions: the victims are as choose has returned them; b has room for their pages.
 func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
@@ -211,7 +213,7 @@ func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
 	m.volume.WillWrite(ctx, numbers[:len(victims)])
 	var failed error
 	for len(victims) > 0 {
-		row := m.row(victims) // as long as they are evicting nobody else changes their pages
+		row := m.row(victims) // nobody else changes the pages of frames that are evicting
 		victims = victims[len(row):]
 		first, b := m.frames[row[0]].page, b[:len(row)*pages.Size]
 		_, err := m.memory.File().ReadAt(b, first*pages.Size)
@@ -239,7 +241,8 @@ func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
 	return freed
 }
 
-// dropWritten drops the first pages of a row, so many, that nobody needs, and has the others stay.
+// dropWritten drops those of the first written pages of a row that nobody needs, and lets all other pages of the row
+// stay.
 func (m *mapping) dropWritten(row []uint32, written int) (freed int) {
 	var gone [batch]uint32
 	m.mu.Lock()

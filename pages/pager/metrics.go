@@ -17,8 +17,8 @@ var (
 	framesDesc   = prometheus.NewDesc("polder_pager_local_bytes", "Bytes of mappings that may be local.", nil, nil)
 )
 
-// Collector returns a Prometheus collector of the server's statistics, with names that start
-// with polder_pager_. Those of its far memory are its heap's.
+// Collector returns a Prometheus collector of the server's statistics, with names that start with polder_pager_. The
+// heap's collector has those of its far memory.
 func (s *Server) Collector() prometheus.Collector { return collector{s} }
 
 type collector struct{ s *Server }

@@ -22,23 +22,23 @@ const (
 	mappingStart = "mapping "
 )
 
-// patience is how long the client that a region had before may take to end. Tests change it.
+// patience is how long the previous client of a region may take to end. Tests change it.
 var patience = 5 * time.Second
 
-// named is a region that outlives its client. One client at a time has it.
+// named is a region that outlives its client. It has one client at a time.
 type named struct {
 	name string
 	size int64
 
 	// Guarded by the server's mu.
-	saved  bool          // the heap has kept it, and nobody has opened it yet
-	volume *pages.Volume // nil if nobody has had it yet
+	saved  bool          // the heap has kept its volume, and nobody has opened that yet
+	volume *pages.Volume // nil if it has not been opened since the server was made
 	ended  chan struct{} // closed when its client has gone; nil if it has none
-	broken error         // why what it had is not complete
+	broken error         // why the volume lacks part of what its last client had; nil if it is complete
 }
 
-// loadNamed finds the regions that the heap has kept, and gives those back whose clients have
-// ended with another pager.
+// loadNamed finds the regions that the heap has kept, and frees the volumes of mappings without a name, whose clients
+// have ended with another pager.
 func (s *Server) loadNamed() error {
 	for name, size := range s.cfg.Volumes.Saved() {
 		if region, ok := strings.CutPrefix(name, namedStart); ok {
@@ -58,8 +58,8 @@ func (s *Server) loadNamed() error {
 	return nil
 }
 
-// find finds the region that a client asks for by its name, or makes one; nil if it has no name. It waits for the
-// client before it, if that is about to end.
+// find returns the region that a client asks for by its name: a new one if there is none, nil if the client gives no
+// name. If the region's previous client is about to end, find waits for that, for patience at most.
 //
 // Preconditions: s.mu is held, and is not while it waits.
 func (s *Server) find(a wire.Attach) (*named, error) {
@@ -124,7 +124,7 @@ func (s *Server) remove(name string) error {
 	return nil
 }
 
-// volume is what a mapping has behind its memory.
+// volume opens the volume that is behind a mapping's memory.
 func (s *Server) volume(a wire.Attach, region *named, number int) (*pages.Volume, error) {
 	if region == nil {
 		return s.cfg.Volumes.Volume(fmt.Sprintf("%s%d", mappingStart, number), int64(a.Size))
@@ -145,8 +145,9 @@ func (s *Server) volume(a wire.Attach, region *named, number int) (*pages.Volume
 	return v, nil
 }
 
-// begin has the mapping begin with what its region has; or go on, with what is in the memory, and with what its pages
-// were in the last checkpoint, if no other client had the region since.
+// begin sets up what a mapping starts with. A new client starts with what its region's volume has. A client that
+// resumes goes on with what is in the memory, and, if no other client has had the region since, with the pages that
+// the last checkpoint has in their latest version.
 func (m *mapping) begin(resume bool) error {
 	m.written = make([]uint64, (len(m.index)+63)/64)
 	mark := m.markWord()
@@ -163,13 +164,13 @@ func (m *mapping) begin(resume bool) error {
 			}
 			off += n
 		}
-		return m.checkpoint(m.ctx) // or the next pager would take the client for the one before it
+		return m.checkpoint(m.ctx) // otherwise the next pager could take the client before this one for it
 	}
 	same := m.region != nil && m.volume.Mark() == mark.Load()
 	if m.region != nil && m.volume.Mark() != 0 && !same {
 		return fmt.Errorf("another process has had region %q since", m.region.name)
 	}
-	if !same { // nothing in the volume is what this client has had there
+	if !same { // the volume is not the one that this client had, and has nothing of it
 		for page := int64(0); page < int64(len(m.index)); page += 64 {
 			m.keptWord(page).Store(0)
 		}
@@ -186,11 +187,11 @@ func (m *mapping) begin(resume bool) error {
 	if m.region == nil {
 		return nil
 	}
-	return m.checkpoint(m.ctx) // or what is lost would be there again, and old, for a client after this one
+	return m.checkpoint(m.ctx) // otherwise a later client could find old contents of pages that are lost
 }
 
-// forget has the volume say what is known of the pages of a client whose pager has died: those that are lost are so
-// for whoever has the region later, and those that had become zeros are zeros.
+// forget records in the volume what became of the pages of a client whose pager has died: lost pages are lost for
+// whoever has the region later, and pages that had become zeros are zeros.
 func (m *mapping) forget() error {
 	ctx, cancel := context.WithTimeout(m.ctx, m.s.cfg.Timeout)
 	defer cancel()
@@ -211,7 +212,7 @@ func (m *mapping) forget() error {
 	return nil
 }
 
-// sync has what is in the memory written to the volume, and the volume outlive the pager, if its heap does.
+// sync writes what is in the memory to the volume, and takes a checkpoint if the heap is kept.
 func (m *mapping) sync(ctx context.Context) error {
 	if m.region == nil {
 		return fmt.Errorf("%w: the region has no name, and nothing of it outlives its process", errRefused)
@@ -227,8 +228,8 @@ func (m *mapping) sync(ctx context.Context) error {
 	return m.checkpoint(ctx)
 }
 
-// syncFrame writes the page of a frame, if it may have been written to. It stays in the memory. A page that is pinned
-// is written as it is at the moment.
+// syncFrame writes the page of a frame to the volume if it may have been written to. The page stays in the memory. A
+// page that is pinned is not protected meanwhile, and is written as it is at the moment.
 func (m *mapping) syncFrame(ctx context.Context, at uint32, b []byte) error {
 	m.mu.Lock()
 	f := &m.frames[at]
@@ -268,7 +269,7 @@ func (m *mapping) keep(ctx context.Context, page int64, b []byte) error {
 	return m.volume.Write(ctx, b, page*pages.Size)
 }
 
-// changes says that the volume is about to have another page than the last checkpoint.
+// changes records that the volume is about to have a newer version of a page than the last checkpoint.
 func (m *mapping) changes(page int64) {
 	if m.region == nil {
 		return
@@ -281,7 +282,8 @@ func (m *mapping) changes(page int64) {
 	}
 }
 
-// checkpoint has what is in the volume outlive the pager, and tells the client for which pages that is so.
+// checkpoint takes a checkpoint, if the heap is kept, and records in the table which pages it has in the volume's
+// version.
 func (m *mapping) checkpoint(ctx context.Context) error {
 	if !m.volume.Kept() {
 		return nil
@@ -302,7 +304,8 @@ func (m *mapping) checkpoint(ctx context.Context) error {
 	return nil
 }
 
-// keepAll has all that is in the memory outlive the mapping, which has ended.
+// keepAll writes everything in the memory of a mapping that has ended to the volume, and takes a checkpoint. If only
+// the checkpoint fails it is logged.
 func (m *mapping) keepAll() error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.s.cfg.Timeout)
 	defer cancel()
@@ -320,7 +323,7 @@ func (m *mapping) keepAll() error {
 	return nil
 }
 
-// greet answers the Attach.
+// greet answers the client's Attach.
 func (m *mapping) greet(err error) {
 	r := replyTo(0, err)
 	if err == nil && m.again {
@@ -329,12 +332,13 @@ func (m *mapping) greet(err error) {
 	m.send(r)
 }
 
-// keptWord is the word of the table that says of a page, and those beside it, whether a checkpoint has it as the volume has.
+// keptWord is the word of the table with the bits of a page and those beside it: whether the last checkpoint has the
+// page in the volume's version.
 func (m *mapping) keptWord(page int64) *atomic.Uint64 {
 	return arena.Word64(m.table.Bytes()[wire.TableKept(uint64(m.size))+int(page/64*8):])
 }
 
-// markWord is the word of the table that says which volume is meant.
+// markWord is the word of the table that has the mark of the client's volume.
 func (m *mapping) markWord() *atomic.Uint64 {
 	return arena.Word64(m.table.Bytes()[2*wire.TableKept(uint64(m.size)):])
 }

@@ -10,7 +10,7 @@ import (
 	"polder/pages/internal/wire"
 )
 
-// errRefused: a client asks for what may not be.
+// errRefused: a client asks for something that is not allowed.
 var errRefused = errors.New("refused")
 
 // requests serves what the client asks for, until the connection ends.
@@ -94,8 +94,7 @@ func (m *mapping) span(r wire.Request) (first, end int64, err error) {
 	return int64(r.Off) / pages.Size, int64(r.Off+r.N+pages.Size-1) / pages.Size, nil
 }
 
-// pin brings a range into the memory and keeps it there. If it is to be written to, it is not
-// protected any more.
+// pin brings a range into the memory and keeps it there. If the client is to write to it, pin ends its protection.
 func (m *mapping) pin(r wire.Request) error {
 	first, end, err := m.span(r)
 	if err != nil {
@@ -107,7 +106,7 @@ func (m *mapping) pin(r wire.Request) error {
 	if most := int64(len(m.frames) / 2); twice || m.pinned+end-first > most || len(m.pins) >= wire.MaxPins {
 		return fmt.Errorf("%w: %d pages are pinned in %d ranges, and %d more would be too much: at most %d may be", errRefused, m.pinned, len(m.pins), end-first, most)
 	}
-	m.pins[r.ID] = wire.Request{} // under way: nobody can unpin it
+	m.pins[r.ID] = wire.Request{} // under way: unpin ignores it
 	m.pinned += end - first
 	done, err := m.pinPages(first, end, r.Flags&wire.Write != 0)
 	if err != nil {
@@ -120,7 +119,7 @@ func (m *mapping) pin(r wire.Request) error {
 	return nil
 }
 
-// pinPages pins the pages from first to end, and returns up to where it did.
+// pinPages pins the pages from first to end, and returns the page up to which it did.
 //
 // Preconditions: m.mu is held, and is not while it waits.
 func (m *mapping) pinPages(first, end int64, write bool) (int64, error) {
@@ -162,8 +161,8 @@ func (m *mapping) pinPages(first, end int64, write bool) (int64, error) {
 
 var errPoisoned = &far.LostError{Segment: "accesses to it fail"}
 
-// bring brings pages that are not there, from the first one of a range on, pins them, and
-// returns how many.
+// bring brings and pins the missing pages at the start of a range, MaxRead at most, and returns how many. It returns
+// 0 and no error if another goroutine has brought the first one meanwhile.
 //
 // Preconditions: m.mu is held, and is not while it waits.
 func (m *mapping) bring(first, end int64, write bool) (int64, error) {
@@ -180,7 +179,7 @@ func (m *mapping) bring(first, end int64, write bool) (int64, error) {
 		if n == 0 {
 			at, err := m.claimWait(page)
 			if at == 0 {
-				return 0, err // or another has brought it
+				return 0, err // nil if another goroutine has brought it
 			}
 			frames[0] = at - 1
 		} else {

@@ -2,32 +2,36 @@ package pager
 
 import "slices"
 
-// policy says which page of a mapping is evicted next. It learns of a page when it comes and when it goes, but never that a
-// page that is there is read.
+// policy says which page of a mapping is evicted next. It is told when a page comes and when it goes, but never that
+// a page that is there is read.
 //
-// Pages that come are young, and the oldest of them is evicted, unless fewer are kept than may be: then it is kept, and the
-// next one looked at. So what came first stays, and who goes round a loop that is too large finds a part of it each time: if
-// the oldest of all were evicted, each page would go just before it is needed. The same holds for what is scanned only once.
+// Pages are young when they come, and the oldest young page is evicted. If fewer pages are kept than may be, however,
+// the oldest young page becomes a kept one, and the next one is considered. So the pages that came first stay, and a
+// client that goes round a loop that is larger than its frames finds a part of it each time: if the oldest of all
+// pages were evicted, each page would go just before it is needed. Kept pages also stay while something is scanned
+// only once.
 //
-// Which pages are kept changes for two reasons. One of 32 that are evicted was kept, and is taken from anywhere among those. And
-// a young page that comes back in less than half the time that they take is kept from then on. If they do not come back, that
-// time becomes longer: they are judged when they come back, or have been away for half as long again as others were. In a large
-// loop that takes long, and many are on their way meanwhile, of which nothing is known yet.
+// Which pages are kept changes for two reasons. One in 32 evicted pages is a kept page, chosen from anywhere among
+// the kept ones. And a young page that comes back in less than half the time that evicted kept pages take to come
+// back is kept from then on. Time is counted in evictions. An evicted kept page is judged when it comes back, or when
+// it has been away half as long again as the average: then it counts as taking twice the time that it has been away,
+// which makes the average longer. In a large loop this takes long, and many pages are away meanwhile of which nothing
+// is known yet.
 type policy struct {
-	at    []place // of each frame; then the end of the queue of young ones
-	count [2]int  // frames that are young, and that are kept
-	tried [2]int  // of them, since a page was chosen
-	most  int     // how many may be kept
-	hand  int     // the frame of those that are kept that was the latest to be said
+	at    []place // by frame; the last one is the end of the queue of young pages
+	count [2]int  // of young pages, and of kept pages
+	tried [2]int  // how many of them next has returned since a page was chosen
+	most  int     // how many pages may be kept
+	hand  int     // the frame that anyKept returned last, or has come to
 
 	evicted uint32     // pages
-	due     int        // how many pages that are young are chosen before one that was kept
-	away    int        // after how many evictions those came back, or were given up, times recent
-	watch   [64]uint32 // which of the evictions were of pages that had been kept and are not judged yet, the oldest first
-	watched int        // how many there are
+	due     int        // how many more young pages are chosen before a kept one
+	away    int        // recent times the average number of evictions until a kept page came back, or was given up
+	watch   [64]uint32 // which evictions were of kept pages that are not judged yet, oldest first
+	watched int        // length of watch in use
 }
 
-// place is what a frame's page is. If it is young, it is in a queue, which goes round.
+// place is the state of a frame's page. Young pages are linked in a queue, which is a ring.
 type place struct {
 	next, prev uint32
 	is         uint8
@@ -37,21 +41,23 @@ const (
 	young uint8 = iota
 	kept
 	nothing
-	going = 4 // it was young or kept, and is about to be evicted
+	going = 4 // flag: the page, young or kept, is about to be evicted
 
-	sample = 32         // one of so many is of those that are kept
-	recent = 32         // pages of which an average of times is made
-	sparse = 16         // so many pages are watched at most in the time that they take, so that those are not all from one part of a loop
-	step   = 2654435761 // a prime, so that it comes to all frames
+	sample = 32 // one in this many evicted pages is a kept one
+	recent = 32 // pages that policy.away averages over
+	// sparse is how many pages are watched at most in the average time that they take to come back, so that they do
+	// not all come from one part of a loop.
+	sparse = 16
+	step   = 2654435761 // a prime, so that anyKept comes to all frames
 
-	// What policy says of a page that was evicted.
+	// What policy.gone returns about an evicted page.
 	wasHere   = 1 << 31
 	wasKept   = 1 << 30
-	countMask = 1<<29 - 1 // policy.evicted then
+	countMask = 1<<29 - 1 // the value of policy.evicted
 )
 
-// newPolicy makes a policy for so many frames, of which so many are free most of the time, and has at least so many for those
-// that are young, or a few more.
+// newPolicy makes a policy for this many frames, of which free are free most of the time. It leaves room for at least
+// young young pages, or a few more, but always lets a quarter of the frames be kept.
 func newPolicy(frames, free, young int) *policy {
 	p := &policy{at: make([]place, frames+1), most: max(frames-free-max(young, 2*batch), frames/4), away: frames * recent}
 	for i := range frames {
@@ -61,10 +67,10 @@ func newPolicy(frames, free, young int) *policy {
 	return p
 }
 
-// end is before the oldest frame of the queue, and behind the youngest.
+// end is the entry of at before the oldest frame of the queue, and behind the youngest.
 func (p *policy) end() uint32 { return uint32(len(p.at) - 1) }
 
-// came takes in that a frame has a page now. Was is what gone said of the page, or 0.
+// came records that a frame has a page now. was is what gone has returned when the page was last evicted, or 0.
 func (p *policy) came(at, was uint32) {
 	is := young
 	if was&wasHere != 0 {
@@ -81,7 +87,7 @@ func (p *policy) came(at, was uint32) {
 	p.become(at, is)
 }
 
-// gone takes in that the page of a frame was evicted, and returns what to tell came if it comes back.
+// gone records that the page of a frame was evicted, and returns what to pass to came if the page comes back.
 func (p *policy) gone(at uint32) (was uint32) {
 	was = wasHere
 	if p.at[at].is&^going == kept {
@@ -101,14 +107,15 @@ func (p *policy) gone(at uint32) (was uint32) {
 	return was | p.evicted&countMask
 }
 
-// judge takes in after how many evictions the i-th page that is watched has come back, or is guessed to.
+// judge records after how many evictions (away) the i-th watched page has come back, or is assumed to, and stops
+// watching it.
 func (p *policy) judge(i, away int) {
 	p.watched--
 	copy(p.watch[i:p.watched], p.watch[i+1:])
 	p.away += min(away, 4*len(p.at)) - p.away/recent
 }
 
-// forget takes in that a frame has no page any more, if it had one.
+// forget records that a frame has no page any more, if it had one.
 func (p *policy) forget(at uint32) {
 	f := &p.at[at]
 	if f.is == young {
@@ -123,7 +130,7 @@ func (p *policy) forget(at uint32) {
 // keeps reports whether the page of a frame is kept.
 func (p *policy) keeps(at uint32) bool { return p.at[at].is == kept }
 
-// stays takes in that a page which was chosen is not evicted.
+// stays records that a page that was chosen is not evicted.
 func (p *policy) stays(at uint32) { p.become(at, p.at[at].is&^going) }
 
 func (p *policy) become(at uint32, is uint8) {
@@ -136,7 +143,8 @@ func (p *policy) become(at uint32, is uint8) {
 	}
 }
 
-// next says whose page should go. If it is asked again before chose is called, it says another, and comes to all in the end.
+// next returns the frame whose page should go. If it is called again before chose is, it returns another one, and in
+// the end all.
 //
 // Preconditions: there is a page.
 func (p *policy) next() (at uint32) {
@@ -149,7 +157,7 @@ func (p *policy) next() (at uint32) {
 	if p.count[kept] > p.most || p.due <= 0 {
 		is = kept
 	}
-	if p.tried[is] >= 2*p.count[is] { // none of them can go
+	if p.tried[is] >= 2*p.count[is] { // the caller could evict none of them
 		is = kept - is
 	}
 	p.tried[is]++
@@ -162,8 +170,9 @@ func (p *policy) next() (at uint32) {
 	return at
 }
 
-// anyKept says one of the frames that are kept, and comes to all of them in an order that has nothing to do with that of their
-// pages: whoever goes round a loop is not to find, again and again, that the next one has just gone.
+// anyKept returns a frame whose page is kept. Repeated calls come to all of them, in an order unrelated to that of
+// their pages: otherwise a client that goes round a loop could find, again and again, that the next page has just
+// gone.
 //
 // Preconditions: there is one.
 func (p *policy) anyKept() uint32 {
@@ -178,8 +187,9 @@ func (p *policy) anyKept() uint32 {
 	}
 }
 
-// chose takes in that the page which next has said is about to be evicted. From then on it counts as gone: of those that are
-// chosen together there is one more of those that are kept than may be, and not all.
+// chose records that the page that next has returned is about to be evicted. From then on the page counts as gone: if
+// one page more is kept than may be, then one of the pages that are chosen together is a kept one, and not all of
+// them.
 func (p *policy) chose(at uint32) {
 	is := p.at[at].is
 	p.forget(at)

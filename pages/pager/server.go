@@ -32,7 +32,7 @@ const MinLocal = 256 << 10
 type Config struct {
 	Volumes     *pages.Volumes
 	Size        int64         // bytes that all mappings may have
-	Frames      int64         // bytes of them that may be in memory at a time
+	Frames      int64         // bytes of all mappings that may be in memory at a time
 	MaxMappings int           // 16 if it is 0
 	Timeout     time.Duration // how long an access waits for far memory before it fails; 10 s if it is 0
 	Logger      *slog.Logger  // slog.Default if it is nil
@@ -53,8 +53,8 @@ type Server struct {
 	lis      map[*net.UnixListener]struct{} // guarded by mu
 	mappings int                            // guarded by mu
 	size     int64                          // of all mappings; guarded by mu
-	frames   int64                          // that they may have, in bytes; guarded by mu
-	made     int                            // mappings since the start; guarded by mu
+	frames   int64                          // bytes that all mappings may have in memory; guarded by mu
+	made     int                            // how many mappings were admitted since the start; guarded by mu
 	named    map[string]*named              // regions that outlive their clients; guarded by mu
 
 	stats counters
@@ -186,7 +186,8 @@ func (s *Server) refuse(conn *fdpass.Conn, why error) error {
 	return errors.Join(why, conn.TrySend(replyTo(0, fmt.Errorf("%w: %w", errRefused, why)).Append(nil)))
 }
 
-// admit counts a mapping in, if it may be, and returns its number, and what its name stands for.
+// admit counts a mapping in if the limits allow it, and returns its number and its region, which is nil without a
+// name.
 func (s *Server) admit(a wire.Attach) (int, *named, error) {
 	if err := fits(a); err != nil {
 		return 0, nil, err
@@ -221,7 +222,7 @@ func (s *Server) admit(a wire.Attach) (int, *named, error) {
 	return s.made, region, nil
 }
 
-// fits finds what is wrong with the sizes of a mapping.
+// fits returns an error if the sizes of a mapping are not possible.
 func fits(a wire.Attach) error {
 	if a.Size == 0 || a.Size%pages.Size != 0 || a.Size > pages.MaxVolume {
 		return fmt.Errorf("the size is %d bytes: expected a multiple of %d up to %d", a.Size, pages.Size, int64(pages.MaxVolume))
@@ -235,7 +236,7 @@ func fits(a wire.Attach) error {
 	return nil
 }
 
-// leave counts a mapping out. Unwritten is why what was in its memory has not been written, nil if it was.
+// leave counts a mapping out. unwritten is why what was in its memory has not been written, nil if it was.
 func (s *Server) leave(a wire.Attach, region *named, unwritten error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -247,13 +248,13 @@ func (s *Server) leave(a wire.Attach, region *named, unwritten error) {
 	}
 	close(region.ended)
 	region.ended, region.broken = nil, unwritten
-	if region.volume == nil && !region.saved { // it has not come to that
+	if region.volume == nil && !region.saved { // its volume was never opened
 		delete(s.named, a.Name)
 		s.size -= region.size
 	}
 }
 
-// newMapping takes a client's memory over. After an error the files are the caller's.
+// newMapping takes a client's memory over. After an error the caller still owns the files.
 func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, files []*os.File, number int) (*mapping, error) {
 	fd, err := uffd.Adopt(files[2])
 	if err != nil {
@@ -271,7 +272,7 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, fil
 	if err != nil {
 		return nil, err
 	}
-	again := region != nil && (region.volume != nil || region.saved) // only this mapping changes that
+	again := region != nil && (region.volume != nil || region.saved) // only this mapping changes these
 	volume, err := s.volume(a, region, number)
 	if err != nil {
 		return nil, errors.Join(err, table.Close())
@@ -290,8 +291,8 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, fil
 	m.changed.L = &m.mu
 	window := max(min(maxWindow, len(m.frames)/32), 4)
 	m.streams.Most, m.writes.Most = int64(window), maxWrites
-	// There is room for windows that are read and used, and for those that are being dropped, so that nothing is dropped that
-	// was read ahead and not used yet.
+	// Young pages get room for the windows that are being read and used, and for those that are being dropped, so
+	// that no page is dropped that was read ahead and not used yet.
 	m.policy = newPolicy(len(m.frames), m.enough(), max(4*window+2*m.low(), len(m.frames)/16))
 	m.ctx, m.end = context.WithCancelCause(s.ctx)
 	if err := m.begin(a.Resume); err != nil {
@@ -308,7 +309,7 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, fil
 	return m, nil
 }
 
-// sealed is a client's memfd, which nobody can make smaller.
+// sealed opens a client's memfd. It fails if the memfd has another size, or could still be made smaller.
 func sealed(f *os.File, size int) (*arena.Memfd, error) {
 	m, err := arena.OpenMemfd(f)
 	if err != nil {
@@ -320,7 +321,8 @@ func sealed(f *os.File, size int) (*arena.Memfd, error) {
 	return m, m.CheckShrinkSealed()
 }
 
-// resume takes over from a pager that has died: what is in the memory is all that there is.
+// resume takes over from a pager that has died. Of the pages that were not zeros it keeps those that are in the
+// memory or that the last checkpoint has in their latest version; all others are lost.
 func (m *mapping) resume() error {
 	m.lost = make([]atomic.Uint64, (len(m.index)+63)/64)
 	for i := range m.lost {
@@ -347,7 +349,7 @@ func (m *mapping) resume() error {
 			m.lost[page/64].And(^(uint64(1) << (page % 64)))
 		}
 	}
-	// Whoever waits for the other pager asks this one.
+	// Accesses that wait for the old pager are woken by this, and ask this one.
 	return m.fd.Protect(m.base, uint64(m.size), false)
 }
 
@@ -403,8 +405,8 @@ func (m *mapping) run(a wire.Attach) error {
 	return context.Cause(m.ctx)
 }
 
-// watch has the mapping end when its client dies: a child of it may still have the
-// connection.
+// watch ends the mapping when its client dies. The end of the connection is not enough: a child of the client may
+// still have it open.
 func (m *mapping) watch() (stop func(), err error) {
 	pidfd, err := m.conn.PeerPidFD()
 	if err != nil {

@@ -2,13 +2,13 @@ package pager
 
 import "polder/pages"
 
-// maxWrites is how many pages a client that writes to pages in a row may write to without waiting again. It need not
-// write to all of them, and those are written out in vain: so they are no more than are written out at a time.
+// maxWrites is how many pages a client that writes to pages in a row may write to before it waits again. Pages that
+// it then does not write to are written out in vain: so there are no more of them than are written out at a time.
 const maxWrites = batch
 
-// write lets a client write to a page that is protected. If it comes from the pages beside it, one after another, the protection
-// of those ends, too, that it is about to come to, as far as they are there: it need not wait for each. They count as
-// written to.
+// write lets a client write to a protected page. If the client is writing to adjacent pages, one after another, write
+// also ends the protection of the pages that come next, as far as they are there, so that the client need not wait
+// for each. They count as written to.
 //
 // Preconditions: m.mu is held; the page's frame is clean or dirty.
 func (m *mapping) write(page int64) {
@@ -24,7 +24,7 @@ func (m *mapping) write(page int64) {
 	first, last = min(first, last), max(first, last)
 	for i := first; i <= last; i++ {
 		f := &m.frames[m.index[i]-1]
-		f.state, f.used = dirty, true // all alike, so that those in a row go together
+		f.state, f.used = dirty, true // the same for all, so that they are evicted together
 	}
 	m.must(m.fd.Protect(m.addr(first), uint64(last+1-first)*pages.Size, false))
 }

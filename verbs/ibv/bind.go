@@ -31,7 +31,7 @@ type result struct {
 	status verbs.Status
 }
 
-// planBind checks a BIND_MW and notes whose the window will be.
+// planBind checks a BIND_MW, and notes which queue pair the window will belong to.
 func (q *qp) planBind(wr *verbs.SendWR) planned {
 	refused := planned{status: verbs.StatusMWBindErr}
 	d := q.pd.d
@@ -80,7 +80,7 @@ func (q *qp) planBind(wr *verbs.SendWR) planned {
 	return p
 }
 
-// planInvalidate checks a LOCAL_INV and notes that the window will be nobody's.
+// planInvalidate checks a LOCAL_INV, and notes that the window will belong to no queue pair.
 func (q *qp) planInvalidate(wr *verbs.SendWR) planned {
 	refused := planned{status: verbs.StatusMWBindErr}
 	w := q.pd.d.mwOf(wr.RKey, q.pd)
@@ -146,7 +146,7 @@ func (b *binding) executed(q *qp, s verbs.Status) {
 	}
 }
 
-// rollback forgets what would have been.
+// rollback undoes the plan of a bind that was not executed.
 func (b *binding) rollback() {
 	w := b.mw
 	w.mu.Lock()
@@ -164,8 +164,8 @@ func (b *binding) rollback() {
 	}
 }
 
-// sendRelays gives a batch's relayed requests to who executes them, in order,
-// with one doorbell for each run of requests to the same queue pair.
+// sendRelays posts a batch's relayed requests to the queue pairs that execute them, in order, with one doorbell for
+// each run of requests to the same queue pair.
 func (q *qp) sendRelays(wrs []verbs.SendWR, plan []planned) {
 	for i := 0; i < len(plan); {
 		to := plan[i].to

@@ -217,8 +217,7 @@ func (c *conn) write() {
 	}
 }
 
-// send has a frame sent. It does not block, and may be called with any lock
-// held but the outbox's.
+// send queues a frame to be sent. It does not block, and may be called with any lock held but the outbox's.
 func (c *conn) send(m message) {
 	if !c.out.add(m) {
 		go c.end(errOutboxFull, false)

@@ -29,8 +29,8 @@ type cq struct {
 	stash    []verbs.WC      // guarded by mu
 	from     int             // guarded by mu: stash[:from] have been polled
 	raw      [pollBatch]hwWC // guarded by mu
-	results  []result        // guarded by mu: what relays came to, to be handed over
-	awaited  map[*cq]int     // guarded by mu: where relays complete that are under way for this queue
+	results  []result        // guarded by mu: results of relays, to be handed over
+	awaited  map[*cq]int     // guarded by mu: queues where relays for this queue complete
 	watching bool            // guarded by mu: watcher runs
 	waiting  chan struct{}   // guarded by mu: closed when there may be something to poll; nil if nobody waits
 	watcher  *watcher        // guarded by mu
@@ -133,8 +133,8 @@ func (c *cq) pop(wcs []verbs.WC) int {
 
 func (c *cq) stashed() int { return len(c.stash) - c.from }
 
-// reap takes one batch from the device, and from where relays complete, and
-// reports whether anything came to the stash or may soon.
+// reap takes one batch of completions from the device and from the queues where relays complete. It reports whether
+// anything came to the stash or may soon.
 //
 // Preconditions: c.mu is held, and c is open.
 func (c *cq) reap() bool {
@@ -214,8 +214,8 @@ func (c *cq) overrunLocked() {
 	}
 }
 
-// unlock releases the lock, wakes who waits if there is something to poll, and
-// hands the results of relays over to the queues that they belong to.
+// unlock releases the lock, wakes the waiters if there is something to poll, and hands the results of relays over to
+// the queues that they belong to.
 func (c *cq) unlock() {
 	results := c.results
 	c.results = nil
@@ -233,8 +233,7 @@ func (c *cq) wakeLocked() {
 	}
 }
 
-// added tells of completions that did not come from the device's queue: whoever
-// waits, and the handler.
+// added tells waiters and the handler of completions that did not come from the device's queue.
 //
 // Preconditions: c.mu is held.
 func (c *cq) added() {
@@ -358,8 +357,8 @@ func (c *cq) serve(w *watcher) {
 	}
 }
 
-// drain takes what has come, calls the handler or wakes who waits, and goes on
-// until nothing more comes although the device was asked to raise an event.
+// drain takes the completions that have come, calls the handler or wakes waiters, and goes on until nothing more
+// comes although the device was asked to raise an event.
 func (c *cq) drain() {
 	armed := false
 	idle := time.Duration(-1) // since when nothing has come

@@ -176,8 +176,8 @@ func (d *device) stay() error {
 	return nil
 }
 
-// closing runs what closes an object, while the device stays open. If it is
-// closed already, that takes or took care of the object.
+// closing runs f, which closes an object, and keeps the device open meanwhile. If the device is closed already, its
+// Close has taken or takes care of the object.
 func (d *device) closing(f func() error) error {
 	if d.stay() != nil {
 		return nil

@@ -2,12 +2,10 @@
 // through libibverbs. It is built with the tag ibverbs, and is the only package
 // that uses cgo; without the tag, Open says so.
 //
-// A device does what it can do and no more: [verbs.DeviceAttr] is asked of it.
-// No device runs work-request chains through libibverbs alone, or has the
-// allocation verb, so a node offers what works by messages. What package verbs
-// asks for and the standard does not give is made up for here: NOP, and binding
-// and invalidating a window on another queue pair than its own (see bind.go).
-// [Quirks] are the departures of particular devices.
+// A device does what it can do and no more: [verbs.DeviceAttr] is what the device says. No device runs work-request
+// chains through libibverbs alone, or has the allocation verb, so a node offers what works by messages. The driver
+// makes up for what package verbs asks for and the standard does not give: NOP, and binding and invalidating a window
+// on another queue pair than its own (see bind.go). [Quirks] are the departures of particular devices.
 //
 // # Connections
 //
@@ -30,13 +28,11 @@
 //
 // # Completions
 //
-// A completion queue has a completion channel, which waits in Go's poller: at
-// rest nothing runs. Under load, when the next completion is nearer than a
-// sleep takes, the queue is polled for a moment before the device is asked for
-// an event. Requests of a batch are posted with one doorbell, by one call of C.
-// Those that are not signaled are not, except for one in every half a queue,
-// whose completion nobody sees; data of SENDs and WRITEs of up to 128 bytes
-// travels in the work request if the device takes it.
+// A completion queue has a completion channel, which waits in Go's poller: at rest nothing runs. Under load, when the
+// next completion is nearer than a sleep takes, the queue is polled for a moment before the device is asked for an
+// event. Requests of a batch are posted with one doorbell, by one call of C. The device is asked for the completions
+// of requests that are not signaled only once in every half a queue, and nobody sees that completion. Data of SENDs
+// and WRITEs of up to 128 bytes travels in the work request if the device takes it.
 //
 // # Memory
 //

@@ -184,8 +184,8 @@ func (m *mr) hold(n int) {
 
 // mw implements verbs.MW.
 //
-// What is posted and what has happened are kept apart: requests are checked
-// against the former, and a failure takes it back to the latter.
+// The state after all posted requests (next, owner) and the state after those that were executed (key, mr) are kept
+// apart. Requests are checked against the posted state, and a failure resets it to the executed one.
 type mw struct {
 	pd  *pd
 	typ verbs.MWType
@@ -195,7 +195,7 @@ type mw struct {
 	key    verbs.RKey // guarded by mu: as of the last bind that was executed
 	next   verbs.RKey // guarded by mu: as of the last bind that was posted
 	mr     *mr        // guarded by mu: that it is bound to, or nil
-	owner  *qp        // guarded by mu: type 2B, that it will be bound to when all that is posted has been executed
+	owner  *qp        // guarded by mu: type 2B, whose it will be once all posted requests are executed
 	closed bool       // guarded by mu
 }
 

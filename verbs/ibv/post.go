@@ -122,7 +122,7 @@ func (q *qp) enqueueSlow(wrs []verbs.SendWR, flush bool) ([]planned, error) {
 	return nil, nil
 }
 
-// check refuses what is no request, or none of this device's.
+// check refuses work requests that are malformed, or that are not for this device.
 func (q *qp) check(wr *verbs.SendWR) error {
 	switch wr.Op {
 	case verbs.OpNop, verbs.OpSend, verbs.OpRead, verbs.OpWrite, verbs.OpBindMW, verbs.OpLocalInv:
@@ -393,8 +393,7 @@ func (q *qp) refuse(wrs []hwWR, status verbs.Status) {
 	c.unlock()
 }
 
-// nudge has the device flush what was posted while the queue pair went to the
-// error state.
+// nudge makes the device flush what was posted while the queue pair went to the error state.
 func (q *qp) nudge() {
 	q.ctl.Lock()
 	if !q.gone {

@@ -59,8 +59,8 @@ type qp struct {
 	windows   map[*mw]struct{} // guarded by windowsMu: of type 2B, whose owner this is
 }
 
-// ring is the requests of a queue that have not completed. The poster fills it
-// at tail, under post; the rest belongs to who holds the completion queue's mu.
+// ring is the requests of a queue that have not completed. The poster fills it at tail, with post held; everything
+// else belongs to the holder of the completion queue's mu.
 type ring struct {
 	slots []slot // a power of two
 	mask  uint32
@@ -87,8 +87,8 @@ type slot struct {
 	signaled bool
 	done     bool
 	foreign  bool // the device was not given it
-	hidden   bool // the program does not know of it: it is another queue pair's
-	held     bool // a type 1 bind: the provider has not returned, nor perhaps noted the key that it chose
+	hidden   bool // a relayed request, posted to another queue pair
+	held     bool // a type 1 bind: the provider has not returned, and may not have noted its key yet
 	sound    bool // a receive: its memory may be written
 	bind     *binding
 	relay    relay // hidden: whose it is
@@ -161,7 +161,7 @@ func (p *pd) createQP(init verbs.QPInit) (*qp, error) {
 	return q, nil
 }
 
-// attach has the completion queues know the queue pair, detach no more.
+// attach registers the queue pair with its completion queues; detach undoes that.
 func (q *qp) attach() error {
 	for i, c := range []*cq{q.sendCQ, q.recvCQ} {
 		c.mu.Lock()
@@ -232,7 +232,7 @@ func (q *qp) fail(e verbs.EventType) {
 	q.raise(e)
 }
 
-// raise has the program told of an event, once per type.
+// raise tells the program of an event, once per type.
 func (q *qp) raise(e verbs.EventType) {
 	if bit := uint32(1) << e; q.raised.Or(bit)&bit == 0 && q.init.OnEvent != nil {
 		q.pd.d.tell.add(q.init.OnEvent, verbs.AsyncEvent{Type: e, QPN: q.num})
@@ -342,8 +342,7 @@ func (q *qp) close() error {
 	return failed
 }
 
-// ignore has the completion queues drop what the device says of the queue pair
-// from now on.
+// ignore makes the completion queues drop what the device says about the queue pair from now on.
 func (q *qp) ignore() {
 	for _, c := range []*cq{q.sendCQ, q.recvCQ} {
 		c.mu.Lock()

@@ -16,13 +16,12 @@ import (
 type Config struct {
 	// Mode is the socket's permissions. 0600 if 0.
 	Mode os.FileMode
-	// AnyUser accepts peers that run as another user, whom the socket's
-	// permissions then have to keep out. Root is always accepted.
+	// AnyUser accepts peers that run as any user; the socket's permissions then have to keep others out. Root is
+	// always accepted.
 	AnyUser bool
 	// HandshakeTimeout bounds connecting and the hello. 5 s if 0.
 	HandshakeTimeout time.Duration
-	// StallTimeout is how long a peer may take to take 64 KiB of what waits
-	// for it; then it is cut off. 10 s if 0.
+	// StallTimeout is how long a peer may take to read 64 KiB of what waits for it before it is cut off. 10 s if 0.
 	StallTimeout time.Duration
 	// MaxConns is the most connections that a listener has at a time; it
 	// refuses more. 256 if 0.
@@ -71,6 +70,6 @@ func (c Config) normalized() (Config, error) {
 	return c, nil
 }
 
-// stream is what counts for a connection. Nobody is pinged: the kernel tells of a peer
-// that dies, and who is stopped, as by a debugger, is not cut off for that.
+// stream is the part of c that a connection needs. Peers are not pinged: the kernel tells of a peer that dies, and a
+// peer that is stopped, as by a debugger, must not be cut off.
 func (c *Config) stream() endpoint.Config { return endpoint.Config{StallTimeout: c.StallTimeout} }

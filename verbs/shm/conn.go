@@ -26,7 +26,7 @@ type conn struct {
 	accepted      bool // not dialled
 	local, remote string
 	memory        chan *arena.Memfd // holds what the peer has passed
-	passed        atomic.Int32      // how often memory was
+	passed        atomic.Int32      // how often memory has been passed
 }
 
 func newConn(accepted bool, remote string) *conn {
@@ -37,10 +37,9 @@ func newConn(accepted bool, remote string) *conn {
 	return c
 }
 
-// PassMemory passes m to the peer that has dialled. Its size must be sealed
-// (arena.Memfd.SealForGood), and it stays the caller's. A connection carries
-// memory twice at most. Whoever passes or wants memory finds this method, and the
-// next, in its verbs.Conn.
+// PassMemory passes m to the peer that has dialled. The size of m must be sealed (arena.Memfd.SealForGood), and m
+// stays the caller's. A connection carries memory twice at most. Callers find this method and ReceiveMemory by a type
+// assertion of their verbs.Conn.
 func (c *conn) PassMemory(m *arena.Memfd) error {
 	switch {
 	case !c.accepted:
@@ -54,9 +53,8 @@ func (c *conn) PassMemory(m *arena.Memfd) error {
 	return nil
 }
 
-// ReceiveMemory waits for the memory that the peer passes, whose size has been
-// found to be sealed. The caller owns it. It comes in the order in which it was
-// passed.
+// ReceiveMemory waits for memory that the peer passes, and checks that its size is sealed. The caller owns it. Memory
+// comes in the order in which it was passed.
 func (c *conn) ReceiveMemory(ctx context.Context) (*arena.Memfd, error) {
 	if c.accepted {
 		return nil, fmt.Errorf("cannot receive memory from %s: it has not listened: %w", c.remote, verbs.ErrInvalid)
@@ -113,8 +111,8 @@ func openMemory(f *os.File, body []byte) (*arena.Memfd, error) {
 	return m, nil
 }
 
-// dropMemory closes what nobody has received, when the connection has ended, and does
-// not wait for what somebody receives meanwhile.
+// dropMemory closes memory that nobody has received, when the connection has ended. It does not wait for memory that
+// another goroutine receives meanwhile.
 func dropMemory(memory <-chan *arena.Memfd) {
 	for {
 		select {

@@ -14,8 +14,8 @@ import (
 	"polder/verbs/internal/stream"
 )
 
-// Listen accepts connections for dev at addr, the path of a socket, with or
-// without scheme.Unix, in place of a socket there that nobody serves.
+// Listen accepts connections for dev at addr, the path of a socket, with or without scheme.Unix. It replaces a socket
+// there that nobody serves any more.
 func Listen(dev verbs.Device, addr string, cfg Config) (verbs.Listener, error) {
 	l, err := listen(dev, addr, cfg)
 	if err != nil {

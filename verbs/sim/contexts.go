@@ -2,9 +2,8 @@ package sim
 
 import "slices"
 
-// contexts is the store of queue pairs' contexts beside the processing units:
-// of those that are parked in a WAIT, which stay, and in what room is left of
-// those that were used last.
+// contexts is the store of contexts beside the processing units. The contexts of queue pairs that are parked in a
+// WAIT stay there; the rest of the room holds those of the queue pairs that were used last.
 type contexts struct {
 	room   int
 	parked int

@@ -156,9 +156,8 @@ type cq struct {
 	waiter *Proc // a process in Wait
 }
 
-// Wait implements verbs.CQ. A process waits in virtual time; one at a time for
-// a queue. Of its ctx, whose deadline would be of another time, it looks at the
-// error only.
+// Wait implements verbs.CQ. A process waits in virtual time, and only one at a time for a queue. It ignores the
+// deadline of ctx, which is of wall-clock time, and only checks whether ctx has ended.
 func (c *cq) Wait(ctx context.Context) error {
 	p := c.w.current
 	if p == nil {

@@ -12,23 +12,21 @@ type Loss struct {
 	Timeout time.Duration // until the requester sends the request again
 }
 
-// Lose has the network lose answers from now on.
+// Lose makes the network lose answers from now on.
 //
-// The requester of a lost answer asks again when its time-out has passed, and
-// drops what has come meanwhile. The responder executes a READ that it gets again
-// once more; an atomic it executes once, and answers from memory. So who has asked
-// sees what a READ reads as late as that, after atomics and WRITEs that it posted
-// behind the READ without a fence, and every later answer later still. Nothing
-// else can be seen of it, and that is what the model does: it holds the answer
-// back for the time-out, has the READ executed then, and goes on meanwhile with
-// the requests that come.
+// The requester of a lost answer asks again when its time-out has passed, and drops the answers that have come
+// meanwhile. The responder executes a repeated READ once more; it executes an atomic only once, and repeats its
+// answer from memory. So what the requester sees is this: a READ reads what is there at that later time, after
+// atomics and WRITEs that were posted behind the READ without a fence, and every later answer comes later still. It
+// sees nothing else of the loss, and so the model does just this: it holds the answer back for the time-out, executes
+// the READ then, and goes on meanwhile with the requests that come.
 //
 // Preconditions: nothing runs.
 func (w *World) Lose(l Loss) {
 	w.loss, w.dice = l, rand.New(rand.NewPCG(1, 1))
 }
 
-// lost is how long an answer is late for having been lost, perhaps more than once.
+// lost returns how late an answer is because it was lost, perhaps more than once.
 func (w *World) lost() (late time.Duration) {
 	if w.loss.OneIn == 0 {
 		return 0

@@ -130,7 +130,7 @@ type watcher struct {
 	cond func() bool
 }
 
-// arrived resumes who waits for what a message has brought.
+// arrived resumes the processes that wait in Until, after a message has come.
 func (d *Device) arrived() {
 	kept := d.watchers[:0]
 	for _, w := range d.watchers {
@@ -144,8 +144,7 @@ func (d *Device) arrived() {
 	d.watchers = kept
 }
 
-// Mutex is a lock for processes, who have it in the order in which they ask.
-// The zero value is unlocked.
+// Mutex is a lock for processes, which get it in the order in which they ask. The zero value is unlocked.
 type Mutex struct {
 	held bool
 	line []*Proc
@@ -161,7 +160,7 @@ func (m *Mutex) Lock(p *Proc) error {
 	return p.park()
 }
 
-// Unlock gives the lock to who has waited longest.
+// Unlock gives the lock to the process that has waited longest.
 func (m *Mutex) Unlock() {
 	if len(m.line) == 0 {
 		m.held = false

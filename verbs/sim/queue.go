@@ -9,8 +9,8 @@ import (
 	"polder/verbs/softnic"
 )
 
-// queue is what the model knows about a queue pair. Whoever runs events owns
-// it, but for what is said otherwise.
+// queue is what the model knows about a queue pair. The goroutine that runs events owns it, unless a field says
+// otherwise.
 //
 // It responds to its peer and executes requests side by side, one of each at a
 // time.
@@ -24,12 +24,12 @@ type queue struct {
 	active   bool          // it has had something to do, and has not come to rest since
 	fetching bool          // its context is being fetched
 	parked   bool          // contexts keeps it
-	rx       time.Duration // when the last packet is delivered: the next is not before
-	coming   int           // packets that wait for that
+	rx       time.Duration // when the last packet is delivered; the next one comes no earlier
+	coming   int           // packets that wait for their delivery
 
 	responding bool
 	owed       softnic.Owed
-	asked      []time.Duration // when the READs and atomics came that it owes responses to
+	asked      []time.Duration // when the READs and atomics came that it has not answered
 
 	executing bool
 	next      softnic.Next
@@ -156,7 +156,7 @@ func (q *queue) answer() time.Duration {
 	d, c := q.d, &q.d.w.costs
 	if q.owed.Packet != softnic.KindReadResp && q.owed.Packet != softnic.KindAtomicResp {
 		if q.owed.Packet != softnic.KindAck {
-			q.asked = q.asked[:0] // nobody will hear of them
+			q.asked = q.asked[:0] // they will not be answered
 		}
 		return 0
 	}
@@ -183,7 +183,7 @@ func (e *respondEvent) run() {
 	q.proceed()
 }
 
-// ask notes that a request came that a response is owed to.
+// ask notes the arrival of a request that needs a response.
 func (q *queue) ask() {
 	if len(q.asked) < softnic.MaxRdAtom {
 		q.asked = append(q.asked, q.d.w.Now())

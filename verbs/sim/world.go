@@ -58,7 +58,7 @@ func New(c Costs) (*World, error) {
 // Now is the time that the clock shows, from the world's beginning.
 func (w *World) Now() time.Duration { return time.Duration(w.now.Load()) }
 
-// lock takes mu, if there is anybody who might have it.
+// lock takes mu, if another goroutine could hold it.
 func (w *World) lock() {
 	if w.shared {
 		w.mu.Lock()
@@ -147,9 +147,8 @@ func (w *World) Close() error {
 // errStuck is returned by Run when nothing can happen any more.
 var errStuck = errors.New("processes wait for what cannot happen any more")
 
-// Run runs events until every process but the daemons has ended, and returns the
-// first error of one, which stops the others. Events that are left over stay for
-// the next Run.
+// Run runs events until every process but the daemons has ended. The first error of a process stops the others, and
+// Run returns it. Events that are left over stay for the next Run.
 func (w *World) Run(ctx context.Context) error {
 	defer w.stop()
 	for i := 0; w.procs > 0; i++ {

@@ -43,9 +43,8 @@ type Config struct {
 	MaxCQDepth int    // 1<<22
 	MaxSGE     int    // 32
 	MaxMsgSize uint32 // 1 GiB
-	// Prefetch has the NIC read an entry of a work queue when it is enabled, or
-	// posted to a queue that is not managed, as RNICs may, instead of when it is
-	// executed.
+	// Prefetch makes the NIC read an entry of a work queue when it is enabled, or posted to a queue that is not
+	// managed, as RNICs may. Otherwise it reads the entry when it executes it.
 	Prefetch  bool
 	RunBudget int // most packets, work requests and 4 KiB of payload that one Run handles; 4096
 }
@@ -105,7 +104,7 @@ func (n *NIC) Attr() verbs.DeviceAttr {
 type Counters struct {
 	PacketsSent, PacketsReceived uint64
 	PayloadSent, PayloadReceived uint64 // bytes
-	PacketsDropped               uint64 // for no queue pair that wants them
+	PacketsDropped               uint64 // no queue pair wanted them
 	WorkRequests                 uint64 // executed from send queues
 	Completions                  uint64
 	Binds, Invalidations         uint64

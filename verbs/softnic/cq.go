@@ -70,7 +70,7 @@ func (n *NIC) Poll(num uint32, wc []verbs.WC) int {
 	return k
 }
 
-// complete adds wc to c and wakes who waits for it.
+// complete adds wc to c and wakes the waiters.
 func (n *NIC) complete(c *cq, wc verbs.WC) {
 	if c.overrun {
 		return

@@ -49,8 +49,8 @@ func compareSwap(w *uint64, compare, swap uint64) uint64 {
 	}
 }
 
-// maskedAdd adds to the fields of the word w, of which boundaries has the
-// highest bits, and returns what it was.
+// maskedAdd adds addend to the word w field by field; boundaries has the highest bit of each field. It returns what w
+// was.
 func maskedAdd(w *uint64, addend, boundaries uint64) uint64 {
 	for {
 		old := atomic.LoadUint64(w)

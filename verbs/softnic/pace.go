@@ -30,10 +30,9 @@ type Next struct {
 	Bytes   uint32 // payload that it reads from memory
 }
 
-// Pace hands what the NIC has to do to f instead of letting Run do it: a clock
-// model does it, with Respond and Execute, when its time has come. f is called
-// from inside the NIC's methods, must not call the NIC back, and is not told of
-// a queue pair again before Peek.
+// Pace makes the NIC call f for each queue pair that has something to do, instead of letting Run do it. A model with
+// a clock then does it, with Respond and Execute, when its time has come. f is called from inside the NIC's methods
+// and must not call the NIC back. It is not called again for a queue pair before Peek.
 //
 // Preconditions: there are no queue pairs yet.
 func (n *NIC) Pace(f func(Task)) { n.pacer = f }
@@ -114,7 +113,7 @@ func (t Task) Ahead(b []byte) (size int) {
 // Respond sends one packet that the queue pair owes. Peek again afterwards.
 func (n *NIC) Respond(t Task) {
 	q := t.q
-	q.queued = true // the pacer need not be told of it meanwhile
+	q.queued = true // so that the pacer is not told of q meanwhile
 	if q.downOwed {
 		q.downOwed = false
 		n.emit(q, &Packet{Kind: KindDown})

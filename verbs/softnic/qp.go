@@ -51,8 +51,8 @@ type QPConfig struct {
 	ManagedRecv    bool
 	SendRing       verbs.RKey // of an MR; 0: memory of the NIC's own
 	RecvRing       verbs.RKey
-	// LazyAcks has SENDs acknowledged with what is posted next, or when
-	// eight packets of them have not been.
+	// LazyAcks makes the NIC acknowledge SENDs together with what is posted next, or else once eight packets of SENDs
+	// are unacknowledged.
 	LazyAcks bool
 }
 

@@ -12,7 +12,7 @@ type responder struct {
 	nak       nak
 	ackOwed   bool
 	ackPSN    uint32
-	unacked   int // QPConfig.LazyAcks: packets of SENDs whose Ack waits for what is sent next
+	unacked   int // QPConfig.LazyAcks: packets of SENDs whose Ack waits for the next packet to be sent
 
 	deaf bool // an RNR Nak was sent: the peer will give up
 	msg  recvMsg
@@ -335,8 +335,7 @@ func (n *NIC) nextResponse(q *qp, p *Packet) bool {
 	return true
 }
 
-// revoked answers a READ of which the right was taken back after it had been
-// accepted.
+// revoked answers a READ whose right was taken back after it had been accepted.
 func (n *NIC) revoked(q *qp, psn uint32) {
 	q.rsp.responses.clear()
 	if q.state == verbs.StateRTS {

@@ -33,9 +33,8 @@ func (n *NIC) RunOne(num uint32) {
 	}
 }
 
-// AppendState appends to b what decides what every queue pair will do, apart
-// from registered memory: equal states, with equal memory, go on alike. READs
-// whose data is on its way are told apart by number only.
+// AppendState appends to b the state that decides what every queue pair will do, apart from registered memory: NICs
+// with equal states and equal memory go on alike. READs whose data is on its way are distinguished by number only.
 func (n *NIC) AppendState(b []byte) []byte {
 	le := binary.LittleEndian
 	runnable := n.Runnable()

@@ -63,7 +63,7 @@ func (r *ring) entry(index uint64) []byte {
 	return r.mem[off : off+verbs.WQESize : off+verbs.WQESize]
 }
 
-// prefetch reads what may be executed, as far as there is a place for it.
+// prefetch reads the entries that may be executed, as far as fetched has room.
 func (r *ring) prefetch() {
 	if r.fetched == nil {
 		return
@@ -73,8 +73,7 @@ func (r *ring) prefetch() {
 	}
 }
 
-// execute returns the entry of the next index, which may be executed, as the NIC has
-// read it.
+// execute returns the next entry to execute, as the NIC has read it.
 func (r *ring) execute(index uint64) []byte {
 	if r.fetched == nil {
 		return r.entry(index)

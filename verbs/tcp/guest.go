@@ -8,8 +8,8 @@ import (
 	"polder/verbs/internal/stream"
 )
 
-// DialGuest connects to the listener at addr (host:port) for something else than queue pairs, which Config.Guest takes there: with
-// the same certificates, and over the same port.
+// DialGuest connects to the listener at addr (host:port) for something other than queue pairs: Config.Guest takes the
+// connection there. It uses the same certificates and the same port.
 func DialGuest(ctx context.Context, addr string, cfg Config) (net.Conn, error) {
 	nc, err := dialGuest(ctx, addr, cfg)
 	if err != nil {

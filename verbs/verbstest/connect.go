@@ -212,7 +212,7 @@ func (r *rig) wantDown() {
 	wantState(r.t, r.s.qp, verbs.StateError)
 }
 
-// testQPFail has a queue pair fail: what was posted is flushed, and the peer is told.
+// testQPFail makes a queue pair fail: what was posted is flushed, and the peer is told.
 func testQPFail(t *testing.T, p Pair) {
 	r := newRig(t, p)
 	cqp, sqp := r.joinMore()

@@ -9,7 +9,8 @@ import (
 )
 
 // testEndedWritesNoMore closes the server's queue pair under a client that writes without a pause: what is in the
-// memory when Close has returned stays there, whatever the client has posted and goes on to post. Fencing rests on it.
+// memory when Close has returned stays there, whatever the client has posted and goes on to post. Fencing rests on
+// it.
 func testEndedWritesNoMore(t *testing.T, p Pair) {
 	r := newRig(t, p)
 	const size, patterns, flying = 16 << 10, 8, 16

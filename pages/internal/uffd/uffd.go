@@ -1,9 +1,8 @@
-// Package uffd is userfaultfd(2) for memory that is a memfd: who has it learns of the
-// accesses to pages that are not there, or are protected against writes, and lets those who
-// wait for them go on.
+// Package uffd is userfaultfd(2) for memory that is a memfd. An FD reports the accesses to pages that are not there
+// or are write-protected, and lets the threads that wait for such an access go on.
 //
-// Concurrency: an FD may be used by any number of goroutines, but Read by one at a time.
-// Close must not race with the others; Stop ends Read.
+// Concurrency: any number of goroutines may use an FD, but only one at a time may call Read. Close must not be called
+// at the same time as another method; Stop ends Read.
 package uffd
 
 import (
@@ -17,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the kernel calls things.
+// The kernel's constants.
 const (
 	apiVersion = 0xaa
 
@@ -54,7 +53,7 @@ type FD struct {
 	f  *os.File
 	fd uintptr
 
-	// Of the goroutine that reads.
+	// Only the goroutine that reads uses these.
 	raw  syscall.RawConn
 	more func(fd uintptr) bool // u.take, made once
 	in   [16 * messageSize]byte
@@ -91,8 +90,8 @@ func (u *FD) take(fd uintptr) (done bool) {
 	}
 }
 
-// Open makes an FD of this process. Kernel says whether system calls may touch the memory,
-// too: otherwise they fail with EFAULT where a page is not there.
+// Open makes an FD of this process. kernel reports whether system calls may touch the memory, too; if not, they fail
+// with EFAULT where a page is not there.
 func Open() (u *FD, kernel bool, err error) {
 	const flags = unix.O_CLOEXEC | unix.O_NONBLOCK
 	kernel = true
@@ -165,8 +164,8 @@ func (u *FD) Close() {
 // Fault is an access that waits.
 type Fault struct {
 	Addr      uint64
-	Write     bool // it is to write
-	Protected bool // the page is there, and protected
+	Write     bool // it is a write
+	Protected bool // the page is there, and write-protected
 }
 
 // Read waits for faults, and returns how many there are. It fails after Stop.
@@ -194,7 +193,7 @@ func (u *FD) Read(faults *[16]Fault) (int, error) {
 
 type span struct{ start, length uint64 }
 
-// Register has faults of the mapping mem come to u.
+// Register makes the faults in the mapping mem come to u.
 func (u *FD) Register(mem []byte) error {
 	r := struct {
 		span
@@ -203,8 +202,7 @@ func (u *FD) Register(mem []byte) error {
 	return named("register", ioctl(u.fd, ioRegister, &r))
 }
 
-// Copy puts pages there, which whoever waits for one of them sees at once. It does nothing
-// where there is one.
+// Copy puts pages at addr, and wakes the threads that wait for them. Where a page is there already it only wakes.
 func (u *FD) Copy(addr uint64, pages []byte, protected bool) error {
 	for len(pages) > 0 {
 		c := struct {
@@ -232,7 +230,7 @@ func (u *FD) Copy(addr uint64, pages []byte, protected bool) error {
 	return nil
 }
 
-// Protect protects n bytes against writes, or ends that, and then has those go on who wait.
+// Protect protects n bytes against writes, or ends that protection and wakes the threads that wait for it.
 func (u *FD) Protect(addr, n uint64, on bool) error {
 	p := struct {
 		span
@@ -244,14 +242,13 @@ func (u *FD) Protect(addr, n uint64, on bool) error {
 	return named("protect", ioctl(u.fd, ioWriteProtect, &p))
 }
 
-// Wake has those who wait for a page of these try again.
+// Wake makes the threads that wait for one of these pages try again.
 func (u *FD) Wake(addr, n uint64) error {
 	s := span{addr, n}
 	return named("wake", ioctl(u.fd, ioWake, &s))
 }
 
-// Poison has every access to these pages fail with SIGBUS for good, except to those that are
-// there.
+// Poison makes every access to these pages fail with SIGBUS for good. It skips pages that are there.
 func (u *FD) Poison(addr, n uint64) error {
 	for end := addr + n; addr < end; {
 		p := struct {
@@ -272,8 +269,7 @@ func (u *FD) Poison(addr, n uint64) error {
 	return nil
 }
 
-// named is the error of an operation; its kinds are made once, since a fault may not
-// allocate.
+// named returns the error of an operation, nil if it succeeded: then it does not allocate, since a fault must not.
 func named(what string, errno unix.Errno) error {
 	if errno == 0 {
 		return nil

@@ -28,8 +28,8 @@ func ioctl[T any](fd uintptr, request uintptr, arg *T) unix.Errno {
 	}
 }
 
-// ioctlOnce may wait: for memory, and for a lock of the address space, which another process has. So the Go scheduler is told of it,
-// where it is not told of read.
+// ioctlOnce may wait for memory, and for a lock of the address space, which belongs to another process. So it tells
+// the Go scheduler (Syscall), which read does not (RawSyscall).
 func ioctlOnce[T any](fd uintptr, request uintptr, arg *T) unix.Errno {
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, request, uintptr(unsafe.Pointer(arg)))
 	return errno

@@ -1,17 +1,16 @@
-// Package wire is what a region and its pager say to each other over a Unix socket that
-// keeps message boundaries: SOCK_SEQPACKET, everything little-endian.
+// Package wire is the protocol of a region and its pager over a Unix socket that keeps message boundaries
+// (SOCK_SEQPACKET). Everything is little-endian.
 //
-// The first message of a client is Attach, with three descriptors: the memory, a memfd of
-// which the size is sealed; the table, a memfd with a bit for each page, likewise; and the
-// userfaultfd with which the client has registered its mapping of the memory. The pager
-// answers with a Reply, whose text is Again if a region with the name was there. Without
-// descriptors, and with Remove, it has the region with the name removed. Then Requests and Replies follow, in any order. The connection ends
-// with the mapping, from either side.
+// The first message of a client is Attach, with three descriptors: the memory, a memfd whose size is sealed; the
+// table, another such memfd, with a bit for each page; and the userfaultfd with which the client has registered its
+// mapping of the memory. The pager answers with a Reply, whose text is Again if it already had a region with that
+// name. An Attach with Remove has no descriptors, and asks the pager to remove the region with that name. After an
+// Attach, Requests and Replies follow in any order. The mapping ends with the connection, from either side.
 //
-// A bit of the table is set while its page, if it is not in the memory, is with the pager
-// and is not zeros. So a client whose pager has died can tell the next one what is lost.
-// Behind these bits as many say which of those pages a checkpoint of the pager's heap has as the
-// pager has them, and the last page begins with a u64, the Mark of the volume that is meant.
+// A bit of the table is set while its page is not zeros and, unless it is in the memory, the pager has it. So a
+// client whose pager has died can tell the next pager what is lost. Behind these bits there is a second bit for each
+// page: whether a checkpoint of the pager's heap has the page in the pager's version. The last page of the table
+// begins with a u64, the Mark of the volume that these bits are about.
 package wire
 
 import (
@@ -38,7 +37,7 @@ type Attach struct {
 	Base   uint64 // address of the mapping
 	Resume bool   // there was another pager before
 	Remove bool   // there is no memory: the region with the name is to be removed
-	Name   string // of what outlives the client; none if it is empty
+	Name   string // of the region, which outlives the client; "" if the region ends with it
 	Pins   []Request
 }
 
@@ -66,10 +65,10 @@ const (
 	OpPin      uint32 = iota + 1 // bring a range into the memory, and keep it there
 	OpUnpin                      // let go of the range that the request ID has pinned; it has no reply
 	OpPrefetch                   // bring a range into the memory as far as there is room; it has no reply
-	OpSync                       // have what is in the memory survive the client, and the pager if its heap does
+	OpSync                       // make the contents survive the client, and the pager if its heap is kept
 )
 
-// Write is a Request's flag: what is pinned will be written to.
+// Write is a Request's flag: the client will write to the pinned range.
 const Write uint32 = 1
 
 // Request is a request of a client.
@@ -86,9 +85,9 @@ type Status uint32
 // The statuses.
 const (
 	OK      Status = iota
-	Refused        // it may not be, or not now
+	Refused        // it is not allowed, or not now
 	Lost           // a page of the range is lost
-	Full           // there is no memory for it
+	Full           // there is no far memory for it
 	Failed
 )
 

@@ -91,7 +91,7 @@ func OpenMailbox(f *os.File) (*Mailbox, error) {
 	return b, nil
 }
 
-// Use counts one more user in, who must Close it, too; false if it is too late.
+// Use registers one more user, who must call Close, too. It returns false if the mailbox is closed already.
 func (b *Mailbox) Use() bool {
 	for {
 		n := b.users.Load()
@@ -104,7 +104,7 @@ func (b *Mailbox) Use() bool {
 	}
 }
 
-// Close counts a user out; with the last one it is unmapped.
+// Close ends a user's use; the last one unmaps the mailbox.
 func (b *Mailbox) Close() error {
 	if b.users.Add(-1) > 0 {
 		return nil

@@ -10,9 +10,9 @@ type Info struct {
 	Sessions int              `json:"sessions"`
 	Conns    int              `json:"connections"`
 	Views    int              `json:"views"`            // open ones
-	Waiting  int              `json:"waiting"`          // pages whose key is gone and that are looked at
+	Waiting  int              `json:"waiting"`          // pages whose key is gone and that clients still look at
 	Tenants  map[string]int64 `json:"tenants"`          // bytes of regions
-	Settling int              `json:"settling"`         // clients of before the restart that are waited for
+	Settling int              `json:"settling"`         // clients from before the restart that the daemon waits for
 	Fenced   int              `json:"fenced,omitempty"` // clients that were fenced and may be alive
 	Uptime   float64          `json:"uptime_seconds"`
 
@@ -34,11 +34,11 @@ type Info struct {
 
 	Checkpoints       uint64 `json:"checkpoints"`
 	FailedCheckpoints uint64 `json:"failed_checkpoints"`
-	LogBytes          int64  `json:"log_bytes"`          // that a restart would read
+	LogBytes          int64  `json:"log_bytes"`          // bytes of log that a restart would read
 	LogFull           bool   `json:"log_full,omitempty"` // there is no room for the next segment of the log
 
-	MaruLate        uint64 `json:"maru_late"`        // requests of Maru's clients that were refused as they came too late
-	MaruOverwritten uint64 `json:"maru_overwritten"` // keys that went because their owner had filled their place anew
+	MaruLate        uint64 `json:"maru_late"`        // requests of Maru's clients that came too late and were refused
+	MaruOverwritten uint64 `json:"maru_overwritten"` // keys dropped because their owner had refilled their place
 }
 
 // PoolInfo describes a pool.
@@ -83,7 +83,7 @@ type RegionInfo struct {
 	Tenant   string `json:"tenant"`
 	Readers  int    `json:"readers"`
 	Refs     int    `json:"references"`
-	Retired  bool   `json:"retired,omitempty"` // its pages are not used again, as a fenced client may look at them
+	Retired  bool   `json:"retired,omitempty"` // its pages are not used again, since a fenced client may look at them
 }
 
 // SessionInfo describes a session.
@@ -97,7 +97,7 @@ type SessionInfo struct {
 	Maru   bool   `json:"maru,omitempty"` // speaks Maru's protocol; Name is its instance id
 	Conns  int    `json:"connections"`
 	Maps   int    `json:"mapped"`
-	State  string `json:"state"` // attached, away, or awaited: of before the restart, and not back
-	// Away is for how many seconds it has not been attached.
+	State  string `json:"state"` // attached, away, or awaited: from before the restart, and not back yet
+	// Away is for how many seconds the session has not been attached.
 	Away float64 `json:"away_seconds,omitempty"`
 }

@@ -141,7 +141,7 @@ type Location struct {
 	Length  uint64
 	Page    uint32 // in the table
 	Word    uint64 // of the page
-	Maru    bool   // it lies in a region of Maru's, in no page, and Word tells this registration from others
+	Maru    bool   // it lies in a region of Maru's and not in a page; Word identifies the registration
 	Expires int64  // Unix milliseconds, 0 for never
 }
 

@@ -1,5 +1,5 @@
-// Package flight makes one call for each key at a time, however many ask for it: so what
-// soft memory has lost is rebuilt once.
+// Package flight makes one call for each key at a time, however many goroutines ask for it: so what soft memory has
+// lost is rebuilt only once.
 package flight
 
 import (
@@ -31,7 +31,7 @@ type Call[V any] struct {
 	Err error
 }
 
-// PanicError is what those who wait are told when a reconstructor panics.
+// PanicError is the error that waiting callers get when a reconstructor panics.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -104,9 +104,8 @@ func (g *Group[K, V]) Claim(ctx context.Context, keys []K) (mine, others []*Call
 // errGivenUp is what those are told who wait for a call that its maker gave up.
 var errGivenUp = errors.New("whoever was to rebuild it panicked")
 
-// GiveUp ends those of the claimed calls that were not made: deferred by who claims
-// them, since what it calls meanwhile, codecs and sources, are the program's and may
-// panic.
+// GiveUp ends those of the claimed calls that were not made. Defer it after Claim: codecs and sources that are called
+// meanwhile are the program's, and may panic.
 func (g *Group[K, V]) GiveUp(keys []K, mine []*Call[V]) {
 	for i, c := range mine {
 		if c == nil {
@@ -157,8 +156,7 @@ func (g *Group[K, V]) Wait(ctx context.Context, key K, c *Call[V]) (V, error) {
 	return zero, ctx.Err()
 }
 
-// Invalidate keeps what the call that is under way for a key will return from
-// being stored; those who come later make a new one.
+// Invalidate keeps the result of the call under way for a key from being stored; later callers make a new call.
 func (g *Group[K, V]) Invalidate(key K) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -168,7 +166,7 @@ func (g *Group[K, V]) Invalidate(key K) {
 	}
 }
 
-// InvalidateAll is invalidate for every key.
+// InvalidateAll is Invalidate for every key.
 func (g *Group[K, V]) InvalidateAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -1,3 +1,3 @@
-// Package order is what the processor must be told of the order of loads and stores beside
-// what Go's atomic operations say, and what it need not be told where they are dear.
+// Package order has the fences and stores that keep loads and stores in order where Go's atomic operations do not,
+// and cheaper ones where Go's atomic operations do more than is needed.
 package order

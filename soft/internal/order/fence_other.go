@@ -11,7 +11,6 @@ func LoadFence() {
 	x.Add(1)
 }
 
-// StoreFence keeps the stores after it from being seen before an atomic
-// operation before it has been: without it, a compare-and-swap that is a pair
-// of a load and a store may be seen after what follows it.
+// StoreFence keeps the stores after it from becoming visible before an atomic operation that precedes it. Without it,
+// a compare-and-swap that is a load and a store may become visible after what follows it.
 func StoreFence() { LoadFence() }

@@ -24,8 +24,8 @@ type Link interface {
 	Fail(err error)
 }
 
-// Conn is what connections of different drivers have in common; a driver's embeds
-// it. It has the methods of verbs.Conn but for Close and the addresses.
+// Conn is what the connections of different drivers have in common; a driver's connection embeds it. It has the
+// methods of verbs.Conn except Close and the addresses.
 type Conn struct {
 	dev      *softdev.Device
 	self     Link
@@ -54,8 +54,8 @@ type answer struct {
 	err     error
 }
 
-// Open begins with self, which embeds c, and adds it to the device. Requests that
-// the peer makes go to requests, or are refused if that is nil.
+// Open sets up c, which self embeds, and adds it to the device. Connection requests of the peer go to requests, or
+// are refused if that is nil.
 func (c *Conn) Open(dev *softdev.Device, self Link, requests *endpoint.Requests) (err error) {
 	c.dev, c.self, c.requests = dev, self, requests
 	c.joining = make(map[uint32]*joining)

@@ -24,11 +24,10 @@ type Config struct {
 	// Insecure waives what TLS is required for.
 	Insecure bool
 
-	// KeepAlive is how often a silent peer is pinged. It is given up when it
-	// has answered none of three pings by the time of the next. 10 s if 0.
+	// KeepAlive is how often a silent peer is pinged. A peer that has answered none of three pings by the time of the
+	// fourth is given up. 10 s if 0.
 	KeepAlive time.Duration
-	// StallTimeout is how long a peer may take to take 64 KiB of what waits
-	// for it; then it is cut off. 10 s if 0.
+	// StallTimeout is how long a peer may take to read 64 KiB of what waits for it before it is cut off. 10 s if 0.
 	StallTimeout time.Duration
 	// HandshakeTimeout bounds connecting, TLS and the hello. 5 s if 0.
 	HandshakeTimeout time.Duration
@@ -39,15 +38,16 @@ type Config struct {
 	// Backlog is the most connection requests that wait for
 	// Listener.Accept; more are rejected. 128 if 0.
 	Backlog int
-	// Guest, if set, has a listener take peers that want something else than to connect queue pairs (tcp.DialGuest), once
-	// they are admitted. It does not wait; it owns nc, and calls leave when nc is closed. If it fails, nc and leave are not its.
+	// Guest, if set, makes a listener accept peers that want something other than to connect queue pairs
+	// (tcp.DialGuest), and takes them over once they are admitted. It must not wait. It owns nc, and calls leave when
+	// nc is closed; if it fails, it owns neither nc nor leave.
 	Guest func(nc net.Conn, leave func()) error
 	// Log, if set, is told by a listener of peers that it turned away, at a
 	// bounded rate.
 	Log *slog.Logger
 }
 
-// What an address needs that others can reach.
+// What an address that other hosts can reach lacks.
 var (
 	ErrNeedTLS        = errors.New("it is not a loopback address: TLS with client certificates is required there, unless Insecure is set")
 	ErrNeedClientAuth = errors.New("it is not a loopback address: TLS must demand client certificates there (tls.RequireAndVerifyClientCert), unless Insecure is set")

@@ -1,6 +1,5 @@
-// Package endpoint makes the stream connections of drivers: who may listen and
-// dial without TLS, how long a handshake may take, and how many peers there may
-// be. Package cm is what software drivers do with them.
+// Package endpoint makes the stream connections of drivers. It decides who may listen and dial without TLS, how long
+// a handshake may take, and how many peers there may be. Package cm is what software drivers do with the connections.
 //
 // Concurrency: a Config is a value. Everything else may be used by any number of
 // goroutines.

@@ -16,8 +16,7 @@ type Ends struct {
 	running sync.WaitGroup         // their goroutines; Add under mu, while not closed
 }
 
-// Add counts one in, so that Close closes it. The returned function counts it out,
-// and is to be called when its goroutines have ended.
+// Add registers e, so that Close closes it. Call the returned function when the goroutines of e have ended.
 func (s *Ends) Add(e io.Closer) (remove func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -48,8 +48,8 @@ func Listen(addr string, cfg Config, ends *Ends, greet Greeting) (*Listener, err
 	return Serve(nl, "", cfg, ends, greet)
 }
 
-// keptAlive gives connections the keep-alive of a net.ListenConfig, which a socket of
-// the service manager's was not made with.
+// keptAlive gives accepted connections the keep-alive of a net.ListenConfig, because a socket of the service
+// manager's was made without one.
 type keptAlive struct {
 	net.Listener
 	config net.KeepAliveConfig
@@ -58,7 +58,7 @@ type keptAlive struct {
 func (l keptAlive) Accept() (net.Conn, error) {
 	nc, err := l.Listener.Accept()
 	if c, ok := nc.(*net.TCPConn); ok && err == nil {
-		_ = c.SetKeepAliveConfig(l.config) // of a connection that is gone already
+		_ = c.SetKeepAliveConfig(l.config) // fails only for a connection that is gone already
 	}
 	return nc, err
 }

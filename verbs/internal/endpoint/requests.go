@@ -22,7 +22,7 @@ type Request interface {
 	Void() bool
 }
 
-// Requests is a listener's queue of them.
+// Requests is a listener's queue of connection requests.
 type Requests struct {
 	queue chan Request
 	done  chan struct{}
@@ -31,7 +31,7 @@ type Requests struct {
 	closed bool // guarded by mu: nothing is offered any more
 }
 
-// NewRequests returns a queue for so many.
+// NewRequests returns a queue for up to backlog requests.
 func NewRequests(backlog int) *Requests {
 	return &Requests{queue: make(chan Request, backlog), done: make(chan struct{})}
 }

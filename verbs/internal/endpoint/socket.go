@@ -9,7 +9,7 @@ import (
 	"polder/internal/brief"
 )
 
-// socket makes a TCP connection one of the fabric's. Any other stays what it is.
+// socket sets up a TCP connection for the fabric. It returns any other connection unchanged.
 func socket(nc net.Conn) net.Conn {
 	tcp, ok := nc.(*net.TCPConn)
 	if !ok {
@@ -19,13 +19,13 @@ func socket(nc net.Conn) net.Conn {
 	return brief.Of(tcp)
 }
 
-// unpace has nc not be paced. BBR, which some systems have for all connections, sends no faster than it has seen the peer
-// take. Of a peer that waited for a processor, it thinks that the link is slow: over loopback it has come to 20 Mbit/s, and
-// held answers back for up to 84 ms.
+// unpace turns off pacing for nc. BBR, which some systems use for all connections, sends no faster than it has seen
+// the peer take data. If the peer only waited for a processor, BBR believes that the link is slow: over loopback it
+// has come down to 20 Mbit/s, and has held answers back for up to 84 ms.
 func unpace(nc *net.TCPConn) {
 	raw, err := nc.SyscallConn()
 	if err != nil {
-		return // it is closed
+		return // nc is closed
 	}
 	_ = raw.Control(func(fd uintptr) {
 		name, err := unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION)
@@ -33,7 +33,7 @@ func unpace(nc *net.TCPConn) {
 			return
 		}
 		if unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "cubic") != nil {
-			// Who is not root may not have all that there is, but this.
+			// Not every congestion control is allowed to a process without privileges, but this one is.
 			_ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno")
 		}
 	})

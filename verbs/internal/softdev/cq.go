@@ -27,7 +27,7 @@ func (c *cq) Num() uint32 { return c.num }
 
 func (c *cq) Poll(wc []verbs.WC) int {
 	if !c.filled.Load() {
-		return 0 // who polls in a loop leaves the lock alone
+		return 0 // so that polling in a loop does not take the lock
 	}
 	c.d.g.mu.Lock()
 	k := 0

@@ -5,9 +5,8 @@ import (
 	"polder/verbs/softnic"
 )
 
-// Pace hands what the device's queue pairs have to do to f, with the lock held,
-// instead of doing it before the lock is released. posted says that the host
-// gave rise to it, and not the engine itself or a packet. See softnic.NIC.Pace.
+// Pace calls f, with the lock held, for each queue pair that has something to do, instead of doing it before the lock
+// is released. posted says that the host caused it, and not the engine itself or a packet. See softnic.NIC.Pace.
 //
 // Preconditions: the device is not in use yet.
 func (d *Device) Pace(f func(t softnic.Task, posted bool)) {

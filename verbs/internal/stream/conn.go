@@ -60,10 +60,9 @@ type Conn struct {
 	readerDone chan struct{}
 }
 
-// Establish exchanges hellos over nc for as long as ctx allows and, if the peer is
-// admitted, makes a connection of it that is one of the device's ends, and starts
-// its goroutines. self embeds c. Of cfg only KeepAlive, without which the peer is not
-// pinged, and StallTimeout count. The caller closes nc if it fails.
+// Establish exchanges hellos over nc for as long as ctx allows. If the peer is admitted it makes nc a connection,
+// registers that with the device, and starts its goroutines. self embeds c. Of cfg only StallTimeout and KeepAlive
+// count; without KeepAlive the peer is not pinged. If Establish fails the caller closes nc.
 func (c *Conn) Establish(ctx context.Context, self cm.Link, dev *Device, nc net.Conn, cfg endpoint.Config, requests *endpoint.Requests, admit endpoint.Admit) error {
 	ours := ourHello
 	if cfg.Guest != nil {
@@ -114,10 +113,10 @@ func shake(ctx context.Context, nc net.Conn, ours hello) (both hello, err error)
 	return both, err
 }
 
-// ErrNoGuests says that a listener has nothing but memory.
+// ErrNoGuests says that a listener only accepts peers that connect queue pairs.
 var ErrNoGuests = errors.New("it takes nobody who does not want to connect queue pairs: it may be of an earlier version")
 
-// BeGuest makes nc, which was dialled, that of a guest, for as long as ctx allows.
+// BeGuest makes this end of nc, which was dialled, a guest of the listener, for as long as ctx allows.
 func BeGuest(ctx context.Context, nc net.Conn) error {
 	ours := ourHello
 	ours.features |= featureGuest

@@ -14,8 +14,8 @@ import (
 	"polder/verbs"
 )
 
-// A file travels over a Unix socket with the bytes of a FILE frame, or with some
-// before them: the socket hands it over at the latest with the frame's first byte.
+// A file travels over a Unix socket with the bytes of a FILE frame, or with earlier bytes: the receiver gets it from
+// the socket no later than the frame's first byte.
 
 // maxFiles is how many files may wait for their frames at the receiving end, and how
 // many one message of the socket may carry.
@@ -26,8 +26,8 @@ var (
 	errFiles  = errors.New("more files come than may")
 )
 
-// SendFile sends a file and body to the peer, at the other end of a Unix socket. The
-// file stays the caller's, who sees to it that they are few. It does not block.
+// SendFile sends a file and body to the peer, at the other end of a Unix socket. The file stays the caller's, who
+// must not send more than a few. It does not block.
 func (c *Conn) SendFile(f *os.File, body []byte) error {
 	if !c.out.takesFiles() {
 		return fmt.Errorf("cannot send a file to %s: it is not at a Unix socket: %w", c.RemoteAddr(), verbs.ErrInvalid)
@@ -95,8 +95,8 @@ func (c *Conn) takeFile(body []byte) error {
 	return c.TakeFile(f, body)
 }
 
-// Files is a Unix socket that takes the files that come with its bytes. Without it
-// the kernel closes them. One goroutine reads.
+// Files is a Unix socket that receives the files that come with its bytes; without it the kernel would close them.
+// Only one goroutine may read.
 type Files struct {
 	*brief.Conn
 	raw  syscall.RawConn
@@ -182,7 +182,7 @@ func (f *Files) take(oob []byte, truncated bool) error {
 	return nil
 }
 
-// drop closes what nobody has taken.
+// drop closes the files that nobody has taken.
 func (f *Files) drop() {
 	closeAll(f.came)
 	f.came = nil

@@ -31,8 +31,8 @@ const (
 	protocolVersion = 1
 )
 
-// featureGuest: a listener that says so takes peers which say so for something else than queue pairs. What follows the hellos
-// is theirs.
+// featureGuest: a listener with it accepts peers with it that want something other than queue pairs. They decide what
+// follows the hellos.
 const featureGuest = 1
 
 // ourHello is what this end says, but for features.

@@ -119,8 +119,7 @@ func (o *outbox) ready() bool {
 	return false
 }
 
-// close ends what is sent, with a BYE if that is to be written yet, and wakes
-// the writer.
+// close lets nothing more be added, after a BYE if bye is set, and wakes the writer.
 func (o *outbox) close(bye bool) {
 	if bye {
 		_ = o.add(frameBye, nil) // if there is no room, the peer does without
@@ -138,8 +137,8 @@ func (o *outbox) wakeWriter() {
 	}
 }
 
-// flush sends what is pending, unless somebody is doing so, or has the writer
-// send it. Resume is called when the engine may go on; it may call flush.
+// flush sends what is pending, unless another goroutine is doing so, or leaves it to the writer. It calls resume when
+// the engine may go on; resume may call flush.
 //
 // Hot path: this is one system call per batch.
 func (o *outbox) flush(resume func()) error {
@@ -180,7 +179,7 @@ func (o *outbox) flush(resume func()) error {
 	closed := o.closed
 	o.mu.Unlock()
 	if closed {
-		o.wakeWriter() // it waits to see the end
+		o.wakeWriter() // the writer waits to see the end
 	}
 	return nil
 }
@@ -225,7 +224,7 @@ func (o *outbox) drain(resume func()) (end bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.state == outboxInline {
-		return false, nil // whoever it is wakes the writer if need be
+		return false, nil // the goroutine that is flushing wakes the writer if need be
 	}
 	o.state = outboxWriter
 	for o.rest != nil || len(o.pending) > 0 {
@@ -266,7 +265,7 @@ func (o *outbox) write(buf []byte, files []*os.File) error {
 			n, err = o.conn.Write(part)
 		}
 		if n > 0 {
-			files = nil // they come with the first byte; the deferred call has its own
+			files = nil // they are sent with the first byte; the deferred call has its own copy
 		}
 		buf = buf[n:]
 		if errors.Is(err, os.ErrDeadlineExceeded) {

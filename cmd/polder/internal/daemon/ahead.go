@@ -7,8 +7,9 @@ import (
 	"polder/verbs"
 )
 
-// dialAhead connects to nodes before there is a pool, which then finds connections where it would have to wait for them. A node serves nobody over one before
-// a pool says whose it is, so nothing of an owner's ends by it. The pool's nodes are those that are returned; end closes the connections that it has not taken.
+// dialAhead connects to nodes before there is a pool, so that the pool need not wait for connections. A node serves
+// nobody over such a connection before the pool says whose it is, so this ends nothing of another owner's. Make the
+// pool of the nodes that dialAhead returns. end closes the connections that the pool has not taken.
 func dialAhead(ctx context.Context, nodes []pool.NodeConfig) (ready []pool.NodeConfig, end func()) {
 	ctx, cancel := context.WithTimeoutCause(ctx, openTimeout, errNoAnswer)
 	var ends []func()
@@ -24,7 +25,7 @@ func dialAhead(ctx context.Context, nodes []pool.NodeConfig) (ready []pool.NodeC
 			select {
 			case c, ok := <-made:
 				if !ok {
-					break // it was taken, or there is none
+					break // the pool has taken it, or there is none
 				}
 				select {
 				case <-c.Done():

@@ -30,7 +30,7 @@ type BlockConfig struct {
 // ServiceNBD is the name of the service of a block device.
 const ServiceNBD = "nbd"
 
-// Check finds what is wrong with values that fit each by itself.
+// Check refuses values that do not fit each other.
 func (c *BlockConfig) Check() error {
 	if c.Size%pages.Size != 0 {
 		return refuse("size", config.FormatSize(c.Size), "a multiple of %s", config.FormatSize(pages.Size))
@@ -38,8 +38,7 @@ func (c *BlockConfig) Check() error {
 	return c.BorrowConfig.Check()
 }
 
-// RunBlock serves a block device until ctx is done. Who connects before a node has answered
-// waits.
+// RunBlock serves a block device until ctx is done. Clients that connect before a node has answered wait.
 func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	p := newProcess("block", cfg.Control)
 	p.ends.within = cmp.Or(cfg.EndWithin, p.ends.within)

@@ -38,11 +38,11 @@ import (
 type BorrowConfig struct {
 	Disk       string        // directory of a disk to use in the place of nodes, or with Witness beside them
 	DiskSize   int64         // the most bytes of it; 0 is what there is room for
-	Heap       string        // name of the heap, which is there again after a restart; "" for one that ends with the process
-	Witness    []string      // those that keep the manifest of a heap with a name in the memory of nodes; or a cluster in etcd that does
-	TwoNodes   string        // Stop or GoOn, in the place of Witness: the two nodes keep the manifest
+	Heap       string        // name of a heap that survives a restart; "" if it ends with the process
+	Witness    []string      // witnesses, or a cluster in etcd: they keep the manifest of a named heap at nodes
+	TwoNodes   string        // Stop or GoOn, instead of Witness: the two nodes keep the manifest
 	Reads      string        // Lease, which is the default, or Fenced
-	Standby    bool          // wait until another process that has the heap is gone
+	Standby    bool          // wait until the process that has the heap is gone
 	Checkpoint time.Duration // between two checkpoints of a heap with a name
 
 	Far         []string // nodes to borrow from
@@ -53,13 +53,13 @@ type BorrowConfig struct {
 	Groups      int      // see pool.Config
 	Pairs       int      // see pool.Config
 	Copies      int      // of what is evacuated; 0 is 2 if there are two nodes or more
-	MinCopies   int      // see copies.Config, as for what follows
+	MinCopies   int      // see copies.Config, as for the following fields
 	CopyLate    time.Duration
 	RepairAfter time.Duration
 	Local       int64 // bytes
 	MaxLocal    int64 // the most that Local may become; 0 is four times Local
 	OpTimeout   time.Duration
-	EndWithin   time.Duration // how long the end of the daemon may take, with all that belongs to it
+	EndWithin   time.Duration // how long the end of the daemon may take in all
 	FarWait     time.Duration // how long to wait at the start for a node to answer
 }
 
@@ -148,7 +148,7 @@ func (c *BorrowConfig) keptAtNodes() bool { return c.Heap != "" && !c.onDisk() }
 // lendsNoName reports whether what is borrowed at addr cannot outlive the borrower.
 func lendsNoName(addr string) bool { return isBroker(addr) || scheme.Of(addr) == scheme.Unix }
 
-// copiesOf is how many copies there are to be at so many nodes, which others join if joins is set.
+// copiesOf is how many copies there are to be at this many nodes; with joins, other nodes may join later.
 func (c *BorrowConfig) copiesOf(nodes int, joins bool) (int, error) {
 	n := c.Copies
 	switch {
@@ -169,16 +169,16 @@ func (c *BorrowConfig) copiesOf(nodes int, joins bool) (int, error) {
 // noName is the directory of a heap without a name.
 const noName = "_unnamed"
 
-// onDisk reports whether the disk is all the far memory that there is.
+// onDisk reports whether a disk is the only far memory.
 func (c *BorrowConfig) onDisk() bool { return c.Disk != "" && len(c.Witness) == 0 }
 
-// copyDir is the directory of a copy of what nodes have. No heap is called so.
+// copyDir is the directory of the copy on disk of what is at nodes. No heap has such a name.
 func (c *BorrowConfig) copyDir() string { return filepath.Join(c.Disk, "_copy-"+c.Heap) }
 
 // dir is the directory of the heap.
 func (c *BorrowConfig) dir() string { return filepath.Join(c.Disk, cmp.Or(c.Heap, noName)) }
 
-// journalDir is the directory of what is not in a checkpoint of the heap yet.
+// journalDir is the directory of the journal: what no checkpoint of the heap has yet.
 func (c *BorrowConfig) journalDir() string { return filepath.Join(c.dir(), "journal") }
 
 // where says where the far memory is.
@@ -196,7 +196,7 @@ func (c *BorrowConfig) where() string {
 	return fmt.Sprintf("%s, where heap %s is kept", c.Disk, c.Heap)
 }
 
-// noAnswerYet is how healthy a daemon is that waits for its nodes.
+// noAnswerYet is the health of a daemon that waits for its nodes.
 func (c *BorrowConfig) noAnswerYet() error {
 	if c.onDisk() {
 		return fmt.Errorf("%s is being opened", c.Disk)
@@ -206,8 +206,7 @@ func (c *BorrowConfig) noAnswerYet() error {
 
 const (
 	openTimeout = 10 * time.Second
-	// restart is how long a node may take to start again with its memory, until who
-	// borrows from it is told.
+	// restart is how long a node may take to start again with its memory, before its borrowers are told.
 	restart    = 5 * time.Second
 	firstPause = 100 * time.Millisecond // between attempts to open a pool
 	lastPause  = 5 * time.Second
@@ -218,20 +217,20 @@ type memory struct {
 	lent   *pool.Pool // or
 	disk   *disk.Store
 	copies *copies.Store // over lent, if there are several nodes, or a disk beside
-	beside *disk.Copies  // of what is in lent; nil if there is none
+	beside *disk.Copies  // copies of what is in lent; nil if there are none
 	kept   *kept         // of a heap in lent that outlives the process
 	name   string        // of the heap; "" if it ends with the process
 	heap   *far.Heap
 	moves  bool                  // another process is about to open the heap: see far.Heap.HandOver
-	master func(topology.Master) // is told which process has the heap; nil if nobody wants to know
-	// restore, if it is set, makes the heap in the place of opening it.
+	master func(topology.Master) // called with which process has the heap; nil if nobody wants to know
+	// restore, if set, makes the heap from a copy instead of opening it.
 	restore func(ctx context.Context, st *named.Store) error
-	// closeWithin is for how long a last checkpoint is tried; 0 is as long as there is.
+	// closeWithin is how long a last checkpoint may take; 0 is as long as there is time.
 	closeWithin time.Duration
 	ends        *ending // the daemon's
 
-	members  *members // follow a directory, if there is one
-	unfollow func()   // ends that
+	members  *members // follows a directory, if there is one
+	unfollow func()   // ends following
 }
 
 // close ends what is open.
@@ -268,8 +267,7 @@ func (m *memory) openDisk(ctx context.Context, p *process, cfg BorrowConfig, max
 	return err
 }
 
-// open opens a pool, for which it waits as cfg says, and a heap over it whose values have up
-// to so many bytes.
+// open opens a pool, waiting for nodes as cfg says, and over it a heap whose values have up to maxValue bytes.
 func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, from lenders, maxValue int) (err error) {
 	m.name, m.ends = cfg.Heap, p.ends
 	if cfg.onDisk() {
@@ -328,7 +326,7 @@ func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, from le
 	return nil
 }
 
-// follow has nodes join and leave as a directory says, until close.
+// follow makes nodes join and leave the pool as a directory says, until close.
 func (m *memory) follow(d nodeDirectory, log *slog.Logger) {
 	m.members = newMembers(d, m.lent, m.copies, log)
 	ctx, stop := context.WithCancel(context.Background())
@@ -340,9 +338,9 @@ func (m *memory) follow(d nodeDirectory, log *slog.Logger) {
 	m.unfollow = func() { stop(); <-ended }
 }
 
-// show has the administrative address show the pool and the heap from now on.
+// show makes the administrative address show the pool and the heap from now on.
 func (m *memory) show(p *process) error {
-	opened := *m // it is looked at also while m is being closed
+	opened := *m // it is read also while m is being closed
 	m = &opened
 	state := func(s *console.State) {
 		s.Advice = strings.Split(strings.TrimSpace(m.heap.Explain()), "\n")
@@ -369,7 +367,8 @@ func (m *memory) show(p *process) error {
 	return p.nowShow(m.usable, state, show...)
 }
 
-// usable fails if nothing can be read or written, or replies wait since nothing says that the heap is this process's.
+// usable fails if nothing can be read or written, or if replies wait because there is no evidence that this process
+// owns the heap.
 func (m *memory) usable() error {
 	if m.kept != nil {
 		if st := m.kept.owner.Stats(); !st.Shown {
@@ -379,14 +378,14 @@ func (m *memory) usable() error {
 	return anyNodeUp(m.lent.Stats())
 }
 
-// lenders is how a pool is opened.
+// lenders is what a pool is opened with.
 type lenders struct {
 	pool.Config
 	directory nodeDirectory                     // of the nodes, if they are not in Config
 	node      func(addr string) pool.NodeConfig // a node that is not in Config
 }
 
-// borrow is how a pool is opened over nodes that listen elsewhere.
+// borrow returns what it takes to open a pool over nodes that listen elsewhere.
 func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (from lenders, err error) {
 	defer func() { from.Cluster = cfg.Cluster }()
 	if cfg.onDisk() {
@@ -415,7 +414,7 @@ func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (from lenders, e
 	return from, nil
 }
 
-// borrowFound is borrow from nodes that a directory has, which are reached over TCP.
+// borrowFound is borrow for nodes from a directory, which are reached over TCP.
 func (p *process) borrowFound(cfg BorrowConfig, f *fabrics, from *lenders) (err error) {
 	if err := f.reach(scheme.TCP); err != nil {
 		return err
@@ -477,7 +476,8 @@ func (f *fabrics) reach(by string) (err error) {
 	return nil
 }
 
-// node is how a node is reached. One of a fabric that this machine does not have cannot be, and is as one that does not answer.
+// node is how a node is reached. A node of a fabric that this machine does not have counts as one that does not
+// answer.
 func (f *fabrics) node(addr string) pool.NodeConfig {
 	by := scheme.Of(addr)
 	if err := f.reach(by); err != nil {
@@ -500,13 +500,12 @@ func (f *fabrics) node(addr string) pool.NodeConfig {
 	return n
 }
 
-// toNodes is how to connect to a node at the moment: certificates may be new since
-// the last time.
+// toNodes is how to connect to a node now: certificates may be new since the last time.
 func (p *process) toNodes() tcp.Config {
 	return tcp.Config{TLS: p.Security.Dial(), Insecure: p.Security.Insecure}
 }
 
-// managerNamed is the way of managing memory of that name, nil for the default.
+// managerNamed returns the way of managing memory with this name, nil for the default.
 func managerNamed(name string) (pool.Manager, error) {
 	if name == "" {
 		return nil, nil

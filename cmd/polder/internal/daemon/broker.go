@@ -34,8 +34,7 @@ type BrokerConfig struct {
 
 func isBroker(addr string) bool { return scheme.Of(addr) == scheme.Broker }
 
-// Check finds what is wrong with values that fit each by itself, and makes the path
-// of the socket plain.
+// Check refuses values that do not fit each other, and makes the path of the socket plain.
 func (c *BrokerConfig) Check() error {
 	path := strings.TrimPrefix(strings.TrimPrefix(c.Listen, scheme.Broker), scheme.Unix)
 	if !filepath.IsAbs(path) {

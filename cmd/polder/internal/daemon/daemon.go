@@ -2,19 +2,20 @@
 // memory node, a Redis front end over borrowed memory, both, or one over soft
 // memory.
 //
-// Each Run function starts everything, says where it listens, waits until its
-// context is done or a part fails, and ends everything in reverse order. No
-// goroutine of theirs is left when they return, unless something has not ended in the
-// time that there is for all of that (ending.go): the error says what.
+// Each Run function starts everything, says where it listens, waits until its context is done or a part fails, and
+// ends everything in reverse order. When it returns, none of its goroutines is left, unless a part has not ended
+// within the time for the whole end (ending.go): then the error says which.
 //
 // # Files
 //
-// All daemons: daemon (starting), ending (within one time, or when nothing is lent any more), memory (of the Go runtime), swap (what the kernel's reclaim may wait for), secret, tempdir, unix, stats.
+// All daemons: daemon (starting), ending (within one time, or when nothing is lent any more), memory (of the Go
+// runtime), swap (a process that the kernel's memory reclaim may wait for), secret, tempdir, unix, stats.
 //
-// What is lent: node, idle (what the host does not need), outlive (memory that outlives a node), here (a node within a server's process).
+// What is lent: node, idle (what the host does not need), outlive (memory that outlives a node), here (a node within
+// a server's process).
 //
-// What is borrowed: borrow (of nodes, or a disk), ahead (connections), directory, dns and etcd (which nodes there are), registers (manifests), named (heaps
-// that outlive the process), heap and save (the tools for them), witness.
+// What is borrowed: borrow (of nodes, or a disk), ahead (connections), directory, dns and etcd (which nodes there
+// are), registers (manifests), named (heaps that outlive the process), heap and save (the tools for them), witness.
 //
 // Who uses it: serve, partitions, cache, origin, files, block, pager, broker.
 package daemon
@@ -46,7 +47,7 @@ const (
 	ServiceRedis     = "redis"
 	ServiceMemcached = "memcached"
 	ServiceVerbs     = "verbs"  // where a node's clients connect: the first address
-	ServiceSocket    = "socket" // where those on this machine do, if there are others, too
+	ServiceSocket    = "socket" // where clients on this machine connect, if others can, too
 	ServiceAdmin     = "admin"
 	ServiceBroker    = "broker" // a socket's path after broker:
 )
@@ -59,25 +60,29 @@ func refuse(flag, value, expected string, args ...any) error {
 // process is what is common to running daemons.
 type process struct {
 	*operator.Control
-	kind       string
-	started    time.Time
-	addrs      map[string]string                            // not changed once the administrative address is served
-	redis      net.Listener                                 // nil in a node
-	reached    string                                       // the address of redis as other servers tell it to clients; "" if there are none
-	owner      string                                       // what it calls itself as the owner of a heap; "" for its address
-	gone       func(ctx context.Context, owner string) bool // see named.Config; nil to ask at the owner's address
-	manifests  Registers                                    // of all partitions, which their server closes; nil if it is no partition
-	mine       <-chan struct{}                              // closed when the partition is this server's; nil if it is no partition
-	admin      net.Listener                                 // nil if none is wanted
+	kind    string
+	started time.Time
+	addrs   map[string]string // not changed once the administrative address is served
+	redis   net.Listener      // nil in a node
+	// reached is the address of redis that other servers tell clients, or "".
+	reached string
+	owner   string                                       // its name as the owner of a heap; "" for its address
+	gone    func(ctx context.Context, owner string) bool // see named.Config; nil to ask at the owner's address
+	// manifests are of all partitions, closed by their server; nil for no partition.
+	manifests Registers
+	// mine is closed when the partition is this server's; nil for no partition.
+	mine       <-chan struct{}
+	admin      net.Listener // nil if none is wanted
 	closers    []closer
-	ends       *ending    // the time that there is for that
+	ends       *ending    // the time that ending may take
 	failed     chan error // a part's end; the first ends the daemon
 	wg         sync.WaitGroup
 	answers    *admin.Server // at the administrative address; nil until it is served
 	collectors []prometheus.Collector
-	drain      func(ctx context.Context, within time.Duration, force bool) (lost, err error)        // see admin.Config
-	lend       func(ctx context.Context, most int64, within time.Duration) (said string, err error) // see admin.Config
-	forget     func(heap string) (said string, err error)                                           // see admin.Config
+	// See admin.Config.
+	drain  func(ctx context.Context, within time.Duration, force bool) (lost, err error)
+	lend   func(ctx context.Context, most int64, within time.Duration) (said string, err error)
+	forget func(heap string) (said string, err error)
 
 	mu      sync.Mutex
 	reports []func(*console.State) // each adds what no metric says; guarded by mu once it is served
@@ -108,8 +113,8 @@ func (p *process) spawn(what string, serve func() error) {
 	})
 }
 
-// listenAdmin opens the administrative address, if one is wanted, but answers
-// nobody yet: mistakes in addresses are to show before anything is started.
+// listenAdmin opens the administrative address, if one is wanted, but answers nobody yet: a mistake in an address
+// should show before anything is started.
 func (p *process) listenAdmin() error {
 	if p.Admin == "" {
 		return nil
@@ -146,7 +151,7 @@ func (p *process) serveAdmin() error {
 	return nil
 }
 
-// nowShow has the administrative address, if it is served, show more from now on.
+// nowShow makes the administrative address, if it is served, show more from now on.
 func (p *process) nowShow(health func() error, report func(*console.State), collectors ...prometheus.Collector) error {
 	p.mu.Lock()
 	p.health, p.reports = health, append(p.reports, report)

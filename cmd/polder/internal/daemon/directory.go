@@ -18,7 +18,7 @@ import (
 	"polder/pool"
 )
 
-// isDirectory reports whether addr is that of a directory of nodes, which may be others later.
+// isDirectory reports whether addr names a directory of nodes, which may have other nodes later.
 func isDirectory(addr string) bool {
 	by := scheme.Of(addr)
 	return by == scheme.DNS || by == scheme.Etcd
@@ -32,19 +32,20 @@ type nodeDirectory interface {
 	lookup(ctx context.Context) (addrs []string, err error)
 	// node is how to connect to a node that lookup has named.
 	node(addr string) pool.NodeConfig
-	// watch calls changed when there may be other nodes than before, until ctx ends. A directory that cannot tell
-	// does nothing: it is looked up now and then all the same.
+	// watch calls changed when the nodes may have changed, until ctx ends. A directory that cannot tell does nothing:
+	// it is looked up now and then anyway.
 	watch(ctx context.Context, changed func())
 }
 
 const (
 	lookupTimeout = 10 * time.Second
 	lookupEvery   = 5 * time.Second
-	// absentFor is for how long a node must not have been named until it is forgotten, if nothing is borrowed from it.
+	// absentFor is how long a node must be missing from the directory before it is forgotten, if nothing is borrowed
+	// from it.
 	absentFor = time.Minute
 )
 
-// await waits until there are nodes, for as long as wait says.
+// await waits until there are nodes, for at most wait.
 func await(ctx context.Context, p *process, d nodeDirectory, wait time.Duration) (nodes []pool.NodeConfig, err error) {
 	defer p.Waiting("looking for nodes")()
 	deadline := time.Now().Add(wait)
@@ -71,22 +72,22 @@ func await(ctx context.Context, p *process, d nodeDirectory, wait time.Duration)
 	}
 }
 
-// members keeps a pool and a store over it in agreement with a directory: nodes that are new join, and those that
-// are gone for long are forgotten.
+// members keeps a pool, and the store over it, in step with a directory: new nodes join, and nodes that have been
+// missing for long are forgotten.
 type members struct {
 	directory nodeDirectory
 	lent      *pool.Pool
 	copies    *copies.Store
 	log       *slog.Logger
 
-	absent map[string]time.Time // since when nodes are not named
+	absent map[string]time.Time // since when a node is missing from the directory
 	said   map[string]string    // what was last said of a node, or of the directory, ""
 
 	named   atomic.Int64 // nodes that the directory named when it last answered
-	answers atomic.Bool  // it did when it was last asked
+	answers atomic.Bool  // the directory answered when it was last asked
 }
 
-// newMembers makes members that know what has joined already.
+// newMembers makes members, which know the nodes that are in the pool already.
 func newMembers(d nodeDirectory, lent *pool.Pool, store *copies.Store, log *slog.Logger) *members {
 	m := &members{directory: d, lent: lent, copies: store, log: log, absent: map[string]time.Time{}, said: map[string]string{}}
 	m.named.Store(int64(len(lent.Nodes())))
@@ -110,7 +111,7 @@ func (m *members) collectors() []prometheus.Collector {
 	}
 }
 
-// follow does so until ctx ends.
+// follow keeps them in step until ctx ends.
 func (m *members) follow(ctx context.Context) {
 	tick := time.NewTicker(lookupEvery)
 	defer tick.Stop()
@@ -121,7 +122,7 @@ func (m *members) follow(ctx context.Context) {
 		m.directory.watch(ctx, func() {
 			select {
 			case changed <- struct{}{}:
-			default: // it will be looked up
+			default: // a look-up is due anyway
 			}
 		})
 	})
@@ -157,7 +158,7 @@ func (m *members) say(node string, err error) {
 	}
 }
 
-// update takes note of the nodes that there are.
+// update acts on the nodes that there are now.
 func (m *members) update(now time.Time, addrs []string) {
 	var tooMany error
 	known := append(m.lent.Nodes(), m.copies.Places()...)
@@ -201,7 +202,7 @@ func (m *members) join(addr string) error {
 	return m.copies.Add(remote.Place(m.lent, addr))
 }
 
-// forget removes a node that is of no use any more. It is asked again if it is.
+// forget removes a node that is of no use any more. A node that cannot be removed yet is tried again later.
 func (m *members) forget(name string) {
 	if m.lent.Forget(name) != nil && slices.Contains(m.lent.Nodes(), name) {
 		return

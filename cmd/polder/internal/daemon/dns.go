@@ -13,15 +13,16 @@ import (
 	"polder/verbs"
 )
 
-// A dnsDirectory is a name in the DNS that has the addresses of nodes, such as that of a headless service: with a port its
-// A and AAAA records, without one its SRV records.
+// A dnsDirectory is a name in the DNS that has the addresses of nodes, such as that of a headless service. With a
+// port, its A and AAAA records count; without one, its SRV records.
 type dnsDirectory struct {
 	name, port string
 	resolver   *net.Resolver
-	dial       func(ctx context.Context, addr, host string) (verbs.Conn, error) // to a node, whose certificate is for host
+	// dial connects to a node, whose certificate is for host.
+	dial func(ctx context.Context, addr, host string) (verbs.Conn, error)
 }
 
-// newDNSDirectory makes what addr names, which package config has checked: dns://[SERVER/]NAME[:PORT].
+// newDNSDirectory makes the directory that addr names, which package config has checked: dns://[SERVER/]NAME[:PORT].
 func newDNSDirectory(addr string) *dnsDirectory {
 	d := &dnsDirectory{resolver: net.DefaultResolver}
 	server, name, ok := strings.Cut(strings.TrimPrefix(addr, scheme.DNS), "/")
@@ -71,8 +72,8 @@ func (d *dnsDirectory) lookup(ctx context.Context) (addrs []string, err error) {
 	return addrs, nil
 }
 
-// resolve returns what to connect to for one of the addresses that lookup has returned, and whose certificate
-// to expect there: that of the name in an SRV record, or of the name with the A and AAAA records.
+// resolve returns the address to connect to for one of the addresses that lookup has returned, and the host whose
+// certificate to expect there: the name in the SRV record, or the name with the A and AAAA records.
 func (d *dnsDirectory) resolve(ctx context.Context, addr string) (ip, host string, err error) {
 	if d.port != "" {
 		return addr, d.name, nil

@@ -15,14 +15,14 @@ import (
 const DefaultEndWithin = time.Minute
 
 const (
-	// lastPart is the part of that time which is kept for giving up what a heap needs at nodes and witnesses.
+	// lastPart: this part (an eighth) of the time is kept for giving up what a heap needs at nodes and witnesses.
 	lastPart = 8
-	// overtime is for how long those are waited for whose time is over, who should then end at once.
+	// overtime is how much longer close waits for parts whose time is over: they should then end at once.
 	overtime = time.Second
 )
 
-// An ending is the one time by which a daemon that ends has done everything that belongs to that. Each phase gets what those before it have left. A partition of a server
-// has that of the server. Nil is that of nothing, and never begins.
+// An ending is the time by which a daemon has to have ended, with everything that belongs to it. Each phase gets the
+// time that earlier phases have left. A server's partitions share the server's ending. A nil ending never begins.
 type ending struct {
 	within time.Duration
 
@@ -30,7 +30,7 @@ type ending struct {
 	until time.Time // zero before it begins; guarded by mu
 }
 
-// begin has the time run, from the first call on.
+// begin starts the time at its first call.
 func (e *ending) begin() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -39,7 +39,7 @@ func (e *ending) begin() {
 	}
 }
 
-// left is how long there is, if it has begun.
+// left returns how much time is left, and whether the ending has begun.
 func (e *ending) left() (d time.Duration, begun bool) {
 	if e == nil {
 		return 0, false
@@ -49,7 +49,8 @@ func (e *ending) left() (d time.Duration, begun bool) {
 	return time.Until(e.until), !e.until.IsZero()
 }
 
-// phase is for a phase that may take so long at most, and as long as there is if it is to leave something to others.
+// phase returns a context for a phase that may take most at most, and no longer than the time that is left; with
+// others, it leaves a part of that time to later phases.
 func (e *ending) phase(most time.Duration, others bool) (context.Context, context.CancelFunc) {
 	why := context.DeadlineExceeded
 	if left, begun := e.left(); begun {
@@ -65,19 +66,20 @@ func (e *ending) phase(most time.Duration, others bool) (context.Context, contex
 
 // closer is a part of a daemon that ends with it.
 type closer struct {
-	what  string // for who is told that it has not ended; "" for what takes no time
+	what  string // for the message that it has not ended; "" for what takes no time
 	close func() error
 }
 
-// onClose has close called at the end, before what was given earlier.
+// onClose registers close to be called at the end, before those that were registered earlier.
 func (p *process) onClose(close func() error) { p.onEnd("", close) }
 
-// onEnd is onClose for what may take long.
+// onEnd is onClose for parts that may take long.
 func (p *process) onEnd(what string, close func() error) {
 	p.closers = append(p.closers, closer{what, close})
 }
 
-// close ends everything, last started first, and adds what goes wrong to err. What has not ended in time is named and left alone.
+// close ends everything, last started first, and adds errors to err. It names parts that have not ended in time, and
+// leaves them alone.
 func (p *process) close(err *error) {
 	if p.mine == nil {
 		p.ends.begin()
@@ -98,7 +100,7 @@ func (p *process) close(err *error) {
 		defer close(ended)
 		var err error
 		if p.answers != nil {
-			err = p.answers.Close() // it shows what ends now
+			err = p.answers.Close() // last: it shows what is ending
 		}
 		for _, c := range slices.Backward(p.closers) {
 			if !next(c.what, err) {
@@ -128,17 +130,17 @@ func (p *process) close(err *error) {
 	*err = errors.Join(append([]error{*err}, errs...)...)
 }
 
-// A drainer has a process end only when nothing is lent any more.
+// A drainer lets a process end only when nothing is lent any more.
 type drainer struct {
 	nodes    []*memnode.Node
-	withdraw func(bool) // them from the directory, or has them there again
-	done     chan error // capacity 1: they have been drained because somebody asked for it; what was given up by force
+	withdraw func(bool) // removes the nodes from the directory, or adds them again
+	done     chan error // capacity 1: drained at an operator's request; the error is what was lost by force
 }
 
 func newDrainer() *drainer { return &drainer{withdraw: func(bool) {}, done: make(chan error, 1)} }
 
-// drain has the process end when nothing is lent any more, or with force when the time is over. Otherwise it stays, and
-// the error says who has what.
+// drain ends the process when nothing is lent any more, or, with force, when the time is over. Otherwise the process
+// stays, and the error says who has borrowed what.
 func (d *drainer) drain(ctx context.Context, within time.Duration, force bool) (lost, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("it was not moved elsewhere within %v", within))
 	defer cancel()
@@ -154,14 +156,14 @@ func (d *drainer) drain(ctx context.Context, within time.Duration, force bool) (
 	if err == nil {
 		select {
 		case d.done <- lost:
-		default: // it ends already
+		default: // the process is ending already
 		}
 	}
 	return lost, err
 }
 
-// waitDrained is wait for a process that lends: when ctx is done, it ends within so long if nothing is lent then,
-// and stays otherwise. main ends it with the second signal.
+// waitDrained is wait for a process that lends. When ctx is done the process ends if nothing is lent any more by the
+// end of within, and stays otherwise. A second signal makes main end it.
 func (p *process) waitDrained(ctx context.Context, d *drainer, within time.Duration) error {
 	signal := ctx.Done()
 	for {

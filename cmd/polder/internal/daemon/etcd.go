@@ -23,8 +23,8 @@ import (
 	"polder/verbs"
 )
 
-// etcdClient asks the cluster in etcd that a flag names, with the certificates with which nodes are connected to. Whoever has it
-// closes it.
+// etcdClient returns a client of the etcd cluster that a flag names; it uses the certificates that connections to
+// nodes use. The caller closes it.
 func (p *process) etcdClient(flag, addr, authFile string) (client *etcd.Client, cluster string, err error) {
 	endpoints, cluster, err := config.ParseEtcd(addr)
 	if err != nil {
@@ -114,7 +114,7 @@ func (d *etcdDirectory) node(addr string) pool.NodeConfig {
 	return pool.NodeConfig{Name: addr, Dial: func(ctx context.Context) (verbs.Conn, error) { return d.dial(ctx, addr) }}
 }
 
-// calm is the least time between two changes that are looked at.
+// calm is the least time between two look-ups because of changes.
 const calm = 200 * time.Millisecond
 
 func (d *etcdDirectory) watch(ctx context.Context, changed func()) {
@@ -133,7 +133,7 @@ func (d *etcdDirectory) watch(ctx context.Context, changed func()) {
 	}
 }
 
-// announce has a node, which listens at addr, announced in a directory, until close.
+// announce keeps a node, which listens at addr, announced in a directory, until close.
 func (p *process) announce(cfg NodeConfig, addr string, node *memnode.Node) (*directory.Announcer, error) {
 	if cfg.Advertise != "" {
 		addr = cfg.Advertise
@@ -175,7 +175,7 @@ func (p *process) announce(cfg NodeConfig, addr string, node *memnode.Node) (*di
 	return a, nil
 }
 
-// checkDirectory finds what is wrong with what is said of the directory.
+// checkDirectory refuses settings about the directory that do not fit.
 func (c *NodeConfig) checkDirectory() error {
 	_, elsewhere := c.places()
 	switch {

@@ -33,20 +33,21 @@ type Removal struct {
 
 const (
 	nodeTime  = 10 * time.Second // how long a node may take that gets its memory back
-	reachTime = 2 * time.Second  // for how long a node is tried that does not answer
-	takeovers = 20               // how often it is tried to take a heap away from an owner that beats just then
-	atOnce    = time.Millisecond // the patience of who takes it away
+	reachTime = 2 * time.Second  // how long a node that does not answer is tried
+	takeovers = 20               // attempts to take a heap away from an owner, any of which a beat may foil
+	atOnce    = time.Millisecond // the Patience for taking a heap away
 )
 
-// tool is what a command that is no daemon calls itself as the owner of a heap.
+// tool is what a command other than a daemon calls itself as the owner of a heap.
 func tool(what string) string {
 	host, _ := os.Hostname()
 	return fmt.Sprintf("polder heap %s at %s, process %d", what, cmp.Or(host, "a host without a name"), os.Getpid())
 }
 
-// RemoveHeap gives back what a heap in the memory of nodes has, and has its manifest forget it: its name is free again.
-// If nodes cannot be reached the manifest keeps what it takes to give back what they have, unless r.Force is set, and
-// done is told of each of them. It fails with a *named.OwnedError if another process has the heap open, unless r.Force is set.
+// RemoveHeap gives back what a heap has in the memory of nodes, and empties its manifest, so that its name is free
+// again. It calls done for each node that cannot be reached. Then the manifest keeps what it takes to give back that
+// node's memory later, unless r.Force is set. It fails with a *named.OwnedError if another process has the heap open,
+// unless r.Force is set.
 func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error)) (err error) {
 	if r.gone == nil {
 		r.gone = ownerGone("")
@@ -54,7 +55,7 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 	p := newProcess("heap", r.Control)
 	defer p.close(&err)
 	var k kept
-	defer func() { err = errors.Join(err, k.hangUp()) }() // the owner is closed already, if all went well
+	defer func() { err = errors.Join(err, k.hangUp()) }() // if all went well, the owner is closed already
 	if err := errors.Join(k.keeper(p, &r.BorrowConfig), k.reach(ctx)); err != nil {
 		return err
 	}
@@ -137,7 +138,8 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 // removersAtOnce is how many partitions are removed at a time.
 const removersAtOnce = 8
 
-// removePartitions is RemoveHeap for a heap whose partitions servers share: they are removed, and then the map.
+// removePartitions is RemoveHeap for a heap whose partitions servers share: it removes the partitions, and then the
+// map.
 func removePartitions(ctx context.Context, r Removal, reg holder.Register, done func(node string, err error)) error {
 	m, version, err := partition.BeginRemoval(ctx, reg, r.Force)
 	if err != nil {
@@ -152,7 +154,7 @@ func removePartitions(ctx context.Context, r Removal, reg holder.Register, done 
 		}
 		part := r
 		part.Heap = PartitionHeap(r.Heap, number)
-		part.gone = func(context.Context, string) bool { return true } // no server is in the map
+		part.gone = func(context.Context, string) bool { return true } // there is no server left in the map
 		wg.Go(func() {
 			turns <- struct{}{}
 			defer func() { <-turns }()
@@ -170,7 +172,7 @@ func removePartitions(ctx context.Context, r Removal, reg holder.Register, done 
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	// What is left is the epoch, as of any heap.
+	// Only the epoch is left, as with any heap.
 	if _, err := reg.Swap(ctx, version, (&named.Manifest{Epoch: m.Epoch}).Encode()); err != nil {
 		return fmt.Errorf("heap %s: cannot remove the map of its partitions: %w", r.Heap, err)
 	}
@@ -182,7 +184,7 @@ type NoHeapError string
 
 func (e NoHeapError) Error() string { return fmt.Sprintf("there is no heap %s", string(e)) }
 
-// own makes this process the heap's owner, with Force also if another one is that lives.
+// own makes this process the heap's owner; with Force also if another owner is alive.
 func (r *Removal) own(ctx context.Context, cfg named.Config, k *kept) (o *named.Owner, err error) {
 	if !r.Force {
 		return named.Own(ctx, k.register, cfg)
@@ -197,7 +199,8 @@ func (r *Removal) own(ctx context.Context, cfg named.Config, k *kept) (o *named.
 	return nil, err
 }
 
-// giveBack has a node take back what it keeps in a session, and returns when the node does not know the session any more.
+// giveBack makes a node take back what it keeps in a session. It returns when the node does not know the session any
+// more.
 func giveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session) error {
 	began := time.Now()
 	for pause := firstPause / 10; ; pause = min(2*pause, lastPause/5) {
@@ -221,8 +224,8 @@ func giveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session)
 	}
 }
 
-// tryGiveBack is one try. A node forgets a session that has nothing when its client has gone; with whoever asks
-// for one that it does not know it begins another.
+// tryGiveBack is one attempt. A node forgets a session that has nothing once its client has gone; a client that asks
+// for a session that the node does not know gets a new one.
 func tryGiveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session) (gone bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, nodeTime, errNoAnswer)
 	defer cancel()
@@ -237,12 +240,13 @@ func tryGiveBack(ctx context.Context, cfg pool.Config, node string, s pool.Sessi
 	return false, lent.Prune(ctx, node)
 }
 
-// CheckHeap opens a heap in the memory of nodes that nobody has open, and has check read it.
+// CheckHeap opens a heap in the memory of nodes that no process has open, and calls check to read it.
 func CheckHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, check func(*far.Heap) error) error {
 	return useHeap(ctx, c, cfg, "check", func(_ *process, m *memory, _ *named.Manifest) error { return check(m.heap) })
 }
 
-// useHeap opens a heap in the memory of nodes that nobody has open for a tool, with the manifest that it had.
+// useHeap opens for a tool a heap in the memory of nodes that no process has open, and calls use with it and with the
+// manifest that it had.
 func useHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, what string, use func(p *process, m *memory, had *named.Manifest) error) (err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
@@ -267,7 +271,7 @@ func useHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, what st
 		cfg.Far = slices.Sorted(maps.Keys(had.Sessions))
 	}
 	if cfg.Copies == 0 && had.Copies <= len(had.Sessions) {
-		cfg.Copies = had.Copies // its checkpoint at the end is as its server's are
+		cfg.Copies = had.Copies // so that the checkpoint at the end has as many copies as the server's
 	}
 	from, err := p.borrow(ctx, cfg)
 	if err != nil {
@@ -295,7 +299,7 @@ func (k *kept) explain(name string) string {
 	return text
 }
 
-// SessionOf is the number of a node's session in a manifest; false if it is none.
+// SessionOf returns the number of a node's session in a manifest, or false if b is no session.
 func SessionOf(b []byte) (uint64, bool) {
 	if len(b) < 8 {
 		return 0, false

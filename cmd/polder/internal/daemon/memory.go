@@ -23,9 +23,8 @@ const (
 	goPercent    = 400 // the live heap is a few MiB: collect when that is needed, not at every 4
 	liveHeadroom = 4 << 20
 
-	// That of a process that serves swap, which asks the kernel for memory when it
-	// starts and not when memory is short: buffers of clients, and garbage until
-	// there is so much of it.
+	// The limit for a process that serves swap. It asks the kernel for memory when it starts, and not when memory is
+	// short: for clients' buffers, and for garbage up to this limit.
 	swapGoLimit   = 64 << 20
 	swapGoPercent = -1
 )
@@ -61,8 +60,9 @@ func boundGoMemory(limit int64, percent int) (stop func()) {
 	}
 }
 
-// afterCollections calls f soon after each collection of garbage, until stop is called: who opens a partition has some more live within milliseconds, and would be held
-// up by one collection after the other if the limit stayed behind.
+// afterCollections calls f soon after each garbage collection, until stop is called. A process that opens a partition
+// has more live memory within milliseconds: if the limit lagged behind, one collection after another would hold it
+// up.
 func afterCollections(f func()) (stop func()) {
 	var mu sync.Mutex
 	ended := false // guarded by mu
@@ -71,7 +71,7 @@ func afterCollections(f func()) (stop func()) {
 		mu.Lock()
 		defer mu.Unlock()
 		if !ended {
-			// New garbage, and first: the next collection may come while f runs, in which the old is in use.
+			// Make the next object before calling f: the next collection may come while f runs.
 			runtime.SetFinalizer(new([16]byte), collected)
 			f()
 		}
@@ -96,7 +96,8 @@ func goMemory() (live, beside int64) {
 	return of(0), max(0, of(1)-of(2)-of(3)-of(4))
 }
 
-// memoryLimit is the limit for so many live bytes, and so many beside objects, which the limit counts, too.
+// memoryLimit is the limit for this many live bytes, and this many beside objects, which also count towards the
+// limit.
 func memoryLimit(least, live, beside int64) int64 {
 	return max(least, beside+live+live/4+liveHeadroom)
 }
@@ -123,9 +124,8 @@ func defaultLend(m hostmem.Memory) int64 {
 	return lend / unit * unit
 }
 
-// checkLend refuses to lend what is not there, beside other bytes that the process
-// is to use itself: beyond the limit of a control group it would be killed, with
-// all that it holds.
+// checkLend refuses to lend more memory than there is, beside the bytes that the process uses itself: beyond the
+// limit of a control group it would be killed, with everything that it holds.
 func checkLend(m hostmem.Memory, lend, beside int64) error {
 	if lend <= m.Spare()-beside {
 		return nil
@@ -166,8 +166,8 @@ func (p *process) sayMemory() {
 	}
 }
 
-// warnInPlace says who pays for memory that is mapped in place: the kernel charges
-// a page to the control group of who touches it first, which is the borrower.
+// warnInPlace logs who pays for memory that is mapped in place: the kernel charges a page to the control group of the
+// process that touches it first, which is the borrower.
 func (p *process) warnInPlace() {
 	m, err := hostmem.Host{}.Read()
 	if err != nil {

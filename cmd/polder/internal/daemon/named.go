@@ -30,13 +30,13 @@ import (
 	"polder/resp/topology"
 )
 
-// kept is what a daemon has of a heap whose memory at nodes outlives it.
+// kept is what a daemon has for a heap whose memory at nodes outlives it.
 type kept struct {
 	registers Registers
 	register  holder.Register
 	owner     *named.Owner
-	sessions  sessions      // that the manifest is to know
-	ended     chan struct{} // closed when the heap is given up
+	sessions  sessions      // for the manifest
+	ended     chan struct{} // closed when this process has given the heap up
 	store     *named.Store
 	log       atomic.Pointer[named.Log] // nil before it is open, or if there is none
 }
@@ -44,9 +44,10 @@ type kept struct {
 // nodeLog is the journal of a Redis front end at nodes.
 type nodeLog struct{ *named.Log }
 
-// Commit implements keyspace.RecordLog. What nodes have survives this process; it is on a disk, too, if there is one.
+// Commit implements keyspace.RecordLog. Records at nodes survive this process; they are also on a disk, if there is
+// one.
 func (l nodeLog) Commit(number uint64, sync bool) error {
-	if !sync { // the caller bounds how long that may be put off
+	if !sync { // the caller bounds how long this may be put off
 		return nil
 	}
 	return l.Log.Commit(number)
@@ -68,7 +69,7 @@ func (k *kept) openLog(ctx context.Context, replay func(rec []byte) error) (keys
 	return nodeLog{log}, nil
 }
 
-// keeper is the register that has the manifest of the heap.
+// keeper opens the register that has the manifest of the heap.
 func (k *kept) keeper(p *process, cfg *BorrowConfig) (err error) {
 	if k.registers, err = p.registers(cfg); err != nil {
 		return err
@@ -95,13 +96,13 @@ func (k *kept) close(ends *ending) (err error) {
 		ctx, cancel := ends.phase(shutdownTimeout, false)
 		defer cancel()
 		if err = k.owner.Close(ctx); errors.Is(err, named.ErrSuperseded) {
-			err = nil // which has been said
+			err = nil // it has been logged
 		}
 	}
 	return errors.Join(err, k.hangUp())
 }
 
-// sessions are those at nodes, by their names, as a manifest has them.
+// sessions are the sessions at nodes, by the nodes' names, as a manifest has them.
 type sessions struct {
 	mu  sync.Mutex
 	all map[string][]byte // nil before they are known; guarded by mu
@@ -133,7 +134,7 @@ func (s *sessions) get() map[string][]byte {
 	return maps.Clone(s.all)
 }
 
-// pool are the sessions as a pool takes them.
+// pool returns the sessions in the form that a pool takes.
 func (s *sessions) pool() (map[string]pool.Session, error) {
 	all := map[string]pool.Session{}
 	for node, b := range s.get() {
@@ -148,7 +149,7 @@ func (s *sessions) pool() (map[string]pool.Session, error) {
 	return all, nil
 }
 
-// began has the manifest know of a session before anything is borrowed in it.
+// began writes a new session into the manifest, before anything is borrowed in it.
 func (k *kept) began(log *slog.Logger, within time.Duration, node string, s pool.Session) {
 	k.sessions.put(node, s)
 	ctx, cancel := context.WithTimeout(context.Background(), within)
@@ -158,8 +159,8 @@ func (k *kept) began(log *slog.Logger, within time.Duration, node string, s pool
 	}
 }
 
-// openNamed opens the heap with the name of cfg in the memory of nodes, when it is this process's. The lease of the owner before goes
-// on meanwhile: see ready.
+// openNamed opens the heap with the name of cfg in the memory of nodes, as soon as this process owns it. The previous
+// owner's lease may still run then: see ready.
 func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, from lenders, poolCfg pool.Config, maxValue int) (err error) {
 	k := &kept{ended: make(chan struct{})}
 	m.kept = k
@@ -209,7 +210,7 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 	poolCfg.Keep = &pool.Keep{Name: cfg.Heap, Epoch: k.owner.Epoch(), Changed: func(node string, s pool.Session) {
 		k.began(p.Logger, poolCfg.Timeout, node, s)
 	}}
-	for _, node := range slices.Sorted(maps.Keys(k.sessions.get())) { // also those that nobody has named again
+	for _, node := range slices.Sorted(maps.Keys(k.sessions.get())) { // also nodes that cfg does not name any more
 		if !slices.ContainsFunc(poolCfg.Nodes, func(n pool.NodeConfig) bool { return n.Name == node }) {
 			poolCfg.Nodes = append(poolCfg.Nodes, from.node(node))
 		}
@@ -235,7 +236,8 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 	return nil
 }
 
-// ready returns when nobody else can answer out of the heap: what is there may be shown, and changed for others to see.
+// ready returns when nobody else can answer from the heap any more: then its contents may be shown to clients, and
+// changed.
 func (m *memory) ready(ctx context.Context) error {
 	if m.kept == nil {
 		return nil
@@ -245,7 +247,7 @@ func (m *memory) ready(ctx context.Context) error {
 
 // seen tells clients what the manifest says of the server that has the heap.
 func (m *memory) seen(of *named.Manifest, still time.Duration) {
-	if directory.CheckAddress(of.Owner) != nil { // it was given up, or a tool has it, which serves nobody
+	if directory.CheckAddress(of.Owner) != nil { // the heap was given up, or a tool has it, which serves nobody
 		m.tell(topology.Master{Epoch: of.Epoch, Down: true})
 		return
 	}
@@ -259,7 +261,7 @@ func (m *memory) tell(who topology.Master) {
 	}
 }
 
-// tryNamed is one try to open the heap, of which closeHeap ends what it has begun.
+// tryNamed is one attempt to open the heap. If it fails, closeHeap ends what it has begun.
 func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poolCfg pool.Config, joins bool, maxValue int) (err error) {
 	if poolCfg.Keep.Sessions, err = m.kept.sessions.pool(); err != nil {
 		return err
@@ -273,7 +275,7 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 	}
 	places := remote.Places(m.lent)
 	if cfg.Disk != "" {
-		// The disk is read past the page cache if it can be: what nodes have is read there, and not here.
+		// The disk is read past the page cache if possible: reads normally go to the nodes and not to the disk.
 		if m.beside, err = disk.OpenCopies(disk.Config{Dir: cfg.copyDir(), Size: cfg.DiskSize, SegmentSize: places[0].Store.SegmentSize()}); err != nil {
 			return err
 		}
@@ -318,30 +320,30 @@ func (m *memory) closeHeap() (err error) {
 	return err
 }
 
-// me is what others are told who has a heap.
+// me is what others are told about who has a heap.
 func (p *process) me() string {
 	return cmp.Or(p.reached, p.addrs[ServiceRedis], p.addrs[ServiceNBD], p.addrs[ServiceAdmin], "a process without an address")
 }
 
-// setHealth has the daemon be as healthy as why says.
+// setHealth makes why the health of the daemon.
 func (p *process) setHealth(why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.health = func() error { return why }
 }
 
-// goneWithin is how long an address may take to answer that is asked whether anybody listens there.
+// goneWithin is how long to wait for an answer from an address when checking whether anybody listens there.
 const goneWithin = 250 * time.Millisecond
 
-// ownerGone is named.Config.Gone for a process that calls itself me: an owner has died if its machine says that nobody listens at
-// its address, or if it is this process that does.
+// ownerGone is named.Config.Gone for a process that calls itself me. An owner has died if its machine says that
+// nobody listens at its address, or if this process is the one that listens there.
 func ownerGone(me string) func(ctx context.Context, owner string) bool {
 	return func(ctx context.Context, owner string) bool {
 		if directory.CheckAddress(owner) != nil {
 			return false // a tool, which has no address
 		}
 		if a, err := netip.ParseAddrPort(owner); err == nil && a.Addr().IsLoopback() {
-			return false // it may be of another machine
+			return false // the address may be that of another machine
 		}
 		if owner == me {
 			return true

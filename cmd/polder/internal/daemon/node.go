@@ -31,7 +31,7 @@ type NodeConfig struct {
 	*operator.Control
 	Listen       []string // where clients connect: HOST:PORT or unix:PATH
 	Lend         int64    // bytes; if there are both kinds of address, each gets half
-	Idle         bool     // lend of those only what the host does not need
+	Idle         bool     // lend only as much of Lend as the host does not need
 	Overcommit   bool     // lend more than there is memory for
 	Chunk        int64    // bytes
 	ClientBudget int64    // bytes; HalfOfAll, or 0 for all
@@ -119,17 +119,18 @@ func (c *NodeConfig) Check() error {
 	return nil
 }
 
-// keeps reports whether memory that is lent as c says could outlive the process. What may be dropped does not: its
-// owner might not have been told. What is read in place does not, either: clients are passed all that is in its file.
+// keeps reports whether memory lent as c says could outlive the process. Idle memory cannot, since it may be dropped,
+// and its owner might not have been told. Memory read in place cannot either, since clients are passed everything in
+// its file.
 func (c *NodeConfig) keeps() bool { return !c.Idle && !c.InPlace && c.fences() }
 
-// fences reports whether the manager can keep a client from all that it has.
+// fences reports whether the manager can cut a client off from everything that it has.
 func (c *NodeConfig) fences() bool {
 	entry, ok := wire.ManagerNamed(c.Manager)
-	return c.Manager == "" || ok && entry.Keeps // the managers that are there by default do
+	return c.Manager == "" || ok && entry.Keeps // the default managers can
 }
 
-// places are the addresses of sockets on this machine, and the others.
+// places returns the addresses of sockets on this machine, and the other addresses.
 func (c *NodeConfig) places() (here, elsewhere []string) {
 	for _, a := range c.Listen {
 		if isUnix(a) {
@@ -147,7 +148,7 @@ func (c *NodeConfig) Elsewhere() []string {
 	return elsewhere
 }
 
-// both reports whether there are both kinds of address: then each kind gets half.
+// both reports whether there are both kinds of address: then each kind gets half of the memory.
 func (c *NodeConfig) both() bool {
 	here, elsewhere := c.places()
 	return len(here) > 0 && len(elsewhere) > 0
@@ -164,12 +165,11 @@ func (c *NodeConfig) components() component.Config {
 	return k
 }
 
-// HalfOfAll is a client's budget of half of what is lent where it borrows.
+// HalfOfAll is a client's budget: half of what is lent at the address where it borrows.
 const HalfOfAll = -1
 
-// budget is the budget in bytes of a client of a node that lends c.Lend; 0 for all.
-// However little there is, a client gets a chunk, and its part of what is for
-// components.
+// budget is the budget in bytes of a client of a node that lends c.Lend; 0 for all. However little there is, a client
+// gets a chunk, and its part of what components get.
 func (c *NodeConfig) budget() int64 {
 	if c.ClientBudget != HalfOfAll {
 		return c.ClientBudget
@@ -235,7 +235,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 		title = fmt.Sprintf("polder node lends what this host does not need, at most %s, in chunks of %s", config.FormatSize(cfg.Lend), config.FormatSize(cfg.Chunk))
 	}
 	if cfg.both() {
-		// Memory that is mapped cannot be moved to where it is sent from.
+		// Each half is memory of its own: memory that clients map cannot become memory that is sent.
 		cfg.Lend /= 2
 		cfg.Components.Memory /= 2
 		title += ", half of it to clients on this machine"
@@ -306,7 +306,7 @@ const (
 	FabricRDMA = "rdma"
 )
 
-// maxManifests is of how many heaps a node keeps the manifest together with another one.
+// maxManifests is for how many heaps a node keeps the manifest, together with another node.
 const maxManifests = 64
 
 // nodeElsewhere starts a node for clients anywhere, over cfg.Fabric.
@@ -319,7 +319,7 @@ func (p *process) nodeElsewhere(cfg NodeConfig, addrs []string) (*memnode.Node, 
 		}
 		return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return ibv.Listen(dev, addr, security) })
 	}
-	// Heaps of two nodes have their manifests at them, in memory as what is lent.
+	// Heaps on two nodes have their manifests there, in memory, like what the nodes lend.
 	cells, err := witness.NewCells(witness.Config{Registers: maxManifests, Bytes: maxManifests * (holder.MaxValue + 128), Logger: p.Logger})
 	if err != nil {
 		return nil, nil, err
@@ -379,7 +379,7 @@ func (p *process) node(dev verbs.Device, cfg NodeConfig) (*memnode.Node, error) 
 	return node, nil
 }
 
-// show has the nodes of this process appear as one in what it says of itself.
+// show presents the nodes of this process as one node at the administrative address.
 func (p *process) show(nodes ...*memnode.Node) {
 	p.sayMemory()
 	p.collectors = append(p.collectors, memnode.NewCollector(nodes...))
@@ -397,7 +397,8 @@ func (p *process) show(nodes ...*memnode.Node) {
 	})
 }
 
-// forget takes back what nodes keep for a heap whose owner is not connected, since an operator says that nobody will open it again.
+// forget takes back what nodes keep for a heap whose owner is not connected: an operator says that nobody will open
+// it again.
 func forget(nodes []*memnode.Node, heap string) (string, error) {
 	var bytes int64
 	sessions := 0

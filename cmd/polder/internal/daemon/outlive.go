@@ -14,10 +14,9 @@ import (
 // memoryName is what a node's memory is called in the descriptor store.
 const memoryName = "node-memory"
 
-// outlive has the memory that cfg lends elsewhere outlive the process, if a service manager or
-// a keeper has started it, and has cfg lend as much as an earlier node did, if one has left
-// anything. It returns how much of that is populated. end is called when a new keeper has
-// everything, and starts another node.
+// outlive makes the memory that cfg lends to other machines outlive the process, if a service manager or a keeper has
+// started it. If an earlier node has left memory, cfg then lends as much as that. outlive returns how much of it is
+// populated. end is called when a new keeper has everything, and starts another node.
 func (p *process) outlive(ctx context.Context, cfg *NodeConfig, end func()) (populated int64, err error) {
 	if cfg.Dir != "" {
 		if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {

@@ -32,8 +32,8 @@ type PagerConfig struct {
 // ServicePager is the name of the service of a pager.
 const ServicePager = "pager"
 
-// listenPager listens for clients of a pager. A standby waits until the process whose heap it has taken over
-// has let go of the socket, which may be long if that does not run.
+// listenPager listens for clients of a pager. A standby waits until the process whose heap it has taken over has let
+// go of the socket, which may take long if that process does not run.
 func listenPager(ctx context.Context, cfg PagerConfig) (*net.UnixListener, error) {
 	for {
 		lis, err := fdpass.Listen(strings.TrimPrefix(cfg.Listen, scheme.Unix), listen.SocketMode)
@@ -66,7 +66,7 @@ func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 		}
 		return nil
 	})
-	if !cfg.Standby { // otherwise the process that has the heap has the socket
+	if !cfg.Standby { // a standby's socket still belongs to the process that has the heap
 		if lis, err = listenPager(ctx, cfg); err != nil {
 			return err
 		}

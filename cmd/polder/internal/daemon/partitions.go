@@ -37,33 +37,35 @@ import (
 	"polder/resp/forward"
 )
 
-// maxSharedName is the longest name of a heap of partitions, each of which has its number behind it.
+// maxSharedName is the longest name of a heap of partitions, in bytes: the heap of each partition is called this
+// name, a dot and a number.
 const maxSharedName = 58
 
 // PartitionHeap is the name of the heap that has a partition.
 func PartitionHeap(heap string, number int) string { return heap + "." + strconv.Itoa(number) }
 
-// shared is what a server has of a heap that it shares with others: each partition is a heap of its own, with its own memory at
-// nodes, manifest and log. Which of them this server has is agreed on in a register, see package partition.
+// shared is what a server has of a heap that it shares with others. Each partition is a heap of its own, with its own
+// memory at nodes, its own manifest and its own log. Servers agree in a register on which of them has which partition
+// (package partition).
 type shared struct {
 	p       *process
 	cfg     ServeConfig
 	id      string
-	least   int64 // the budget of a partition at a server that has all of them
+	least   int64 // the budget of each partition if one server had all of them
 	largest int   // bytes of a value
 	server  *resp.Server
 	made    chan struct{} // closed when server is there
 	member  *partition.Member
 	links   *forward.Links     // to the other servers
 	kept    Registers          // of the map, and of the manifests of all partitions
-	others  []partition.Server // that were in the map before; changed's
+	others  []partition.Server // the servers of the map before; only changed uses it
 	left    sync.Once
-	ended   chan struct{} // closed when it has left
-	arrived atomic.Bool   // it has had its share since it is in the map
+	ended   chan struct{} // closed when this server has left
+	arrived atomic.Bool   // this server has had its share once since it is in the map
 
 	dividing sync.Mutex // held while the budget is divided; locked before mu
-	looked   int        // how often reads of far entries have been counted since there were enough; under dividing
-	undone   bool       // budgets are not all what the weights say, since one has yet to shrink; under dividing
+	looked   int        // calls of reweighOnce since reads of far entries were last enough; under dividing
+	undone   bool       // budgets do not match the weights yet: a partition is still shrinking; under dividing
 
 	mu      sync.Mutex
 	open    map[int]*sharedPart // guarded by mu
@@ -72,10 +74,10 @@ type shared struct {
 
 // sharedPart is a partition that is here.
 type sharedPart struct {
-	of     *process // of its own, which has it as its only part
+	of     *process // a process that has this partition as its only part
 	m      memory
-	opened memory // m as it was opened: others look at that while m is being closed
-	weigh  weight // what it has of the budget; under dividing
+	opened memory // a copy of m as it was opened, to be read while m is being closed
+	weigh  weight // its weight in the budget; under dividing
 }
 
 func (c *ServeConfig) checkPartitions() error {
@@ -162,11 +164,12 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 }
 
 const (
-	leaveTime  = 20 * time.Second // how long the partitions of a server that ends may take to get to the others
-	lingerTime = time.Second      // for how long it then tells clients where they are
+	leaveTime  = 20 * time.Second // how long handing partitions to other servers may take at the end
+	lingerTime = time.Second      // how long the server then tells clients where the partitions are
 )
 
-// leave gives the partitions to the others, if there are any, and then tells clients for a while. It is idempotent.
+// leave hands the partitions over to the other servers, if there are any, and then tells clients for a while where
+// they are. It is idempotent.
 func (s *shared) leave() (err error) {
 	s.left.Do(func() {
 		ctx, cancel := s.p.ends.phase(leaveTime, true)
@@ -174,7 +177,7 @@ func (s *shared) leave() (err error) {
 		err = s.member.Close(ctx)
 		close(s.ended)
 		switch {
-		case errors.Is(err, partition.ErrRemoved): // which has been said
+		case errors.Is(err, partition.ErrRemoved): // which has been logged
 			err = nil
 		case s.server != nil && len(s.member.Map().Servers) > 0:
 			linger, cancel := s.p.ends.phase(lingerTime, true)
@@ -200,7 +203,7 @@ func (s *shared) join(ctx context.Context, reg holder.Register) (*partition.Memb
 	return m, nil
 }
 
-// changed acts on a map that is another one: commands that wait are told, and links to servers that have left are of no more use.
+// changed acts on a new map: it tells commands that wait, and closes links to servers that have left.
 func (s *shared) changed(m *partition.Map) {
 	for _, was := range s.others {
 		if _, ok := m.Server(was.ID); !ok {
@@ -217,7 +220,8 @@ func (s *shared) changed(m *partition.Map) {
 	}
 }
 
-// checkNames fails if a heap of partitions is not there yet, by its register, and another heap has the name of one of them: it would be taken for that.
+// checkNames fails if the register of a heap of partitions says that the heap is not there yet, and another heap has
+// the name of one of the partitions: it would be taken for the partition.
 func checkNames(ctx context.Context, all Registers, heap string, partitions int, reg holder.Register) error {
 	if ok, err := vacant(ctx, reg); err != nil || !ok {
 		return err
@@ -242,7 +246,8 @@ func checkNames(ctx context.Context, all Registers, heap string, partitions int,
 		if ok {
 			continue
 		}
-		if ok, err := vacant(ctx, reg); err != nil || !ok { // another server has made the map meanwhile, and the heap is a partition's
+		// If the map is there now, another server has made it, and the heap is a partition's.
+		if ok, err := vacant(ctx, reg); err != nil || !ok {
 			return err
 		}
 		return fmt.Errorf("there is a heap %s, which would be taken for a partition of heap %s: expected another name with --heap, or that %s is removed (polder heap rm)",
@@ -261,7 +266,7 @@ func vacant(ctx context.Context, reg holder.Register) (bool, error) {
 	return gone, nil
 }
 
-// explainJoin adds to the error of a join what is to be done about it.
+// explainJoin adds to the error of a join what can be done about it.
 func explainJoin(err error) error {
 	var count *partition.CountError
 	switch {
@@ -273,7 +278,7 @@ func explainJoin(err error) error {
 	return err
 }
 
-// dial connects to another server's clients' address.
+// dial connects to the address at which another server's clients connect.
 func (s *shared) dial(ctx context.Context, addr string) (net.Conn, error) {
 	nc, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if certs := s.p.Security.Certificates; err == nil && certs != nil && certs.Has(listen.Client) {
@@ -289,16 +294,16 @@ func (s *shared) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return nc, err
 }
 
-// owner is what others are told who has a partition's heap.
+// owner is what others are told about who has a partition's heap.
 func (s *shared) owner() string { return s.p.me() + " " + s.id }
 
-// gone reports whether the server that has called itself so is known to have left.
+// gone reports whether the server that calls itself owner is known to have left.
 func (s *shared) gone(ctx context.Context, owner string) bool {
 	_, id, ok := strings.Cut(owner, " ")
 	return ok && s.member.Gone(ctx, id)
 }
 
-// openPart makes a partition served here, when it is this server's.
+// openPart opens a partition and serves it once it is this server's: it is partition.Config.Open.
 func (s *shared) openPart(ctx context.Context, number int, mine <-chan struct{}) error {
 	<-s.made
 	if s.server == nil {
@@ -334,12 +339,13 @@ func (s *shared) openPart(ctx context.Context, number int, mine <-chan struct{})
 	return nil
 }
 
-// openAs makes room in the budget, and opens a partition there.
+// openAs makes room in the budget, and opens a partition in it.
 func (s *shared) openAs(ctx context.Context, number int, cfg ServeConfig, mine <-chan struct{}) (*sharedPart, error) {
 	if err := s.divide(ctx); err != nil {
 		return nil, err
 	}
-	// How a heap is laid out follows from the budget with which it is opened, so that is the least which it may have.
+	// The layout of a heap follows from the budget with which it is opened: open it with the least budget that it may
+	// have.
 	cfg.Local, cfg.MaxLocal = s.least, cfg.Local
 	part := &sharedPart{of: newProcess("serve", &operator.Control{Out: io.Discard, Logger: s.p.Logger.With("partition", number), Security: s.p.Security})}
 	part.of.reached, part.of.owner, part.of.gone, part.of.manifests, part.of.mine, part.of.ends = s.p.me(), s.owner(), s.gone, s.kept, mine, s.p.ends
@@ -369,13 +375,13 @@ func (part *sharedPart) close() error {
 	err := part.m.close()
 	select {
 	case part.of.failed <- nil:
-	default: // it has failed
+	default: // the partition has failed
 	}
 	part.of.close(&err)
 	return err
 }
 
-// preparePart has little be left to do when a partition is closed.
+// preparePart takes a checkpoint, so that little is left to do when the partition is closed.
 func (s *shared) preparePart(ctx context.Context, number int) error {
 	s.mu.Lock()
 	part := s.open[number]
@@ -395,7 +401,7 @@ func (s *shared) closePart(ctx context.Context, number int) error {
 	if part == nil {
 		return nil
 	}
-	// No command waits for longer; a reply may, for room in the log, and its client is not told.
+	// No command waits for longer. The reply to a command may wait for room in the log; its client then gets none.
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.OpTimeout+shutdownTimeout)
 	defer cancel()
 	owner := s.member.Map().Owner[number]
@@ -404,21 +410,21 @@ func (s *shared) closePart(ctx context.Context, number int) error {
 	s.p.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 		defer cancel()
-		_ = s.divide(ctx) // what it had is for the others, now or when the next one comes or goes
+		_ = s.divide(ctx) // give its budget to the others; if this fails, the next divide does
 	})
 	return err
 }
 
-// divide gives each partition its part of the budget, of which those that are being opened get theirs, too: the least that one may have, and
-// as much of the rest as its weight says.
+// divide gives each partition its part of the budget, and sets aside the parts of those that are being opened: the
+// least that a partition may have, and as much of the rest as its weight says.
 func (s *shared) divide(ctx context.Context) error {
-	s.dividing.Lock() // so that the last one goes by what there is then
+	s.dividing.Lock() // so that the last call goes by the partitions that there are then
 	defer s.dividing.Unlock()
 	parts, opening := s.sharing()
 	return s.divideAmong(ctx, parts, opening)
 }
 
-// sharing is who shares the budget.
+// sharing returns the open partitions, and how many are being opened: they share the budget.
 func (s *shared) sharing() (parts []*sharedPart, opening int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -426,7 +432,7 @@ func (s *shared) sharing() (parts []*sharedPart, opening int) {
 }
 
 func (s *shared) divideAmong(ctx context.Context, parts []*sharedPart, opening int) error {
-	all := float64(opening) // as if each of them had the weight of one that is new
+	all := float64(opening) // each partition being opened counts with the weight of a new one, 1
 	for _, part := range parts {
 		all += part.weigh.value()
 	}
@@ -434,7 +440,7 @@ func (s *shared) divideAmong(ctx context.Context, parts []*sharedPart, opening i
 	want := func(part *sharedPart) int64 {
 		return s.least + int64(float64(rest)*(part.weigh.value()/all))
 	}
-	// Who gets less comes first, so that in all they never have more than the budget.
+	// Partitions that get less come first, so that the sum of the budgets is never too large.
 	slices.SortFunc(parts, func(x, y *sharedPart) int {
 		return cmp.Compare(want(x)-x.opened.heap.Local(), want(y)-y.opened.heap.Local())
 	})
@@ -446,27 +452,30 @@ func (s *shared) divideAmong(ctx context.Context, parts []*sharedPart, opening i
 	return nil
 }
 
-// weight is how much of the budget a partition has beside others. The zero value is that of one that is new.
+// weight is how much of the budget a partition gets relative to others. The zero value is the weight of a new one.
 type weight struct {
-	log    float64 // its logarithm
-	missed uint64  // reads of far entries, when there were enough last
+	log    float64 // logarithm of the weight
+	missed uint64  // the count of reads of far entries when they were last enough
 }
 
 func (w *weight) value() float64 { return math.Exp(w.log) }
 
 const (
-	reweighEvery  = 2 * time.Second
-	reweighWithin = 300 * time.Millisecond // that one waits for budgets to shrink: a partition that is to be opened waits for as long
-	reweighFrom   = 1000                   // reads of far entries: fewer say nothing yet, and are added to the next
-	reweighOver   = 10                     // for so many times reweighEvery: if there are fewer by then, it does not matter who has what
-	// mostReweigh is how much a weight may change at a time, and leastReweigh what is not worth it: budgets follow the load within
-	// ten seconds or so, and stay as they are when it only wavers.
+	reweighEvery = 2 * time.Second
+	// reweighWithin is how long reweigh waits for budgets to shrink; opening a partition waits meanwhile.
+	reweighWithin = 300 * time.Millisecond
+	reweighFrom   = 1000 // reads of far entries: fewer say nothing yet, and are added to the next ones
+	// reweighOver is after how many times reweighEvery the count begins anew: with so few reads of far entries the
+	// budgets do not matter.
+	reweighOver = 10
+	// mostReweigh is the largest factor by which a weight changes at a time; changes by less than leastReweigh are
+	// not made. So budgets follow the load within ten seconds or so, and stay as they are when it only wavers.
 	mostReweigh, leastReweigh = 1.25, 1.1
-	mostWeight                = 16 // or as small a part of 1
+	mostWeight                = 16 // weights are from 1/mostWeight to mostWeight
 )
 
-// reweigh has memory go to the partitions that use it. Their budgets are those of one server, but each has a log, an evacuator and indexes of its
-// own, so that memory cannot go to what is used by itself.
+// reweigh moves memory to the partitions that use it. They share the budget of one server, but each has a log, an
+// evacuator and indexes of its own, so memory does not move between them by itself.
 func (s *shared) reweigh() {
 	tick := time.NewTicker(reweighEvery)
 	defer tick.Stop()
@@ -512,10 +521,10 @@ func (s *shared) reweighOnce() error {
 	ctx, cancel := context.WithTimeout(context.Background(), reweighWithin)
 	defer cancel()
 	err := s.divideAmong(ctx, slices.Clone(parts), opening)
-	if s.undone = ctx.Err() != nil; s.undone { // who has less goes on shrinking, and next time the others get it
+	if s.undone = ctx.Err() != nil; s.undone { // partitions go on shrinking, and next time the others get the memory
 		return err
 	}
-	if err != nil { // one cannot shrink, by what its indexes take; so that none has less for nothing:
+	if err != nil { // one cannot shrink below its indexes: undo, so that no other one has shrunk in vain
 		for i, part := range parts {
 			part.weigh.log = were[i]
 		}
@@ -524,9 +533,9 @@ func (s *shared) reweighOnce() error {
 	return err
 }
 
-// reweighed returns the logarithms of the weights that partitions get which have had those of logs, and have missed so often with that much
-// local memory. Whoever misses more than the others for each byte gets more: where a byte more spares the most reads, if misses become fewer
-// with memory everywhere in the same way.
+// reweighed returns the logarithms of the partitions' new weights. logs are the old ones, missed is how often each
+// partition has missed since, and local its local memory. A partition that misses more per byte than the others gets
+// more, because there a byte more spares the most reads, if misses fall with memory in the same way everywhere.
 func reweighed(missed, local, logs []float64) []float64 {
 	sumMissed, sumLocal := 0.0, 0.0
 	for i := range missed {
@@ -548,7 +557,7 @@ func reweighed(missed, local, logs []float64) []float64 {
 	return out
 }
 
-// parts are the partitions that are here, by their numbers.
+// parts returns the partitions that are open here, by number.
 func (s *shared) parts() map[int]*sharedPart {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -559,7 +568,8 @@ func (s *shared) parts() map[int]*sharedPart {
 	return all
 }
 
-// usable fails until this server has its share of the partitions, and if one that is its own is not served, or cannot be.
+// usable fails until this server has its share of the partitions, and while one of its partitions is not open, or is
+// not usable itself.
 func (s *shared) usable() error {
 	m := s.member.Map()
 	if err := s.awaits(m); err != nil {
@@ -581,7 +591,8 @@ func (s *shared) usable() error {
 	return nil
 }
 
-// awaits says what is yet to happen before this server has its share, by the map. Partitions that come later, because of load or of what others do, do not matter.
+// awaits says what has yet to happen, by the map, before this server has its share. It ignores partitions that come
+// later, because of load or of what other servers do.
 func (s *shared) awaits(m *partition.Map) error {
 	me, ok := m.Server(s.id)
 	has, come := 0, 0
@@ -616,7 +627,7 @@ func (s *shared) report(st *console.State) {
 	}
 }
 
-// PartitionsOf says how many partitions a server has, and how much of a processor's time they take there.
+// PartitionsOf says how many partitions a server has, and how much of a processor's time they take.
 func PartitionsOf(m *partition.Map, id string) string {
 	n, t, known := m.Burden(id)
 	load := "not known yet"
@@ -641,7 +652,7 @@ func (s *shared) stats() []resp.Stat {
 	return sum
 }
 
-// Describe implements prometheus.Collector: what there is changes with the partitions.
+// Describe implements prometheus.Collector. It describes nothing, because the metrics change with the partitions.
 func (s *shared) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.

@@ -17,8 +17,8 @@ import (
 	"polder/resp/clientmem"
 )
 
-// SaveHeap opens a heap that nobody has open, as its server would, and gives save a snapshot of it, for which have says what
-// there is of it already. If the server died with changes in its log, they are in the snapshot.
+// SaveHeap opens a heap that no process has open, as its server would, and calls save with a snapshot of it. have
+// says what the copy has of it already. If the server died with changes in its log, they are in the snapshot.
 func SaveHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, have func() map[uint64]uint64, save func(*saved.Snapshot) error) error {
 	use := func(p *process, m *memory, tail bool) (err error) {
 		if tail {
@@ -54,7 +54,8 @@ func SaveHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, have f
 	return useHeap(ctx, c, cfg, "save", func(p *process, m *memory, had *named.Manifest) error { return use(p, m, len(had.Tail) > 0) })
 }
 
-// useDisk opens a heap on a disk that nobody has open, and says whether there is a journal beside it.
+// useDisk opens a heap on a disk that no process has open, and calls use with it; tail says whether it has a journal
+// beside it.
 func useDisk(ctx context.Context, c *operator.Control, cfg BorrowConfig, use func(p *process, m *memory, tail bool) error) (err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
@@ -67,8 +68,8 @@ func useDisk(ctx context.Context, c *operator.Control, cfg BorrowConfig, use fun
 	return use(p, &m, journal == nil)
 }
 
-// LoadHeap makes a new heap of a snapshot, which has contents. If that fails there is no heap of the name, or one
-// that is empty where nodes could not be told.
+// LoadHeap makes a new heap from a snapshot, whose contents are contents. If it fails there is no heap of that name,
+// or an empty one where nodes could not be told.
 func LoadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *saved.Contents) error {
 	if cfg.onDisk() {
 		return loadOnDisk(ctx, cfg, from, contents)
@@ -93,7 +94,7 @@ func loadOnDisk(ctx context.Context, cfg BorrowConfig, from io.ReadSeeker, conte
 		return err
 	}
 	if err := os.Mkdir(dir, 0o700); errors.Is(err, fs.ErrExist) {
-		return HeapError(cfg.Heap) // or whatever it is, which is not ours to write to
+		return HeapError(cfg.Heap) // or something else, which is not ours to write to
 	} else if err != nil {
 		return err
 	}
@@ -107,7 +108,7 @@ func loadOnDisk(ctx context.Context, cfg BorrowConfig, from io.ReadSeeker, conte
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	// The heap had a journal if its server was durable, of which the copy has all: so it begins anew.
+	// If the server was durable the heap had a journal, all of which is in the copy: so the journal begins anew.
 	if err := os.Mkdir(cfg.journalDir(), 0o700); err != nil {
 		return err
 	}
@@ -117,7 +118,7 @@ func loadOnDisk(ctx context.Context, cfg BorrowConfig, from io.ReadSeeker, conte
 	return saved.Restore(ctx, st, from, contents)
 }
 
-// loadHeap also says whether the heap was this process's meanwhile.
+// loadHeap is LoadHeap for one heap at nodes. It also reports whether this process owned the heap meanwhile.
 func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *saved.Contents) (owned bool, err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
@@ -134,7 +135,7 @@ func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 		if err != nil {
 			return false, fmt.Errorf("heap %s: %w", cfg.Heap, err)
 		}
-		if had.Root != nil { // without one it was never opened: its loading did not come to its end
+		if had.Root != nil { // without a root it was never opened: an earlier loading has not ended
 			return false, HeapError(cfg.Heap)
 		}
 	}
@@ -144,10 +145,10 @@ func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 	}
 	p.addrs[ServiceAdmin] = tool("load")
 	m := memory{restore: func(ctx context.Context, st *named.Store) error {
-		if _, err := from.Seek(0, io.SeekStart); err != nil { // it may be the second try
+		if _, err := from.Seek(0, io.SeekStart); err != nil { // this may be the second try
 			return err
 		}
-		if err := st.Prune(ctx); err != nil { // of what another one has begun to load
+		if err := st.Prune(ctx); err != nil { // what an earlier loading has left
 			return err
 		}
 		return saved.Restore(ctx, st, from, contents)
@@ -157,8 +158,9 @@ func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 	return m.kept != nil && m.kept.owner != nil, err
 }
 
-// LoadPartitions makes a new heap of partitions in the memory of nodes, of a snapshot of each of them, which have contents. No server joins it before it has
-// everything. If that fails what was made of it is removed, as far as nodes could be told.
+// LoadPartitions makes a new heap of partitions in the memory of nodes from a snapshot of each partition, whose
+// contents are contents. No server can join it before it is complete. If it fails, everything that it has made is
+// removed, as far as nodes could be told.
 func LoadPartitions(ctx context.Context, c *operator.Control, cfg BorrowConfig, from []io.ReadSeeker, contents []*saved.Contents) (err error) {
 	return WithRegisters(ctx, c, cfg, func(all Registers) (err error) {
 		reg, err := all.Register(cfg.Heap)
@@ -183,7 +185,8 @@ func LoadPartitions(ctx context.Context, c *operator.Control, cfg BorrowConfig, 
 			}
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), nodeTime)
 			defer cancel()
-			ours := func(number int) bool { return number < made } // a heap may have been made under a partition's name since it was looked for
+			// Since the check, another heap may have been made under the name of a later partition.
+			ours := func(number int) bool { return number < made }
 			err = errors.Join(err, RemoveHeap(ctx, Removal{BorrowConfig: cfg, Control: c, made: ours}, func(string, error) {}))
 		}()
 		for number := range from {

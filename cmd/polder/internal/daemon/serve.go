@@ -26,15 +26,15 @@ type ServeConfig struct {
 	*operator.Control
 	BorrowConfig
 	Durable      bool          // what was answered survives a crash
-	DurableEvery time.Duration // but for the last so long before a loss of power
+	DurableEvery time.Duration // except what was answered so shortly before a loss of power
 	Listen       string        // where Redis clients connect
-	Advertise    string        // the address at which they do, as servers that may take over tell them; found if empty
+	Advertise    string        // that address as servers that may take over tell it to clients; found if empty
 	MaxValue     int64         // bytes; 0 means a quarter of Local, at most a third of ClientMemory
 	MaxClients   int
 	OutputLimit  int64         // bytes
 	ClientMemory int64         // bytes that clients of all front ends may hold
 	IdleTimeout  time.Duration // 0 means none
-	Partitions   int           // of the heap, which servers share; 0 for a heap that one has
+	Partitions   int           // of a heap that servers share; 0 for a heap that one server has
 }
 
 // DefaultServe returns the defaults, without addresses.
@@ -157,8 +157,8 @@ func RunUp(ctx context.Context, cfg UpConfig) (err error) {
 	return p.wait(ctx)
 }
 
-// unlessEnding is the error of a start, or nil if it was given up because ctx is
-// done: then the daemon ends in good order, as later.
+// unlessEnding returns the error of a start, or nil if the start was given up because ctx is done: the daemon then
+// ends in good order.
 func (p *process) unlessEnding(ctx context.Context, err error) error {
 	if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 		return p.wait(ctx)
@@ -194,7 +194,7 @@ func (c *ServeConfig) largest(data int64) int64 {
 // likeliest mistake.
 func (p *process) listen(cfg ServeConfig) error {
 	open := func() (net.Listener, error) { return cfg.Security.Listen(listen.Client, "listen", cfg.Listen) }
-	if cfg.keptAtNodes() { // other servers forward what their clients say, and polder heap save copies the heap
+	if cfg.keptAtNodes() { // other servers forward commands here, and polder heap save copies the heap
 		open = func() (net.Listener, error) { return cfg.Security.ListenPeers("listen", cfg.Listen) }
 	}
 	lis, err := open()
@@ -220,7 +220,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 
 	largest := cfg.largest(cfg.Local)
 	var m memory
-	p.onEnd("the heap", m.close)                 // after the front end's
+	p.onEnd("the heap", m.close)                 // ends after the front end
 	var stats atomic.Pointer[func() []resp.Stat] // nil without a heap
 	server, err := resp.NewLoading(resp.Config{
 		Password:     p.Password(),
@@ -246,7 +246,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 		return err
 	}
 	m.master = server.SetMaster
-	// Clients and operators are answered while the nodes are waited for.
+	// Answer clients and operators while waiting for the nodes.
 	p.serveRedis(server)
 	p.collectors = append(p.collectors, server.Collector())
 	p.health = cfg.noAnswerYet
@@ -261,7 +261,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 	if err := server.Open(ctx, m.heap); err != nil {
 		return err
 	}
-	heap, lent := m.heap, m.lent // they are looked at also while m is being closed
+	heap, lent := m.heap, m.lent // they are read also while m is being closed
 	more := func() []resp.Stat {
 		var borrowed pool.Stats
 		if lent != nil {
@@ -273,8 +273,8 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 	return m.show(p)
 }
 
-// closeWithin is for how long the last checkpoint of the heap is tried. Where the log has everything that it would have, a start that has less
-// to read is all that it is for.
+// closeWithin is how long the last checkpoint of the heap may take. If the log has everything that the checkpoint
+// would have, the checkpoint only makes the next start shorter.
 func (c *ServeConfig) closeWithin() time.Duration {
 	if c.Durable {
 		return durableClose
@@ -298,7 +298,7 @@ func (m *memory) journal(cfg ServeConfig) keyspace.Journal {
 	return j
 }
 
-// shared is the name of the heap, if other servers may take it over.
+// shared returns the name of the heap if other servers may take it over.
 func (c *ServeConfig) shared() string {
 	if len(c.Witness) == 0 {
 		return ""
@@ -306,8 +306,8 @@ func (c *ServeConfig) shared() string {
 	return c.Heap
 }
 
-// reachedAt is the address of a listener as others may reach it, who can reach peers: if it is that of every address of this machine, the
-// one from which a connection to a peer would come.
+// reachedAt returns the address of a listener as others can reach it who can be reached at peers. If it listens at
+// every address of this machine, it is the address from which a connection to a peer would come.
 func reachedAt(lis string, peers []string) string {
 	host, port, err := net.SplitHostPort(lis)
 	if ip := net.ParseIP(host); err != nil || host != "" && !ip.IsUnspecified() {
@@ -315,9 +315,9 @@ func reachedAt(lis string, peers []string) string {
 	}
 	var local net.IP
 	for _, peer := range peers {
-		c, err := net.Dial("udp", peer) // which sends nothing
+		c, err := net.Dial("udp", peer) // this sends nothing
 		if err != nil {
-			continue // it is a socket's path, or its name is not known
+			continue // peer is a socket's path, or its name is not known
 		}
 		ip := c.LocalAddr().(*net.UDPAddr).IP
 		_ = c.Close()
@@ -339,7 +339,7 @@ const (
 
 func (c *BorrowConfig) fenced() bool { return c.Reads == Fenced }
 
-// evidence says, if another process may take the heap over, whether none has.
+// evidence returns how to know that no other process has taken the heap over, if one may.
 func (m *memory) evidence(cfg ServeConfig) keyspace.Evidence {
 	switch {
 	case !cfg.keptAtNodes():
@@ -350,7 +350,7 @@ func (m *memory) evidence(cfg ServeConfig) keyspace.Evidence {
 	return leased{m, cfg.OpTimeout}
 }
 
-// leased is evidence of the manifest, which is used for a while.
+// leased is evidence from the manifest, which is used for a while.
 type leased struct {
 	m    *memory
 	wait time.Duration
@@ -359,7 +359,7 @@ type leased struct {
 func (leased) Ask() uint64         { return 0 }
 func (l leased) Shown(uint64) bool { return l.m.kept.owner.Shown(l.wait) }
 
-// fenced is evidence of the nodes, which take writes of the owner alone.
+// fenced is evidence from the nodes, which take writes only from the owner.
 type fenced struct{ m *memory }
 
 func (f fenced) Ask() uint64 {
@@ -378,7 +378,7 @@ func (f fenced) Shown(ticket uint64) bool {
 func (p *process) serveRedis(server *resp.Server) {
 	p.OnReload("password", func() (string, error) {
 		server.SetPassword(p.Password())
-		return "", nil // whoever has read it has said so
+		return "", nil // what has read it has logged this
 	})
 	p.onEnd("the Redis front end", func() error {
 		ctx, cancel := p.ends.phase(shutdownTimeout, true)

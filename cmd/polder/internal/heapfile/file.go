@@ -1,7 +1,8 @@
-// Package heapfile writes the copy of a heap to a file, or one of partitions to a directory: whole, or not under its name.
+// Package heapfile writes the copy of a heap to a file, or the copy of a heap of partitions to a directory. A copy
+// gets its name only when it is complete.
 //
-// What there is so far is in FILE.part, which one process at a time has. It is there until the copy is complete, so that one that has broken off is
-// continued behind its last whole part. Then it is synced, renamed, and the directory synced.
+// Until then it is FILE.part, which only one process at a time has. A copy that has broken off is continued behind
+// its last whole part. When it is complete it is synced and renamed, and the directory is synced.
 package heapfile
 
 import (
@@ -26,12 +27,13 @@ type File struct {
 // Partial is where a copy is until it is complete.
 func Partial(path string) string { return path + ".part" }
 
-// Create begins a copy, or goes on with one that has broken off. It fails if there is a file at path, unless force is set.
+// Create begins a copy, or continues one that has broken off. It fails if there is a file at path, unless force is
+// set.
 func Create(path string, force bool) (_ *File, err error) {
 	if _, err := os.Lstat(path); err == nil && !force {
 		return nil, existsError(path)
 	}
-	// It has all that is in the heap, and what it takes to forge it.
+	// For the owner alone: the copy has everything in the heap, and what it takes to forge it.
 	f, err := os.OpenFile(Partial(path), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
@@ -92,7 +94,7 @@ func syncDir(path string) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// rename gives what is at from the name to, and replaces what is there if force is set.
+// rename renames from to to, and replaces what is there if force is set.
 func rename(from, to string, force bool) error {
 	if force {
 		return os.Rename(from, to)
@@ -112,7 +114,7 @@ func rename(from, to string, force bool) error {
 	return nil
 }
 
-// Close closes the file, and leaves what is not complete where it is, if it is anything.
+// Close closes the file. It leaves an incomplete copy where it is, unless that is empty.
 func (c *File) Close() (err error) {
 	if c.w.Offset() == 0 {
 		err = os.Remove(c.f.Name())

@@ -1,7 +1,7 @@
-// Package rdbload loads RDB files into servers that run, by the commands that any client has: SET, HSET and PEXPIREAT.
+// Package rdbload loads RDB files into running servers, with commands that any client has: SET, HSET and PEXPIREAT.
 //
-// A file is read twice: [Check] reads all of it and changes nothing, so that what is damaged or cannot be loaded is
-// known before the first key is; [Load] loads it.
+// A file is read twice. [Check] reads all of it and changes nothing, so that damage, and keys that cannot be loaded,
+// are found before the first key is loaded. [Load] loads it.
 package rdbload
 
 import (
@@ -28,7 +28,7 @@ type Options struct {
 	// DB is the database whose keys are loaded, if One is set.
 	DB  uint64
 	One bool
-	// Skip has keys that are neither strings nor hashes left out.
+	// Skip leaves out keys that are neither strings nor hashes.
 	Skip bool
 	// Most is the longest string that the server takes; 0 if that is not known.
 	Most int
@@ -56,7 +56,7 @@ func (s Summary) String() string {
 	return b
 }
 
-// keys calls yield with the keys that are to be loaded, and counts all.
+// keys calls yield with the keys that are to be loaded, and counts all keys.
 func (o *Options) keys(ctx context.Context, r io.Reader, now time.Time, s *Summary, yield func(r *rdb.Reader, k *rdb.Key) error) error {
 	in := rdb.NewReader(r)
 	in.Most = o.Most
@@ -89,7 +89,7 @@ func (o *Options) keys(ctx context.Context, r io.Reader, now time.Time, s *Summa
 	}
 }
 
-// Check reads a file, and fails if it is damaged or has what is not to be left out and cannot be loaded.
+// Check reads a file. It fails if the file is damaged, or has keys that cannot be loaded and are not to be left out.
 func Check(ctx context.Context, r io.Reader, o Options) (Summary, error) {
 	var s Summary
 	databases := map[uint64]bool{}
@@ -141,13 +141,13 @@ type loader struct {
 	c     *redis.Client
 	pipe  redis.Pipeliner
 	bytes int
-	begun int // keys of which all was sent
-	keys  int // and answered
+	begun int // keys that were sent completely
+	keys  int // keys that were answered completely, too
 }
 
-// Load loads a file that Check has found right. A hash grows while it is loaded, and expires when all of it is there. With
-// replace, keys that there are become those of the file; without, the caller knows that there are none. When it
-// fails, Summary is what was loaded by then for certain.
+// Load loads a file that Check has accepted. A hash grows while it is loaded, and gets its expiry when it is
+// complete. With replace, existing keys are replaced by those of the file; without, the caller knows that there are
+// none. When Load fails, Summary is what was certainly loaded by then.
 func Load(ctx context.Context, c *redis.Client, r io.Reader, o Options, replace bool) (Summary, error) {
 	l := loader{c: c, pipe: c.Pipeline()}
 	var s Summary

@@ -1,10 +1,10 @@
-// Package swap has this machine swap to a block device in borrowed memory, and undoes it: it
-// starts polder block in a process of its own, and connects the kernel's NBD client to it,
-// by the tools that a system has for that: nbd-client, mkswap, swapon and swapoff.
+// Package swap makes this machine swap to a block device in borrowed memory, and undoes it. It starts polder block in
+// a process of its own, and connects the kernel's NBD client to it, using the system's tools: nbd-client, mkswap,
+// swapon and swapoff.
 //
-// Nothing is kept of what was done but what there is: a server's socket, called after the
-// device, in Host.Dir, and what the kernel says of its devices and its swap. Who calls On or
-// Off holds a lock, so that two of them do not take the same device.
+// It keeps no record of what it has done, besides the socket of each server in Host.Dir, named after the device, and
+// what the kernel says about its devices and its swap. On and Off hold a lock, so that two calls do not take the same
+// device.
 package swap
 
 import (
@@ -41,7 +41,7 @@ type Host struct {
 	Free   string // the file that says how much memory the kernel keeps free
 	Config string // the file that says how the kernel was built, compressed
 	Server string // the program that serves the device
-	Root   bool   // who runs this may do all that it takes
+	Root   bool   // this process may do everything that it takes
 }
 
 // Dir is where the sockets and logs of this machine's servers are.
@@ -54,21 +54,21 @@ func This() Host {
 
 // Options say what to swap to.
 type Options struct {
-	Device   string        // such as nbd0; "" is the first that nobody uses
-	Priority int           // before others of a lower one
+	Device   string        // such as nbd0; "" is the first unused one
+	Priority int           // the kernel uses devices of higher priority first
 	Args     []string      // of the server, beside where it listens
-	Timeout  time.Duration // after which the kernel gives a server up that does not answer
+	Timeout  time.Duration // after which the kernel gives up a server that does not answer
 }
 
-// connections is how many the kernel has to a server, each of which has 16 requests at a time.
+// connections is how many connections the kernel has to a server; each has up to 16 requests at a time.
 const connections = 4
 
 const stopTimeout = 15 * time.Second
 
-// tools are the programs that it takes, and Debian's packages that have them.
+// tools are the programs that are needed, and the Debian packages that have them.
 var tools = []struct{ name, of string }{{"nbd-client", "nbd-client"}, {"mkswap", "util-linux"}, {"swapon", "mount"}, {"swapoff", "mount"}}
 
-// missing says what there is not on this machine of what it takes. It loads the kernel's module if it can.
+// missing returns an error that says what this machine lacks. It loads the kernel's module if it can.
 func (h Host) missing(ctx context.Context) error {
 	var lacks []string
 	if !h.Root {
@@ -143,7 +143,7 @@ func (h Host) free(device string) (string, error) {
 // while memory is short.
 const leastFree = 64 << 10
 
-// Warn returns what is known to make the machine hang, "" if nothing is.
+// Warn returns a warning about settings that are known to make the machine hang, "" if there is none.
 func (h Host) Warn() (string, error) {
 	b, err := os.ReadFile(h.Free)
 	if err != nil {
@@ -159,8 +159,7 @@ func (h Host) Warn() (string, error) {
 	return fmt.Sprintf("the kernel keeps %d KiB free, with which the machine may hang when memory is short: sysctl vm.min_free_kbytes=%d", kib, leastFree), nil
 }
 
-// On has the kernel swap to a device. It returns its path. If a step fails, those before it are
-// undone.
+// On makes the kernel swap to a device, and returns its path. If a step fails, the steps before it are undone.
 func (h Host) On(ctx context.Context, o Options) (path string, err error) {
 	defer func() {
 		if err != nil {
@@ -201,8 +200,8 @@ func (h Host) On(ctx context.Context, o Options) (path string, err error) {
 	return path, nil
 }
 
-// Off has the kernel no longer swap to a device of On's, or to the only one if device is "", and ends
-// its server. It brings back what is there, for which there has to be memory.
+// Off makes the kernel stop swapping to a device of On's, or to the only one if device is "", and ends its server.
+// The kernel brings back what is swapped out there, for which there has to be memory.
 func (h Host) Off(ctx context.Context, device string) (path string, err error) {
 	unlock, err := h.lock()
 	if err != nil {
@@ -228,8 +227,8 @@ func (h Host) Off(ctx context.Context, device string) (path string, err error) {
 	return filepath.Join(h.Dev, device), nil
 }
 
-// undo undoes what was done for a device, as much as there is. While the kernel swaps to it
-// nothing else is undone.
+// undo undoes what On has done for a device, as far as it has got. While the kernel still swaps to the device, undo
+// leaves everything else as it is.
 func (h Host) undo(ctx context.Context, device string) error {
 	path := filepath.Join(h.Dev, device)
 	list, err := h.swaps()
@@ -273,7 +272,7 @@ const socketSuffix = ".sock"
 func (h Host) socket(device string) string { return filepath.Join(h.Dir, device+socketSuffix) }
 func (h Host) log(device string) string    { return filepath.Join(h.Dir, device+".log") }
 
-// devices are those that On has made, of which there is a socket.
+// devices returns the devices that On has made: those with a server's socket.
 func (h Host) devices() (list []string, err error) {
 	files, err := os.ReadDir(h.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -300,7 +299,8 @@ func (h Host) start(ctx context.Context, device string, args []string) error {
 	}
 	defer ready.Close()
 	cmd := exec.Command(h.Server, append(slices.Clone(args), "--listen", scheme.Unix+h.socket(device), "--ready-file", "/dev/fd/3")...)
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "POLDER_") }) // they are in args
+	// What the variables say is in args.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "POLDER_") })
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = out, out, []*os.File{write}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -312,7 +312,7 @@ func (h Host) start(ctx context.Context, device string, args []string) error {
 	end := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
 	defer end()
 	var addrs map[string]string
-	if err := json.NewDecoder(ready).Decode(&addrs); err != nil { // it has ended
+	if err := json.NewDecoder(ready).Decode(&addrs); err != nil { // the server has ended
 		_ = cmd.Wait()
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -323,7 +323,7 @@ func (h Host) start(ctx context.Context, device string, args []string) error {
 	return cmd.Process.Release()
 }
 
-// lastWords is the last line that a program has written, without who says it.
+// lastWords is the last line that a program has written, without its name in front.
 func lastWords(said []byte, who string) string {
 	lines := bytes.Split(bytes.TrimSpace(said), []byte("\n"))
 	return strings.TrimPrefix(string(lines[len(lines)-1]), who)
@@ -416,7 +416,7 @@ func (h Host) Status() ([]Device, error) {
 
 var swapLine = regexp.MustCompile(`(?m)^(\S+)\s+\S+\s+(\d+)\s+(\d+)\s+(-?\d+)$`)
 
-// swaps are what the kernel swaps to, by path.
+// swaps returns what the kernel swaps to, by path.
 func (h Host) swaps() (map[string]Device, error) {
 	b, err := os.ReadFile(h.Swaps)
 	if err != nil {
@@ -440,7 +440,7 @@ func (h Host) swaps() (map[string]Device, error) {
 	return list, nil
 }
 
-// run runs a tool, whose last words are the error if it fails.
+// run runs a tool. If it fails, the last line that it has written is the error.
 func run(ctx context.Context, name string, args ...string) error {
 	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
 	if err == nil {
