@@ -1,11 +1,13 @@
 package copies_test
 
 import (
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"polder/far/copies"
+	"polder/far/store"
 )
 
 // TestAPlaceThatHasACopyOfEverySegment, beside those at nodes: it may have no room, fail or be slow, and the heap goes on; and when all nodes have
@@ -66,6 +68,57 @@ func TestAPlaceThatHasACopyOfEverySegment(t *testing.T) {
 		disk.kill()
 		for i := range keys {
 			c.check(t, i)
+		}
+	})
+}
+
+// TestADiskIsReadOnlyIfNoNodeAnswers: also when it has been faster than they are while they could not be reached.
+func TestADiskIsReadOnlyIfNoNodeAnswers(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		nodes, disk := []*lender{newLender("a", "", 100), newLender("b", "", 100)}, newLender("disk 1", "", 100)
+		at := disk.place()
+		at.Every = true
+		s, err := copies.Open(copies.Config{Copies: 2, Places: []copies.Place{nodes[0].place(), nodes[1].place(), at}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		g := alloc(t, s)
+		want := []byte("all have it")
+		if err := g.Write(t.Context(), want, 0); err != nil {
+			t.Fatal(err)
+		}
+		read := func() (took time.Duration) {
+			t.Helper()
+			began := time.Now()
+			op := [1]store.ReadOp{{Seg: g, Buf: make([]byte, len(want))}}
+			if s.Read(t.Context(), op[:]); op[0].Err != nil || !slices.Equal(op[0].Buf, want) {
+				t.Fatalf("got %q, %v", op[0].Buf, op[0].Err)
+			}
+			return time.Since(began)
+		}
+		delay := func(l *lender, d time.Duration) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.delay = d
+		}
+		delay(disk, 10*time.Microsecond)
+		for _, l := range nodes {
+			l.cut()
+		}
+		for range 200 {
+			read()
+		}
+		const slow = 200 * time.Microsecond
+		for _, l := range nodes {
+			l.goOn()
+			delay(l, slow)
+		}
+		time.Sleep(time.Minute)
+		for i := range 20 {
+			if took := read(); took < slow {
+				t.Fatalf("read %d took %v, less than any node takes", i, took)
+			}
 		}
 	})
 }

@@ -44,11 +44,7 @@ type place struct {
 }
 
 func newPlace(s *Store, p Place, index int) *place {
-	n := &place{Place: p, store: s, index: index}
-	if p.Every {
-		n.pace.Store(int64(lateEvery)) // so that copies at other places are read first
-	}
-	return n
+	return &place{Place: p, store: s, index: index}
 }
 
 const (

@@ -19,12 +19,12 @@ const (
 )
 
 // pick chooses the copy of g to be read, which must have the bytes up to end. It leaves out places whose bits are set
-// in tried. It prefers places that can be used, and among these the fastest; of places of similar speed, the
-// segment's number decides which.
+// in tried. It prefers places that can be used, then those without Every, then the fastest; of places of similar
+// speed, the segment's number decides which.
 func (g *segment) pick(tried uint64, end int) (best copyOf, ok bool) {
 	x := g.spare.Load() // before the copies: the spare copy may become one of them
 	cs := *g.copies.Load()
-	const useless = 1 << 62
+	const useless, every = 1 << 62, 1 << 60
 	var least int64
 	n := uint64(len(cs))
 	// A reader that does not know how long something is reads beyond the end.
@@ -44,6 +44,9 @@ func (g *segment) pick(tried uint64, end int) (best copyOf, ok bool) {
 		cost := c.place.pace.Load()
 		if !c.place.usable() {
 			cost += useless
+		}
+		if c.place.Every {
+			cost += every
 		}
 		if !ok || cost < least-least/2 {
 			best, least, ok = c, cost, true

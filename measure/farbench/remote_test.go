@@ -204,9 +204,10 @@ func TestObjectsAreComparedWithPages(t *testing.T) {
 		if r.Value <= 0 || r.RivalValue <= 0 {
 			t.Errorf("got the row %+v, want figures", r)
 		}
-		// Three of four objects are far, each in a page with three others.
-		if r.Metric == "bytes moved" && strings.HasSuffix(r.Case, "read") && (r.Value > 2 || r.RivalValue < 2 || r.RivalValue > 6) {
-			t.Errorf("%s moves %v bytes for each that is used, and pages %v; want less than 1, and 3", r.Case, r.Value, r.RivalValue)
+		// Three of four objects are far, each in a page with three others. Pages that were written when the objects were
+		// made may be on their way out meanwhile, which on a busy machine is more than is read.
+		if r.Metric == "bytes moved" && strings.HasSuffix(r.Case, "read") && (r.Value > 2 || r.RivalValue < 2) {
+			t.Errorf("%s moves %v bytes for each that is used, and pages %v; want less than 1, and at least 3", r.Case, r.Value, r.RivalValue)
 		}
 	}
 	if rivals["pages"] != 8 || rivals["page fault"] != 4 || rivals["raw READ"] != 4 {
