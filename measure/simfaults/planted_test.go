@@ -48,7 +48,7 @@ var mistakes = []mistake{
 	{soon: true, name: "what is owed is given back and stays owed", file: "far/copies/place.go", was: "	p.owed = nil\n	p.mu.Unlock()\n", is: "	if !BUG {\n		p.owed = nil\n	}\n	p.mu.Unlock()\n"},
 	{name: "a place that was silent stays so", file: "far/copies/place.go", was: "				p.speaks()\n				return\n", is: "				if !BUG {\n					p.speaks()\n				}\n				return\n"},
 	{seed: 1, name: "the good copy is replaced instead of the bad one", file: "far/copies/read.go", was: "		g.condemn(c)\n	}\n	if x", is: "		if BUG {\n			for _, o := range *g.copies.Load() {\n				if o != c {\n					c = o\n					break\n				}\n			}\n		}\n		g.condemn(c)\n	}\n	if x"},
-	{soon: true, name: "copies of one segment share a zone", file: "far/copies/copies.go", was: "		elsewhere := round.elsewhere // first in zones of their own\n", is: "		elsewhere := round.elsewhere && !BUG\n"},
+	{soon: true, name: "copies of one segment share a zone", file: "far/copies/copies.go", was: "		elsewhere := round.elsewhere // first only in zones that have no copy yet\n", is: "		elsewhere := round.elsewhere && !BUG\n"},
 	{seed: 12, name: "zones are not set right again", file: "far/copies/repair.go", was: "len(zones) < len(had) && !zones[p.zone()]):", is: "!BUG && len(zones) < len(had) && !zones[p.zone()]):"},
 	{name: "who leaves is given new copies", file: "far/copies/copies.go", was: "			if p.state().Leaving != round.leaving ||", is: "			if p.state().Leaving != round.leaving && !BUG ||"},
 	{name: "who leaves keeps what it has", file: "far/copies/repair.go", was: "		if c.place.stays() {\n			stay++", is: "		if c.place.stays() || BUG {\n			stay++"},
