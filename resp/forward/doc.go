@@ -26,12 +26,13 @@
 // # Concurrency
 //
 // Links are for any number of goroutines. Links.mu guards all state and is a leaf; nothing waits while it is held.
-// Beside the goroutines of calls, there are only those of a [Herald]: one for each server that it has something to tell.
+// Beside the goroutines of calls, there are only those of a [Herald]: one for each server that it has something to
+// tell.
 //
 // # Files
 //
-// - forward.go: Links, which connections are kept, and which calls wait
-// - herald.go: commands that are sent to servers while nobody waits for replies
-// - held.go: links that belong to one client for a while
-// - link.go: one connection: greeting, commands, replies
+//   - forward.go: Links, which connections are kept, and which calls wait
+//   - herald.go: commands that are sent to servers while nobody waits for replies
+//   - held.go: links that belong to one client for a while
+//   - link.go: one connection: greeting, commands, replies
 package forward
