@@ -2,8 +2,8 @@
 // replies that nobody reads, queued transactions, watched keys.
 //
 // One Budget serves all front ends of a process. Each connection has an Account, and says there how much it holds.
-// While the sum exceeds the budget, the connection that holds most is closed, one after the other. The memory of a
-// closed connection stays in use until the connection's owner comes by. If that memory and what the others hold
+// While the sum exceeds the budget, the connection that holds most is closed, and then the next. The memory of a
+// closed connection stays in use until the connection's owner comes by. If closed and open connections together
 // exceed the budget by a quarter, then any connection that asks for more than an equal share of another quarter is
 // closed, too. Before all this happens, Allow makes clients wait: the fuller the budget is, the fewer bytes of
 // replies may be pending for a client whose next command is to run.

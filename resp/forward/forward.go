@@ -73,7 +73,7 @@ type Links struct {
 type server struct {
 	addr  string
 	turns chan struct{} // has an element for each call that may use a link
-	idle  []*link       // those used last are at the end; guarded by Links.mu
+	idle  []*link       // the links used last are at the end; guarded by Links.mu
 
 	ctx   context.Context // done when the server has been forgotten, or Links.ctx is done
 	leave context.CancelCauseFunc

@@ -17,7 +17,7 @@ type Large struct {
 	Count   int    // fields
 	Bytes   int    // in all field lists, without their heads
 	Buckets uint32 // at least 1, but see IsSmall; only grows
-	Leads   int    // how many keys lead to it: 1, or 0 while a command takes it away; -1 once it is to be freed
+	Leads   int    // how many keys lead to it: 1, or 0 while a command takes it away; -1 if no key ever will
 	Struck  Strikes
 }
 

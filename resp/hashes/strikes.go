@@ -13,7 +13,7 @@ import (
 // undo of a command remembers them.
 type Strikes [][]uint64
 
-// Stored is the strike that makes older ones of block b void.
+// Stored returns the strike that makes older strikes of block b void.
 func Stored(b uint32) uint64 { return uint64(b) << 32 }
 
 // Add returns s with one more run, which must be sorted.

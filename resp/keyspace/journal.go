@@ -28,7 +28,8 @@ type Journal struct {
 	// changes that it shows are on the disk. Otherwise the heap comes back as its last checkpoint has it.
 	Durable bool
 	// Every, if more than 0, makes replies wait only while there are changes older than Every that are not on the
-	// disk yet. Changes still survive the process at once, but a loss of power takes those of up to that much time.
+	// disk yet. All changes still survive the end of the process, but a loss of power may take the changes of up to
+	// that much time.
 	Every time.Duration
 	// Tail is how many bytes of the journal call for a checkpoint. About as many bytes have to be replayed after a
 	// crash. A batch counts as 512 bytes at least. The default is a quarter of the heap's budget, but from 16 MiB to
@@ -195,9 +196,9 @@ func (sp *Space) openJournal(ctx context.Context) error {
 		return nil
 	}
 	// A checkpoint of the heap has to name the journal before there is anything in it, and has to have all its
-	// changes before it goes. Also, records of the process before that others have kept must not count now, but not
-	// for the process after this one, nor the other way round. If the heap's checkpoint names the journal already and
-	// has all of it, as after an end in good order, no other checkpoint is needed.
+	// changes before it goes. Also, a checkpoint settles which records of the process before count: others have kept
+	// these, and the process after this one must not come to another result. If the heap's checkpoint names the
+	// journal already and has all of it, as after an end in good order, no other checkpoint is needed.
 	if sp.keptJournal == 0 || !cfg.Durable || changed {
 		err = sp.patiently(ctx, sp.heap.Checkpoint)
 	}

@@ -23,7 +23,7 @@ type Monitor struct {
 	events [numEvents]event // guarded by mu
 }
 
-// New makes a monitor of so many commands.
+// New makes a monitor for so many commands.
 func New(commands int) *Monitor { return &Monitor{calls: make([]histogram, commands)} }
 
 // histogram counts calls: calls[i] counts those that took less than 1<<i microseconds and are not in an earlier

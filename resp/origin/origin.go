@@ -35,8 +35,8 @@ type Config struct {
 	// connection before everything is forgotten, and how long connecting may
 	// take. Default 2 s.
 	Timeout time.Duration
-	// MaxValue is how many bytes the longest value has that is cached, and the longest argument that is passed on.
-	// Longer replies are passed on and not cached. Default 1 MiB.
+	// MaxValue is the length in bytes of the longest value that is cached, and of the longest argument that is passed
+	// on. Longer replies are passed on and not cached. Default 1 MiB.
 	MaxValue int
 
 	// MaxClients bounds connections. Default 10000.
@@ -44,8 +44,8 @@ type Config struct {
 	// OutputLimit is how many bytes are kept that a client has not read yet. Beyond that, its commands wait. Default
 	// 8 MiB.
 	OutputLimit int
-	// WriteTimeout is how long a client may take none of the bytes that it is sent, and the origin none of those that
-	// are passed on. Default 30 s.
+	// WriteTimeout is how long a client may read nothing of what it is sent, or the origin nothing of what is passed
+	// on. Default 30 s.
 	WriteTimeout time.Duration
 	// IdleTimeout disconnects clients that have sent nothing for that long and wait for nothing. Zero means never.
 	IdleTimeout time.Duration

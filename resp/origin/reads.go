@@ -161,7 +161,7 @@ func (c *client) getRange(args [][]byte) bool {
 	return true
 }
 
-// fetch has those of the keys fetched that are not cached, and reports whether all may be cached now.
+// fetch fetches the keys that are not cached, and reports whether all may be cached now.
 func (c *client) fetch(keys [][]byte) bool {
 	var flights []*flight
 	for _, key := range keys {
