@@ -62,8 +62,8 @@ func (b *Budget) Held() int64 { return b.used.Load() + b.leaving.Load() }
 // Evicted is how many clients were disconnected because of what they held.
 func (b *Budget) Evicted() int64 { return b.evicted.Load() }
 
-// Allow is how many bytes of replies may be pending for a client before its next command has to wait: most, or a
-// quarter of what is left of the budget if that is less, but never less than Allowance.
+// Allow is how many bytes of replies may be pending for a client before its next command has to wait: a quarter of
+// what is left of the budget, but at least Allowance, and in any case at most most.
 func (b *Budget) Allow(most int) int {
 	return min(most, max(Allowance, int(b.max-b.used.Load())/4))
 }

@@ -155,7 +155,8 @@ func (c *Client) replyPicks(l *keyspace.KeyList, count int64, withValues bool) e
 	return nil
 }
 
-// randomField replies with one field. In a large hash it looks at one block.
+// randomField replies with a random field. In a large hash, it takes the first block that has fields, from a random
+// block on.
 func (c *Client) randomField(key []byte) error {
 	h, err := c.Hash(key)
 	if err != nil {

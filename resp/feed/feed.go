@@ -24,7 +24,7 @@ type Config struct {
 	Memory  *clientmem.Budget
 	Allowed func() int  // how many bytes may wait
 	Unread  func()      // disconnects the client, which does not read
-	Evicted func()      // disconnects the client, which holds the most memory of all when there is too little
+	Evicted func()      // disconnects the client, which holds too much when memory is short
 	Tell    func(*Feed) // tells the driver that there is something to take
 	Version func() int  // of the protocol
 }
@@ -81,7 +81,7 @@ func (f *Feed) Take() []byte {
 	return b
 }
 
-// Hold makes Tell wait until LetGo, because replies are to be sent first.
+// Hold has the driver told of nothing until LetGo, because the replies so far are to be sent first.
 func (f *Feed) Hold() {
 	f.mu.Lock()
 	f.held = true

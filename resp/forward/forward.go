@@ -109,8 +109,8 @@ func New(cfg Config) *Links {
 // error is ErrUnsent or ErrUncertain, and wraps the context's error if that ended the call. With any error, dst is
 // returned as it was.
 //
-// All commands are written before any reply is read. Therefore a pipeline should not have both commands that exceed a
-// socket's buffer and replies, apart from the last one, that do.
+// All commands are written before any reply is read. So not both should exceed a socket's buffer: the commands, and
+// the replies before the last.
 //
 // Preconditions: ver is 2 or 3. Each command has a name, and is answered by one reply. The last command leaves the
 // connection as it was before the first: no SUBSCRIBE, no SELECT, no MULTI without EXEC.
@@ -239,7 +239,7 @@ func (l *Links) idle(s *server, ver int) *link {
 			k.hangUp()
 		}
 	}
-	// The idle links that are left have the other version. Not more than len(s.turns) links are in use, the caller's
+	// The idle links that are left have the other version. At most len(s.turns) links are in use, the caller's
 	// included.
 	for len(s.idle) > 0 && len(s.idle)+len(s.turns) > l.cfg.Conns {
 		s.idle[0].hangUp()

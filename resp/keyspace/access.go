@@ -41,7 +41,7 @@ type Access struct {
 	Tries   int           // how often the command that runs has blocked
 	Arrived time.Duration // when the command arrived, on any clock that only goes forward
 
-	Dirty atomic.Bool // a watched key has changed, or has gone elsewhere
+	Dirty atomic.Bool // a watched key has changed, or its partition has gone to another server
 
 	// The fields up to changes are about the command that runs.
 	ctx        context.Context // far.NoWait, or with the deadline once waiting

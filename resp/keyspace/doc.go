@@ -30,10 +30,10 @@
 //
 // # Hashes
 //
-// A hash of up to 16 KiB and 512 fields is one entry. A larger one is cut into blocks of about 3 KiB by linear
-// hashing. The blocks lie in a map of their own; what leads to them lies in local memory, about a hundred bytes for
-// each hash. In a heap that is kept (far.Open), each checkpoint has that, too: see keep.go. Package hashes has the
-// formats.
+// A hash of up to 16 KiB and 512 fields, or of a single field, is one entry. A larger one is cut into blocks of about
+// 3 KiB by linear hashing. The blocks lie in a map of their own; what leads to them lies in local memory, about a
+// hundred bytes for each hash. In a heap that is kept (far.Open), each checkpoint has that, too: see keep.go. Package
+// hashes has the formats.
 //
 // When fields are removed, the shortened block is stored beside the old one, which is freed when the command's
 // changes count. In full far memory, the room that is reserved for this may be too little for all blocks of a command

@@ -16,7 +16,7 @@ import (
 // tries again.
 
 // maxUnsettled is how many struck-out fields may be left to the sweeper by commands that have ended. While there are
-// more, because the sweeper cannot store the lists without them, no more fields are struck out.
+// more, because the sweeper has no success either, no more fields are struck out.
 const maxUnsettled = 1 << 16
 
 // StruckOut returns which fields are struck out of the small hash under key. The stripe must be locked.

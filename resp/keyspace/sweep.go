@@ -14,12 +14,12 @@ import (
 // sweepEvery is how often the sweeper looks for large hashes that have expired.
 const sweepEvery = time.Second
 
-// settleFor bounds how long the sweeper tries, at each tick, to store the lists that commands could not store without
-// their struck-out fields. It holds locks of keys meanwhile.
+// settleFor bounds how long the sweeper, at each tick, stores lists without their struck-out fields, which commands
+// could not do. It holds locks of keys meanwhile.
 const settleFor = 100 * time.Millisecond
 
-// sweeper frees the blocks of large hashes that were deleted, were overwritten or have expired. It also stores the
-// lists that commands could not store without their struck-out fields. It is one goroutine.
+// sweeper frees the blocks of large hashes that were deleted, were overwritten or have expired. It also stores lists
+// without their struck-out fields if commands could not do so. It is one goroutine.
 type sweeper struct {
 	space *Space
 	wake  chan struct{} // capacity 1
