@@ -25,11 +25,12 @@ type Journal struct {
 	// with each record that the log has.
 	Log func(ctx context.Context, replay func(rec []byte) error) (RecordLog, error)
 	// Durable makes the server write to the journal what commands have changed, and makes a reply wait until the
-	// changes that it shows are on the disk. Otherwise the heap comes back as its last checkpoint has it.
+	// changes that it shows are committed there: on the disk, or as Log keeps them. Otherwise the heap comes back as
+	// its last checkpoint has it.
 	Durable bool
-	// Every, if more than 0, makes replies wait only while there are changes older than Every that are not on the
-	// disk yet. All changes still survive the end of the process, but a loss of power may take the changes of up to
-	// that much time.
+	// Every, if more than 0, makes replies wait for that only while there are changes older than Every that are not
+	// committed yet. A loss of power may take the changes of up to that much time. If the journal is in files, they
+	// still survive the end of the process; a Log may lose them then, too.
 	Every time.Duration
 	// Tail is how many bytes of the journal call for a checkpoint. About as many bytes have to be replayed after a
 	// crash. A batch counts as 512 bytes at least. The default is a quarter of the heap's budget, but from 16 MiB to
@@ -49,8 +50,9 @@ type RecordLog interface {
 	MaxRecord() int
 	// Last is the number of the last record that was appended.
 	Last() uint64
-	// Commit returns when all records up to number survive the process and, if sync, everything else that the log can
-	// make them survive.
+	// Commit, with sync, returns when all records up to number survive everything that the log can make them survive.
+	// Without sync, a log in files returns when they survive the process; another log need not wait for anything,
+	// since the caller calls Commit with sync soon (Journal.Every).
 	Commit(number uint64, sync bool) error
 	// Copies says how many copies there are of the records that were committed, and whether these survive a loss of
 	// power.
@@ -147,7 +149,7 @@ type journal struct {
 	warn func(error)
 
 	last    atomic.Uint64 // number of the last record
-	synced  atomic.Int64  // with Every: changes made before this time are on the disk; in ns since 1970
+	synced  atomic.Int64  // with Every: changes made before this time are committed; in ns since 1970
 	why     atomic.Pointer[error]
 	long    atomic.Bool   // commands that write are slowed down,
 	tooLong atomic.Bool   // or refused
@@ -196,9 +198,9 @@ func (sp *Space) openJournal(ctx context.Context) error {
 		return nil
 	}
 	// A checkpoint of the heap has to name the journal before there is anything in it, and has to have all its
-	// changes before it goes. Also, a checkpoint settles which records of the process before count: others have kept
-	// these, and the process after this one must not come to another result. If the heap's checkpoint names the
-	// journal already and has all of it, as after an end in good order, no other checkpoint is needed.
+	// changes before it goes. Also, that checkpoint settles which records of the process before count: copies of
+	// these lie elsewhere, and the process after this one must not come to another result. If the heap's checkpoint
+	// names the journal already and has all of it, as after an end in good order, no other checkpoint is needed.
 	if sp.keptJournal == 0 || !cfg.Durable || changed {
 		err = sp.patiently(ctx, sp.heap.Checkpoint)
 	}
@@ -422,7 +424,7 @@ func (j *journal) freeze() (name, batch uint64, kept func(error)) {
 	}
 }
 
-// syncs brings the journal to the disk after each half of Journal.Every (at least a millisecond), until the space
+// syncs commits the journal, with sync, after each half of Journal.Every (at least a millisecond), until the space
 // ends.
 func (j *journal) syncs(sp *Space) {
 	t := time.NewTicker(max(j.cfg.Every/2, time.Millisecond))
