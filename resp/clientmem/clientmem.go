@@ -1,20 +1,17 @@
-// Package clientmem bounds the memory that the clients of a process make it
-// hold: input that is no whole command yet, replies that nobody reads, queued
-// transactions, watched keys.
+// Package clientmem bounds the memory that the clients of a process make it hold: input that is no whole command yet,
+// replies that nobody reads, queued transactions, watched keys.
 //
-// One Budget serves all front ends of a process. Each connection has an Account
-// and says what it holds; when the sum exceeds the budget, the connection that
-// holds most is closed, and the next, until it does not. What it held is in use until
-// its connection's owner comes by. When that and the rest exceed the budget by a quarter,
-// whoever wants more than an equal share of another quarter is closed, too. Before that happens
-// Allow makes clients wait: the fuller the budget is, the fewer replies may be
-// pending for a client whose next command is to run.
+// One Budget serves all front ends of a process. Each connection has an Account, and says there how much it holds.
+// While the sum exceeds the budget, the connection that holds most is closed, and then the next. The memory of a
+// closed connection stays in use until the connection's owner comes by. If closed and open connections together
+// exceed the budget by a quarter, then any connection that asks for more than an equal share of another quarter is
+// closed, too. Before all this happens, Allow makes clients wait: the fuller the budget is, the fewer bytes of
+// replies may be pending for a client whose next command is to run.
 //
 // # Concurrency
 //
-// A Budget is for any number of goroutines. An Account's Hold and Leave are
-// for the goroutine that owns the connection at that time. Budget.mu is a leaf:
-// hang-up functions are called without it.
+// A Budget is for any number of goroutines. An Account's Hold and Leave are for the goroutine that owns the
+// connection at that time. Budget.mu is a leaf: hang-up functions are called without it.
 package clientmem
 
 import (
@@ -36,15 +33,16 @@ const (
 // full the budget is.
 const Allowance = 64 << 10
 
-// small is what nobody counts: every connection has a few hundred bytes.
+// small is the number of bytes below which an account counts as holding nothing: every connection has a few hundred
+// bytes.
 const small = 4 << 10
 
-// Budget is a bound for the sum of what accounts hold.
+// Budget bounds the sum of what all accounts hold.
 type Budget struct {
 	max     int64
 	used    atomic.Int64 // of accounts that are not evicted; changed under mu
-	leaving atomic.Int64 // of those that are and have not left; changed under mu
-	evicted atomic.Int64 // number of accounts that ever were
+	leaving atomic.Int64 // of accounts that are evicted and have not left; changed under mu
+	evicted atomic.Int64 // how many accounts were ever evicted
 
 	mu       sync.Mutex
 	accounts map[*Account]struct{} // not evicted; guarded by mu
@@ -61,21 +59,19 @@ func (b *Budget) Max() int64 { return b.max }
 // Held is what all accounts hold, in bytes.
 func (b *Budget) Held() int64 { return b.used.Load() + b.leaving.Load() }
 
-// Evicted is how many clients were disconnected for what they held.
+// Evicted is how many clients were disconnected because of what they held.
 func (b *Budget) Evicted() int64 { return b.evicted.Load() }
 
-// Allow is how many bytes of replies may be pending for a client before its
-// next command has to wait: most while there is room, and a quarter of what is
-// left when there is not, but never less than Allowance.
+// Allow is how many bytes of replies may be pending for a client before its next command has to wait: a quarter of
+// what is left of the budget, but at least Allowance, and in any case at most most.
 func (b *Budget) Allow(most int) int {
 	return min(most, max(Allowance, int(b.max-b.used.Load())/4))
 }
 
 // Account is what one client holds.
 type Account struct {
-	// HangUp is called once at most, when the client is evicted, by any
-	// goroutine. It must not block, and must have the connection's owner
-	// close it. It is set before Hold is called for the first time.
+	// HangUp is called once at most, by any goroutine, when the client is evicted. It must not block, and must make
+	// the connection's owner close the connection. It is set before Hold is called for the first time.
 	HangUp func()
 
 	budget *Budget
@@ -83,7 +79,7 @@ type Account struct {
 	gone   atomic.Bool // evicted; set under Budget.mu
 }
 
-// Join opens an account, which must be left.
+// Join opens an account. The caller closes it with Leave.
 func (b *Budget) Join() *Account {
 	a := &Account{budget: b}
 	b.mu.Lock()
@@ -118,7 +114,7 @@ func (a *Account) Hold(n int) bool {
 		evict(b.greediest())
 	}
 	if share := b.max / 4 / int64(max(len(b.accounts), 1)); more && int64(n) > share && b.Held() > b.max+b.max/4 && !a.gone.Load() {
-		evict(a) // whose owner is here and can let go, as others have not yet
+		evict(a) // its owner is here and can let go of the memory; other evicted clients have not yet done so
 	}
 	b.mu.Unlock()
 	for _, v := range evicted {
@@ -166,8 +162,8 @@ func (a *Account) Leave() {
 	delete(b.accounts, a)
 }
 
-// HangUp closes the connection under nc without a goodbye, which could block:
-// whoever reads or writes fails.
+// HangUp closes the connection under nc without a goodbye, which could block. Whoever reads from it or writes to it
+// gets an error.
 func HangUp(nc net.Conn) {
 	for {
 		wrapped, ok := nc.(interface{ NetConn() net.Conn }) // TLS

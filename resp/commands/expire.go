@@ -48,8 +48,8 @@ func parseExpireCond(a [][]byte) (c expireCond, err error) {
 	return c, nil
 }
 
-// allows reports whether the condition lets an expiry of old become one of at.
-// Zero means never.
+// allows reports whether the condition allows to change a key's expiry from old (zero: it never expires) to at, in
+// milliseconds since 1970.
 func (c expireCond) allows(old time.Time, at int64) bool {
 	switch {
 	case c&condNX != 0 && !old.IsZero(),

@@ -9,9 +9,9 @@ import (
 	"polder/resp/reply"
 )
 
-// replyFields replies with an aggregate: what one appends for each field. Its
-// length is how many there were, not how many are counted in h: a length that is
-// wrong would shift all replies that follow.
+// replyFields replies with an array or a map: head appends its head, and one appends what belongs to a field. The
+// length in the head is the number of fields that were read, even if h counts another: a wrong length would shift all
+// replies that follow.
 func (c *Client) replyFields(h *keyspace.Hash, head func(n int), one func(field, value []byte)) error {
 	start := len(c.Out)
 	head(h.Len())

@@ -56,7 +56,7 @@ func HScan(c *Client, a [][]byte) error {
 	return c.replyKeys(&l)
 }
 
-// scanLarge yields the blocks from cursor on until they held count fields.
+// scanLarge yields blocks from cursor on, until they have had about count fields. It returns the next cursor.
 func (c *Client) scanLarge(h *hashes.Large, cursor uint64, count int, yield func(hashes.List) error) (uint64, error) {
 	for seen := 0; seen < count; {
 		b, end := h.Interval(uint32(cursor))
@@ -104,7 +104,7 @@ func HRandField(c *Client, a [][]byte) error {
 		return nil
 	}
 	if h.Large != nil && h.Large.Bytes > c.Limit {
-		return reply.ErrOutput // all fields are brought together to pick from
+		return reply.ErrOutput // replyPicks needs all fields in memory
 	}
 	var l keyspace.KeyList
 	if err := c.Fields(&h, func(f, v []byte) error { l.Add(f); l.Add(v); return nil }); err != nil {
@@ -113,8 +113,8 @@ func HRandField(c *Client, a [][]byte) error {
 	return c.replyPicks(&l, count, withValues)
 }
 
-// replyPicks replies with fields of l, a list of fields and values: count
-// different ones in random order, or -count that may repeat.
+// replyPicks replies with random fields of l, a list of alternating fields and values: with count different fields,
+// or, if count is negative, with -count fields that may repeat.
 func (c *Client) replyPicks(l *keyspace.KeyList, count int64, withValues bool) error {
 	n := l.Len() / 2
 	repeat := count < 0
@@ -155,7 +155,8 @@ func (c *Client) replyPicks(l *keyspace.KeyList, count int64, withValues bool) e
 	return nil
 }
 
-// randomField replies with one field. In a large hash it looks at one block.
+// randomField replies with a random field. In a large hash, it takes the first block that has fields, from a random
+// block on.
 func (c *Client) randomField(key []byte) error {
 	h, err := c.Hash(key)
 	if err != nil {

@@ -162,7 +162,7 @@ func CheckDB(arg []byte) error {
 	return nil
 }
 
-// randomTries is how many keys RANDOMKEY looks at for one that is there.
+// randomTries is how many random keys RANDOMKEY tries, since a key may have expired.
 const randomTries = 100
 
 func RandomKey(c *Client, a [][]byte) error {
@@ -181,7 +181,7 @@ func RandomKey(c *Client, a [][]byte) error {
 	return err
 }
 
-// randomKey replies with any key, if it has found one.
+// randomKey replies with a random key, and reports whether it has found any.
 func (c *Client) randomKey() (bool, error) {
 	for range randomTries {
 		key, err := c.Random(c.Scratch[:0])
@@ -223,7 +223,7 @@ func Flush(c *Client, a [][]byte) error {
 	return nil
 }
 
-// objectMaxInt is how long a string may be that Redis keeps as an integer.
+// objectMaxInt is the length up to which Redis may keep a string as an integer.
 const objectMaxInt = 20
 
 // embedMax is the length up to which Redis embeds a string in its object.
@@ -247,8 +247,7 @@ func encoding(e far.Entry) string {
 	return "raw"
 }
 
-// object looks up the key of an OBJECT command; a missing one gets the null
-// reply.
+// object looks up the key of an OBJECT command. If there is none, it replies with null.
 func (c *Client) object(key []byte) (far.Entry, bool, error) {
 	e, found, err := c.Get(key, c.Scratch[:0])
 	if err == nil && !found {
@@ -290,8 +289,8 @@ func ObjectFreq(c *Client, a [][]byte) error {
 	return err
 }
 
-// entryOverhead is what an entry costs beside key and value: its place in the
-// index and its header in the log.
+// entryOverhead is how many bytes an entry takes beside its key and value: its place in the index and its header in
+// the log.
 const entryOverhead = 16 + 24
 
 func MemoryUsage(c *Client, a [][]byte) error {

@@ -11,7 +11,7 @@ import (
 	"polder/resp/reply"
 )
 
-// scanOptions are those of SCAN and HSCAN.
+// scanOptions are the options of SCAN and HSCAN.
 type scanOptions struct {
 	match glob.Pattern // nil: everything
 	count int
@@ -49,8 +49,7 @@ func parseScan(a [][]byte, types bool) (o scanOptions, err error) {
 	return o, err
 }
 
-// parseCursor reads a cursor as strtoul does: nothing is 0, and a minus sign
-// counts backwards.
+// parseCursor reads a cursor as strtoul does: an empty one is 0, and a minus sign negates, modulo 1<<64.
 func parseCursor(b []byte) (uint64, error) {
 	if len(b) == 0 {
 		return 0, nil
@@ -69,7 +68,8 @@ func parseCursor(b []byte) (uint64, error) {
 	return cur, nil
 }
 
-// scanStep adds the keys that want reports true for to l. Those that a step yields before it fails are taken back.
+// scanStep does one step of a scan, and adds the keys for which want reports true to l. If the step fails, scanStep
+// takes its keys out of l again.
 func (c *Client) scanStep(cursor uint64, l *keyspace.KeyList, want func(key []byte, e far.Entry) bool) (uint64, error) {
 	n := l.Len()
 	next, err := c.Scan(cursor, func(key []byte, e far.Entry) {
@@ -128,10 +128,11 @@ func Scan(c *Client, a [][]byte) error {
 	return c.replyKeys(&l)
 }
 
-// A cursor of a server of partitions has the number of the partition below that of a step in it.
+// On a server with partitions, the low cursorPartBits of a cursor are the number of a partition, and the bits above
+// them are the cursor within the partition.
 const cursorPartBits = 10
 
-// cursorIn is the step, and the partition, of a cursor.
+// cursorIn splits a cursor into the cursor within a partition and the number of the partition.
 func (c *Client) cursorIn(cursor uint64) (at uint64, number int) {
 	if c.Partitions == 0 {
 		return cursor, 0
@@ -139,7 +140,7 @@ func (c *Client) cursorIn(cursor uint64) (at uint64, number int) {
 	return cursor >> cursorPartBits, int(cursor & (1<<cursorPartBits - 1))
 }
 
-// cursorOf is the cursor of a step in a partition: 0 behind the last one.
+// cursorOf makes a cursor of a cursor within a partition and the number of the partition: 0 after the last partition.
 func (c *Client) cursorOf(at uint64, number int) uint64 {
 	switch {
 	case c.Partitions == 0:
@@ -172,7 +173,7 @@ func Keys(c *Client, a [][]byte) error {
 	return c.replyKeys(&l)
 }
 
-// fits fails a command that has collected more than it may reply.
+// fits returns an error if a command has collected more than a reply may have.
 func (c *Client) fits(l *keyspace.KeyList) error {
 	if l.Size() > c.Limit {
 		return reply.ErrOutput

@@ -17,8 +17,8 @@ const (
 	optKeepTTL
 	optPersist
 	optEx    // some expiry was given
-	optMilli // in milliseconds
-	optAt    // as a point in time
+	optMilli // the expiry is in milliseconds
+	optAt    // the expiry is a point in time
 )
 
 // setOptions are the options of SET and GETEX.
@@ -27,7 +27,7 @@ type setOptions struct {
 	expire []byte // argument of the expiry option
 }
 
-// parseSetOptions reads options of which allowed may be given.
+// parseSetOptions reads options. It fails if one of them is not in allowed.
 func parseSetOptions(a [][]byte, allowed optFlags) (o setOptions, err error) {
 	const (
 		kind   = optEx | optMilli | optAt
@@ -72,8 +72,8 @@ func parseSetOptions(a [][]byte, allowed optFlags) (o setOptions, err error) {
 	return o, nil
 }
 
-// expireTime is when the expiry option says, in milliseconds since 1970, or 0
-// without one. Name is the command's, for the error.
+// expireTime returns the time that the expiry option says, in milliseconds since 1970, or 0 if there is no such
+// option. Name is the command's, for the error.
 func (o *setOptions) expireTime(name string) (int64, error) {
 	if o.flags&optEx == 0 {
 		return 0, nil

@@ -9,10 +9,9 @@ import (
 	"polder/resp/reply"
 )
 
-// replyString appends the value of a string key as a bulk string, or the null
-// reply. The value is copied once, from the map to out: room for its header is
-// left in front of it, as much as the last value needed. A large one is given memory of
-// its size.
+// replyString appends the value of a string key as a bulk string; or null if there is no such key. The value is
+// copied once, from the map to c.Out: in front of it, replyString leaves as much room for the header as the last
+// value's header took. For a large value it first makes room of the value's size.
 func (c *Client) replyString(key []byte) (e far.Entry, found bool, err error) {
 	const blank = "$0123456789012\r\n"
 	start, size := len(c.Out), 0
@@ -126,7 +125,7 @@ func Set(c *Client, a [][]byte) error {
 	return c.setWith(a[1], a[2], o, at, "+OK\r\n", false)
 }
 
-// setWith is SET with options, and what is like it.
+// setWith is SET with options, and serves the commands that are like it.
 func (c *Client) setWith(key, value []byte, o setOptions, at int64, okReply string, intReply bool) error {
 	var old far.Entry
 	found := false
@@ -158,7 +157,7 @@ func (c *Client) setWith(key, value []byte, o setOptions, at int64, okReply stri
 		e.Expire = old.Expire
 	}
 	if o.flags&optEx != 0 && at <= nowMilli() {
-		_, err = c.Del(key) // as good as set and expired
+		_, err = c.Del(key) // the same as to set the value and let it expire
 	} else {
 		err = c.Put(key, e)
 	}

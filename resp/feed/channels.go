@@ -15,48 +15,51 @@ type Kind int
 
 const (
 	Channel Kind = iota // messages of PUBLISH
-	Pattern             // those of channels whose names match
+	Pattern             // messages of PUBLISH to channels whose names match
 	Shard               // messages of SPUBLISH
 	kinds
 )
 
-// Prefix is what the commands and messages of a kind have before their names.
+// Prefix returns what the names of a kind's commands and messages begin with, such as the p of PSUBSCRIBE and
+// pmessage.
 func (k Kind) Prefix() string { return [kinds]string{"", "p", "s"}[k] }
 
-// Channels knows who has subscribed to what. Messages go to the feeds of those: who publishes waits for nobody. The zero value has
-// no subscribers, and is ready for use by any number of goroutines.
+// Channels knows which clients have subscribed to which channels and patterns. A message is appended to the feeds of
+// its subscribers, so whoever publishes waits for nobody. The zero value has no subscribers, and is ready for use by
+// any number of goroutines.
 type Channels struct {
 	mu sync.RWMutex
 	of [kinds]map[string]*subscribers // guarded by mu
 }
 
-// subscribers are those of a channel, or of a pattern.
+// subscribers are the clients that have subscribed to one channel, or to one pattern.
 type subscribers struct {
-	glob glob.Pattern // of a pattern
+	glob glob.Pattern // if it is a pattern
 	of   map[*Feed]*Subscriptions
 }
 
-// Subscriptions are a client's. Zero are none. They change with Channels.mu held, and anybody may count them.
+// Subscriptions are those of one client; the zero value has none. They change only while Channels.mu is held. Any
+// goroutine may call Len, Any and Held.
 type Subscriptions struct {
 	names [kinds]map[string]struct{} // guarded by Channels.mu
 	n     [kinds]atomic.Int64        // how many there are
 	bytes atomic.Int64
 }
 
-// Len is how many there are of a kind.
+// Len is how many subscriptions of a kind there are.
 func (b *Subscriptions) Len(k Kind) int64 { return b.n[k].Load() }
 
 // Any reports whether there are any.
 func (b *Subscriptions) Any() bool { return b.Len(Channel)+b.Len(Pattern)+b.Len(Shard) > 0 }
 
-// Held is how many bytes they take here and in the tables of Channels.
+// Held is how many bytes the subscriptions take here and in the tables of Channels.
 func (b *Subscriptions) Held() int { return int(b.bytes.Load()) }
 
-// subscribeCost is about what a subscription takes beside its name, in bytes.
+// subscribeCost is about how many bytes a subscription takes beside its name.
 const subscribeCost = 400
 
-// Subscribe adds a client to those of a channel, or of a pattern. It fails if the pattern is no good. The feed is asked for when it is
-// needed.
+// Subscribe subscribes a client to a channel or a pattern. It fails if the pattern is no good. Otherwise it calls
+// listen to get the client's feed.
 func (p *Channels) Subscribe(mine *Subscriptions, k Kind, name string, listen func() *Feed) error {
 	var g glob.Pattern
 	if k == Pattern {
@@ -87,7 +90,7 @@ func (p *Channels) Subscribe(mine *Subscriptions, k Kind, name string, listen fu
 	return nil
 }
 
-// Unsubscribe takes the client of a feed from those of a channel, or of a pattern.
+// Unsubscribe ends the subscription of the client with the feed f to a channel or a pattern.
 func (p *Channels) Unsubscribe(mine *Subscriptions, k Kind, name string, f *Feed) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,7 +111,7 @@ func (p *Channels) unsubscribe(mine *Subscriptions, k Kind, name string, f *Feed
 	}
 }
 
-// UnsubscribeAll ends all subscriptions of the client of a feed.
+// UnsubscribeAll ends all subscriptions of the client with the feed f.
 func (p *Channels) UnsubscribeAll(mine *Subscriptions, f *Feed) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,14 +122,14 @@ func (p *Channels) UnsubscribeAll(mine *Subscriptions, f *Feed) {
 	}
 }
 
-// Mine are a client's subscriptions of a kind, in order.
+// Mine returns the names of a client's subscriptions of a kind, sorted.
 func (p *Channels) Mine(mine *Subscriptions, k Kind) []string {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return slices.Sorted(maps.Keys(mine.names[k]))
 }
 
-// Leave ends the subscriptions to those channels of SPUBLISH that gone reports, and tells their clients.
+// Leave ends all subscriptions to channels of SPUBLISH for which gone reports true, and tells their clients.
 func (p *Channels) Leave(gone func(channel string) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -143,8 +146,8 @@ func (p *Channels) Leave(gone func(channel string) bool) {
 	}
 }
 
-// AppendChange appends what a client is told of one of its subscriptions that has begun or ended, and how many there are now. The name is nil if
-// there was none to end.
+// AppendChange appends the message that tells a client that one of its subscriptions has begun or ended, and how many
+// it has now. The name is nil if there was no subscription to end.
 func AppendChange(b []byte, ver int, kind string, name []byte, now int64) []byte {
 	b = proto.AppendBulk(proto.AppendPush(b, ver, 3), kind)
 	if name == nil {
@@ -155,7 +158,8 @@ func AppendChange(b []byte, ver int, kind string, name []byte, now int64) []byte
 	return proto.AppendInt(b, now)
 }
 
-// Publish gives a message to all who have subscribed to a channel, or if it is not one of SPUBLISH to a pattern, and returns how often.
+// Publish gives a message to all who have subscribed to the channel and, unless it is a channel of SPUBLISH, to a
+// pattern that matches. It returns how many copies of the message that were.
 func (p *Channels) Publish(k Kind, channel, message []byte) (n int64) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -195,7 +199,7 @@ func (f *Feed) push(kind string, args ...[]byte) {
 	})
 }
 
-// Names are the channels of a kind that have subscribers, and a name that matches, if match is not nil.
+// Names returns the channels of a kind that have subscribers and, if match is not nil, whose names match.
 func (p *Channels) Names(k Kind, match glob.Pattern) (names []string) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -207,7 +211,7 @@ func (p *Channels) Names(k Kind, match glob.Pattern) (names []string) {
 	return names
 }
 
-// Subscribers is how many have subscribed to a channel.
+// Subscribers is how many clients have subscribed to a channel.
 func (p *Channels) Subscribers(k Kind, channel []byte) int {
 	p.mu.RLock()
 	defer p.mu.RUnlock()

@@ -1,6 +1,6 @@
-// Package feed has what clients are told without having asked: messages of the channels to which they have subscribed
-// ([Channels]), and lines of MONITOR. Both go to the [Feed] of a client, from which its driver takes them when the replies before them
-// are on their way.
+// Package feed has what clients are sent without having asked for it: messages of the channels that they have
+// subscribed to ([Channels]), and lines of MONITOR. Both go to the client's [Feed]. The client's driver takes them
+// from there when the replies before them are on their way.
 //
 // # Files
 //

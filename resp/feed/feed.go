@@ -6,16 +6,16 @@ import (
 	"polder/resp/clientmem"
 )
 
-// Feed is what one client has yet to be sent that it has not asked for. Any goroutine appends to it; the driver of the client
-// takes from it. Nobody waits for a client to read, so one that does not is disconnected when its feed
-// exceeds what it may.
+// Feed has what one client is yet to be sent without having asked for it. Any goroutine appends to it; the client's
+// driver takes from it. Nobody waits for a client to read: a client whose feed exceeds what it may hold is
+// disconnected.
 type Feed struct {
 	cfg Config
 
 	mu   sync.Mutex
 	buf  []byte             // guarded by mu
-	held bool               // the driver will look when the replies before it are on their way; guarded by mu
-	gone bool               // nothing more is to be appended; guarded by mu
+	held bool               // the driver is not told before LetGo; guarded by mu
+	gone bool               // nothing more is appended; guarded by mu
 	mem  *clientmem.Account // of buf; guarded by mu
 }
 
@@ -24,19 +24,19 @@ type Config struct {
 	Memory  *clientmem.Budget
 	Allowed func() int  // how many bytes may wait
 	Unread  func()      // disconnects the client, which does not read
-	Evicted func()      // disconnects the client, which holds most when there is no more memory
-	Tell    func(*Feed) // tells the driver that there is some
+	Evicted func()      // disconnects the client, which holds too much when memory is short
+	Tell    func(*Feed) // tells the driver that there is something to take
 	Version func() int  // of the protocol
 }
 
-// New makes a feed, which is held. Who no longer needs it closes it.
+// New makes a feed, which is held: see Hold. Whoever no longer needs the feed closes it.
 func New(cfg Config) *Feed {
 	f := &Feed{cfg: cfg, held: true, mem: cfg.Memory.Join()}
 	f.mem.HangUp = cfg.Evicted
 	return f
 }
 
-// Close forgets what has not been taken. Nothing is appended any more.
+// Close forgets what the driver has not taken. Nothing is appended any more.
 func (f *Feed) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -46,7 +46,7 @@ func (f *Feed) Close() {
 	f.mem.Leave()
 }
 
-// add adds what fn appends, at most size bytes.
+// add lets fn append to the feed, at most size bytes.
 func (f *Feed) add(size int, fn func(b []byte) []byte) {
 	f.mu.Lock()
 	if f.gone {
@@ -59,7 +59,7 @@ func (f *Feed) add(size int, fn func(b []byte) []byte) {
 		f.cfg.Unread()
 		return
 	}
-	first := len(f.buf) == 0 && !f.held // otherwise the driver has been told
+	first := len(f.buf) == 0 && !f.held // otherwise the driver has been told, or LetGo will tell it
 	if need := len(f.buf) + size; need > cap(f.buf) {
 		f.buf = clientmem.Grow(f.buf, max(need, 2*cap(f.buf)))
 	}
@@ -71,7 +71,7 @@ func (f *Feed) add(size int, fn func(b []byte) []byte) {
 	}
 }
 
-// Take gives what has been appended to the driver, which frees it.
+// Take gives the driver what has been appended. The driver frees it.
 func (f *Feed) Take() []byte {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -81,14 +81,14 @@ func (f *Feed) Take() []byte {
 	return b
 }
 
-// Hold has the driver not be told of anything until LetGo: the replies so far come first.
+// Hold has the driver told of nothing until LetGo, because the replies so far are to be sent first.
 func (f *Feed) Hold() {
 	f.mu.Lock()
 	f.held = true
 	f.mu.Unlock()
 }
 
-// LetGo has the driver be told if there is something. What came before is on its way.
+// LetGo ends Hold, and tells the driver if there is something to take. The replies that come first are on their way.
 func (f *Feed) LetGo() {
 	f.mu.Lock()
 	some := f.held && len(f.buf) > 0

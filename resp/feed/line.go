@@ -2,7 +2,7 @@ package feed
 
 import "strings"
 
-// Line adds a line of MONITOR: of a command that some client has run.
+// Line adds a line of MONITOR about a command that some client has run.
 func (f *Feed) Line(head string, args [][]byte) {
 	size := len(head) + 2
 	for _, a := range args {
@@ -39,7 +39,7 @@ const (
 	hexDigits = "0123456789abcdef"
 )
 
-// quotedLen is how much appendQuoted appends.
+// quotedLen is how many bytes appendQuoted appends.
 func quotedLen(b []byte) int {
 	n := len(b) + 2
 	for _, c := range b {

@@ -27,8 +27,8 @@ var (
 	errLeft   = errors.New("the server has left")
 )
 
-// answerTime is for how long a call that has sent something goes on waiting for replies
-// when its server has left: one that ends in good order answers what it has got.
+// answerTime is how long a call that has sent something still waits for replies when its server has left: a server
+// that ends in good order answers what it has got.
 const answerTime = 500 * time.Millisecond
 
 // ReplyError is an error that a server answered to a command before the last one. All
@@ -41,19 +41,19 @@ func (e *ReplyError) Error() string { return e.Text }
 
 // Config says how to reach other servers. The zero value is ready for use.
 type Config struct {
-	// Password returns what to present with AUTH, for each new link; "" or a nil function
-	// for nothing.
+	// Password, called for each new link, returns the password to present with AUTH. If it is nil or returns "",
+	// there is no AUTH.
 	Password func() string
-	// Dial connects, by TCP by default. It must return when ctx ends. A connection that
-	// has a NetConn method, as *tls.Conn does, is closed by closing what that returns. If
-	// there is no socket at the bottom, as of net.Pipe, a connection is used once.
+	// Dial connects, by TCP by default. It must return when ctx ends. If a connection has a NetConn method, as
+	// *tls.Conn does, it is closed by closing what NetConn returns. A connection with no socket at the bottom, such
+	// as that of net.Pipe, is used only once.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// MaxReply is the longest reply in bytes, 64 MiB by default. A longer one is an error,
 	// and ends its connection.
 	MaxReply int
-	// Conns is the most connections to one server, 16 by default. Calls beyond wait.
+	// Conns is the most connections to one server, 16 by default. Further calls wait.
 	Conns int
-	// Held is the most links that are held, 256 by default. They do not count as Conns.
+	// Held is the most links that are held, 256 by default. These do not count as Conns.
 	Held int
 }
 
@@ -66,16 +66,16 @@ type Links struct {
 
 	mu      sync.Mutex
 	servers map[string]*server // by address; guarded by mu
-	held    int                // links; guarded by mu
+	held    int                // how many links are held; guarded by mu
 }
 
-// server is what is kept for one address.
+// server has what is kept for one address.
 type server struct {
 	addr  string
 	turns chan struct{} // has an element for each call that may use a link
-	idle  []*link       // those used last are at the end; guarded by Links.mu
+	idle  []*link       // the links used last are at the end; guarded by Links.mu
 
-	ctx   context.Context // done when it has been forgotten, or Links.ctx is
+	ctx   context.Context // done when the server has been forgotten, or Links.ctx is done
 	leave context.CancelCauseFunc
 }
 
@@ -103,19 +103,17 @@ func New(cfg Config) *Links {
 	return l
 }
 
-// Do sends cmds to the server at addr, pipelined on one connection of version ver of the
-// protocol, which no other call uses meanwhile. It returns the raw bytes of the reply to
-// the last of them, appended to dst; that may be an error reply. If an earlier reply is an
-// error, Do returns the first such as a *ReplyError. Every other error is ErrUnsent or
-// ErrUncertain, and wraps the context's error if that ended the call. With any error, dst
-// is returned as it was.
+// Do sends cmds to the server at addr, pipelined on one connection of version ver of the protocol, which no other
+// call uses meanwhile. It returns the raw bytes of the reply to the last command, which may be an error reply,
+// appended to dst. If an earlier reply is an error, Do returns the first such reply as a *ReplyError. Every other
+// error is ErrUnsent or ErrUncertain, and wraps the context's error if that ended the call. With any error, dst is
+// returned as it was.
 //
-// All commands are written before replies are read: a pipeline should not have both
-// commands and replies but for the last that are larger than a socket's buffer.
+// All commands are written before any reply is read. So not both should exceed a socket's buffer: the commands, and
+// the replies before the last.
 //
-// Preconditions: ver is 2 or 3. Each command has a name, is answered by one reply, and
-// the last leaves the connection as it was before the first: no SUBSCRIBE, no SELECT, no
-// MULTI without EXEC.
+// Preconditions: ver is 2 or 3. Each command has a name, and is answered by one reply. The last command leaves the
+// connection as it was before the first: no SUBSCRIBE, no SELECT, no MULTI without EXEC.
 func (l *Links) Do(ctx context.Context, addr string, ver int, dst []byte, cmds ...[][]byte) ([]byte, error) {
 	if !l.enter() {
 		return dst, failure(ctx, addr, ErrUnsent, errClosed)
@@ -127,7 +125,7 @@ func (l *Links) Do(ctx context.Context, addr string, ver int, dst []byte, cmds .
 	return l.do(ctx, s, nil, ver, dst, cmds)
 }
 
-// do is Do, by the link of h if there is an h, which is given the link that the call was the first to need.
+// do is Do. If h is not nil, the call uses h's link; if h has none yet, the call gets one and leaves it to h.
 //
 // Preconditions: the call has entered l.
 func (l *Links) do(ctx context.Context, s *server, h *Held, ver int, dst []byte, cmds [][][]byte) ([]byte, error) {
@@ -157,7 +155,8 @@ func (l *Links) do(ctx context.Context, s *server, h *Held, ver int, dst []byte,
 			return dst, failure(ctx, s.addr, ErrUnsent, nil)
 		}
 		defer func() { <-s.turns }()
-		// Select may have preferred the turn, which a call has left that ended for the same reason.
+		// Several cases may have been ready, and select may have chosen the turn. A call that ended for the same
+		// reason as this one has to end may have left that turn.
 		if left := context.Cause(s.ctx); left != nil || ctx.Err() != nil {
 			return dst, failure(ctx, s.addr, ErrUnsent, left)
 		}
@@ -175,7 +174,7 @@ func (l *Links) do(ctx context.Context, s *server, h *Held, ver int, dst []byte,
 	stop := context.AfterFunc(ctx, k.hangUp)
 	reply, kind, err := k.exchange(w, dst, cmds, l.cfg.MaxReply)
 	switch {
-	case !stop() || kind != nil || w.from != w.to: // what is behind the reply answers nothing
+	case !stop() || kind != nil || w.from != w.to: // bytes behind the reply would answer nothing
 		k.hangUp()
 	case h != nil:
 		h.k = k
@@ -191,8 +190,8 @@ func (l *Links) do(ctx context.Context, s *server, h *Held, ver int, dst []byte,
 	return reply, nil
 }
 
-// failure is an error of a kind. If ctx has ended, that is the cause, and not err, which
-// came of it.
+// failure returns an error of a kind. If ctx has ended, it names the cause of that, and not err, which is only a
+// consequence.
 func failure(ctx context.Context, addr string, kind, err error) error {
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -211,7 +210,7 @@ func (l *Links) enter() bool {
 	return true
 }
 
-// server is what is kept for an address.
+// server returns what is kept for an address.
 //
 // Preconditions: l.mu is held.
 func (l *Links) server(addr string) *server {
@@ -224,8 +223,8 @@ func (l *Links) server(addr string) *server {
 	return s
 }
 
-// idle returns an idle link of version ver that lives. If there is none it returns nil,
-// and there is room for a new one.
+// idle returns an idle link of version ver that is still open. If there is none, it returns nil and has made room for
+// a new link.
 //
 // Preconditions: the caller has one of s.turns.
 func (l *Links) idle(s *server, ver int) *link {
@@ -240,7 +239,8 @@ func (l *Links) idle(s *server, ver int) *link {
 			k.hangUp()
 		}
 	}
-	// What is left is of the other version. No more links are in use than there are turns.
+	// The idle links that are left have the other version. At most len(s.turns) links are in use, the caller's
+	// included.
 	for len(s.idle) > 0 && len(s.idle)+len(s.turns) > l.cfg.Conns {
 		s.idle[0].hangUp()
 		s.idle = slices.Delete(s.idle, 0, 1)
@@ -248,7 +248,7 @@ func (l *Links) idle(s *server, ver int) *link {
 	return nil
 }
 
-// keep makes k an idle link to s, or closes it if s has been forgotten meanwhile, or l closed.
+// keep makes k an idle link to s. If s has been forgotten meanwhile, or l was closed, it closes k.
 func (l *Links) keep(s *server, k *link) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -259,9 +259,9 @@ func (l *Links) keep(s *server, k *link) {
 	s.idle = append(s.idle, k)
 }
 
-// Forget closes the idle links to the server at addr, which has left, and ends the calls
-// under way: at once with ErrUnsent those that have sent nothing yet. Others have half a
-// second to be answered, then they end with ErrUncertain.
+// Forget closes the idle links to the server at addr, which has left, and ends the calls under way. Calls that have
+// sent nothing yet end at once with ErrUnsent. The others have half a second to be answered, and then end with
+// ErrUncertain.
 func (l *Links) Forget(addr string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,21 +7,21 @@ import (
 	"strconv"
 )
 
-// errBroken is why a call by a held link ends that was closed since the last one.
+// errBroken is why a call by a held link fails if the link was closed since the call before.
 var errBroken = errors.New("the connection is gone")
 
-// Held is a link that its holder alone uses, from one call to the next, because the other
-// server remembers something with it: which keys are watched. It is never connected anew.
-// Its methods are for one goroutine at a time; who holds it calls Release or Close.
+// Held is a link that only its holder uses, from one call to the next, because the other server remembers something
+// with the connection: which keys are watched. It is never connected again. Its methods are for one goroutine at a
+// time. The holder finally calls Release or Close.
 type Held struct {
 	links *Links
 	at    *server
-	k     *link // nil before the first call, and when it is broken
+	k     *link // nil before the first call, and when the link is broken
 	used  bool
 }
 
-// Hold returns a link to the server at addr, which is connected by the first call. It
-// fails if Config.Held of them are held.
+// Hold returns a link to the server at addr. The first call connects it. Hold fails if Config.Held links are held
+// already.
 func (l *Links) Hold(addr string) (*Held, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -32,9 +32,8 @@ func (l *Links) Hold(addr string) (*Held, error) {
 	return &Held{links: l, at: l.server(addr)}, nil
 }
 
-// Do is Links.Do by this link. The last command need not leave the connection as it was.
-// An error other than a *ReplyError ends the use of the link: all later calls fail with
-// ErrUnsent.
+// Do is Links.Do by this link, but the last command need not leave the connection as it was. After an error other
+// than a *ReplyError, the link cannot be used any more: all later calls fail with ErrUnsent.
 func (h *Held) Do(ctx context.Context, ver int, dst []byte, cmds ...[][]byte) ([]byte, error) {
 	if !h.links.enter() {
 		return dst, failure(ctx, h.at.addr, ErrUnsent, errClosed)
@@ -59,7 +58,7 @@ func (h *Held) hangUp() {
 	}
 }
 
-// Close ends the use of h, and closes its connection.
+// Close ends the use of h and closes its connection.
 func (h *Held) Close() {
 	h.hangUp()
 	h.links.mu.Lock()
@@ -67,8 +66,8 @@ func (h *Held) Close() {
 	h.links.mu.Unlock()
 }
 
-// Release ends the use of h, whose connection the last call has left as it was before the
-// first: it becomes one of the idle links if there is room.
+// Release ends the use of h. The last call must have left the connection as it was before the first. The connection
+// becomes an idle link if there is room.
 func (h *Held) Release() {
 	h.links.mu.Lock()
 	room := h.k != nil && len(h.at.idle)+len(h.at.turns) < h.links.cfg.Conns

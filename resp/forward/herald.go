@@ -7,43 +7,44 @@ import (
 	"time"
 )
 
-// Herald tells other servers commands whose replies nobody needs, each server in the order in which they were told. Whoever tells waits
-// for none of them: a server that is slow, or does not answer, gets no more than fits into its queue, and misses the rest.
+// Herald sends other servers commands whose replies nobody needs; each server gets them in the order of the calls of
+// Tell. Tell does not wait for any server. A server that is slow, or does not answer, gets what fits into its queue,
+// and misses the rest.
 type Herald struct {
 	links   *Links
 	timeout time.Duration
 	untold  func(n int)
-	ctx     context.Context // done when it is closed
+	ctx     context.Context // done when the herald is closed
 	close   context.CancelFunc
-	sending sync.WaitGroup // Add only with mu held, and before it is closed
+	sending sync.WaitGroup // Add only with mu held, and before the herald is closed
 
 	mu     sync.Mutex
-	queues map[string]*tidings // by the address of a server; one that has nothing to be told has none; guarded by mu
+	queues map[string]*tidings // by server address, only of servers that have something to be told; guarded by mu
 }
 
-// tidings are what a server is to be told, in order. A goroutine sends them as long as there are some.
+// tidings is the queue of commands for one server. As long as it has some, a goroutine sends them.
 type tidings struct {
 	commands [][][]byte
 	bytes    int
 }
 
 const (
-	// mostTidings is how many bytes of commands may wait for a server, beside a single one that is larger.
+	// mostTidings is how many bytes of commands may wait for a server. A single command may be larger.
 	mostTidings = 4 << 20
-	// tidingsAtOnce is how many commands are sent before a reply is waited for.
+	// tidingsAtOnce is how many commands are sent before their replies are waited for.
 	tidingsAtOnce = 256
-	commandCost   = 100 // is about what a command takes beside its bytes
+	commandCost   = 100 // about how many bytes a command takes beside its arguments
 )
 
-// NewHerald makes a herald that gives a server so much time for a reply. Untold is told of commands that a server was perhaps not
-// told. It is closed before the links.
+// NewHerald makes a herald. A server has the time timeout to answer the commands that are sent at once. untold is
+// called with the number of commands that a server has perhaps not got. The herald must be closed before the links.
 func (l *Links) NewHerald(timeout time.Duration, untold func(n int)) *Herald {
 	h := &Herald{links: l, timeout: timeout, untold: untold, queues: map[string]*tidings{}}
 	h.ctx, h.close = context.WithCancel(context.Background())
 	return h
 }
 
-// Close ends what is being sent, and forgets the rest.
+// Close ends the calls under way, and forgets the commands that were not sent.
 func (h *Herald) Close() {
 	h.mu.Lock()
 	h.close()
@@ -59,7 +60,7 @@ func sizeOf(cmd [][]byte) int {
 	return size
 }
 
-// Tell has the servers at some addresses told of a command, which is copied.
+// Tell has a copy of a command sent to the servers at some addresses.
 func (h *Herald) Tell(addrs []string, cmd [][]byte) {
 	var copied [][]byte
 	size := sizeOf(cmd)
@@ -85,7 +86,8 @@ func (h *Herald) Tell(addrs []string, cmd [][]byte) {
 	}
 }
 
-// begin makes the queue of a server, and has it sent; it returns nil if the herald is closed.
+// begin makes a server's queue and starts the goroutine that sends its commands. It returns nil if the herald is
+// closed.
 //
 // Preconditions: h.mu is held.
 func (h *Herald) begin(addr string) *tidings {
@@ -98,7 +100,7 @@ func (h *Herald) begin(addr string) *tidings {
 		for cmds := h.next(addr, q, 0); cmds != nil; cmds = h.next(addr, q, len(cmds)) {
 			ctx, cancel := context.WithTimeout(h.ctx, h.timeout)
 			if _, err := h.links.Do(ctx, addr, 2, nil, cmds...); err != nil {
-				h.untold(len(cmds)) // some may have been told
+				h.untold(len(cmds)) // some may have arrived
 			}
 			cancel()
 		}
@@ -106,7 +108,8 @@ func (h *Herald) begin(addr string) *tidings {
 	return q
 }
 
-// next returns what a server is to be told next, when it was told the first n commands of its queue, which ends when there are no more.
+// next removes the first n commands of a queue, which have been sent, and returns the commands to be sent next. If
+// there are none, it removes the queue and returns nil.
 func (h *Herald) next(addr string, q *tidings, n int) [][][]byte {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -13,18 +13,17 @@ import (
 	"polder/resp/proto"
 )
 
-// link is a connection that has been greeted. Who has taken it off its server's idle
-// ones uses it alone.
+// link is a connection that has been greeted. Whoever has taken it off its server's idle links uses it alone.
 type link struct {
 	conn net.Conn
 	ver  int
 }
 
-// work is what a call needs, and idle links do not. It is reused.
+// work has the buffers that a call needs and idle links do not. It is reused.
 type work struct {
 	out      []byte // commands
 	in       [16 << 10]byte
-	from, to int // of in: what has been received and not looked at
+	from, to int // in[from:to] has been received, and not looked at
 }
 
 var works = sync.Pool{New: func() any { return new(work) }}
@@ -99,9 +98,8 @@ func (k *link) greet(w *work, password string) error {
 // maxGreeting is the longest reply to a command of the greeting, in bytes.
 const maxGreeting = 64 << 10
 
-// exchange sends cmds and returns the reply to the last, appended to dst. Kind is
-// ErrUnsent or ErrUncertain if k cannot be used any more, and else nil; err may then be a
-// *ReplyError.
+// exchange sends cmds and returns the reply to the last, appended to dst. If k cannot be used any more, kind is
+// ErrUnsent or ErrUncertain. Otherwise kind is nil, and err may be a *ReplyError.
 func (k *link) exchange(w *work, dst []byte, cmds [][][]byte, limit int) (reply []byte, kind, err error) {
 	w.out = w.out[:0]
 	for _, args := range cmds {
@@ -113,7 +111,7 @@ func (k *link) exchange(w *work, dst []byte, cmds [][][]byte, limit int) (reply 
 		}
 		return nil, ErrUncertain, err
 	}
-	var refused error // the first
+	var refused error // the first error reply before the last reply
 	for i := range cmds {
 		if reply, err = k.reply(w, dst, limit); err != nil {
 			return nil, ErrUncertain, err
@@ -125,8 +123,7 @@ func (k *link) exchange(w *work, dst []byte, cmds [][][]byte, limit int) (reply 
 	return reply, nil, refused
 }
 
-// reply reads a reply of at most limit bytes and appends it to dst. Pushes before it are
-// passed over.
+// reply reads a reply of at most limit bytes and appends it to dst. It passes over pushes before the reply.
 func (k *link) reply(w *work, dst []byte, limit int) ([]byte, error) {
 	var s proto.Skimmer
 	for start := len(dst); ; {
@@ -154,8 +151,7 @@ func (k *link) reply(w *work, dst []byte, limit int) ([]byte, error) {
 	}
 }
 
-// quiet reports whether k is open and nothing has come that was not asked for. It does
-// not wait.
+// quiet reports whether k is open and has received nothing that was not asked for. It does not wait.
 func (k *link) quiet() bool {
 	sock, ok := k.bottom().(syscall.Conn)
 	if !ok {
@@ -173,8 +169,8 @@ func (k *link) quiet() bool {
 	return err == nil && peeked == unix.EAGAIN
 }
 
-// hangUp closes the connection, whoever uses it. It does not take leave as TLS would,
-// since that may have to wait.
+// hangUp closes the connection, even while another goroutine uses it. It does not say goodbye as TLS would, since
+// that may have to wait.
 func (k *link) hangUp() { _ = k.bottom().Close() }
 
 // bottom is the connection below TLS.

@@ -1,5 +1,6 @@
-// Package glob matches strings with patterns as Redis has them: *, ?, [a-z], [^a] and \. A pattern is compiled once; matching takes time
-// in proportion to the string, but for what [ErrTooLong] is about. It imports nothing of the module.
+// Package glob matches strings with patterns as Redis has them: *, ?, [a-z], [^a] and \. A pattern is compiled once.
+// Matching takes time in proportion to the string, except for the patterns that [ErrTooLong] is about. The package
+// imports nothing of the module.
 //
 // # Files
 //

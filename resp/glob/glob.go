@@ -5,27 +5,26 @@ import (
 	"errors"
 )
 
-// A Pattern is one of *, ?, [a-z], [^a] and \ as Redis has it, cut at its
-// stars into runs. Every place in a run stands for one byte. The first run is
-// at a string's beginning and the last one at its end; of those between, each is
-// looked for behind the one before, so that no string is gone through twice.
+// A Pattern is a pattern of *, ?, [a-z], [^a] and \ as Redis has it, cut at its stars into runs. Every place in a run
+// stands for one byte. The first run must be at the beginning of a string, and the last one at its end. Each of the
+// other runs is looked for behind the run before, so no string is gone through twice.
 type Pattern []run
 
 // run is what stands between two stars.
 type run struct {
-	width   int    // bytes that it stands for
-	literal []byte // these, if there is but one choice
-	pattern []byte // otherwise
+	width   int    // how many bytes of a string it stands for
+	literal []byte // these bytes, if it has neither ? nor [; otherwise nil
+	pattern []byte // otherwise the run as it was written
 }
 
-// maxWildRun is how long a run may be in the pattern that stands between two
-// stars and has ? or [ in it. Other runs are found in linear time.
+// maxWildRun is how many bytes of a pattern a run between two stars may have if it contains ? or [. Other runs are
+// found in linear time.
 const maxWildRun = 1024
 
-// ErrTooLong is what Compile returns of a pattern that would take long.
+// ErrTooLong is what Compile returns for a pattern that would take long to match.
 var ErrTooLong = errors.New("the pattern has more than 1024 characters with ? or [ between two *")
 
-// Compile makes a Pattern, which refers to pattern. It fails with ErrTooLong.
+// Compile makes a Pattern, which refers to pattern. Its only error is ErrTooLong.
 func Compile(pattern []byte) (Pattern, error) {
 	var g Pattern
 	for {
@@ -62,7 +61,7 @@ func cutRun(pattern []byte) (run run, rest []byte, star bool) {
 	return run, pattern[p+1:], true
 }
 
-// Match reports whether the whole of s is what the pattern stands for.
+// Match reports whether the pattern matches all of s.
 func (g Pattern) Match(s []byte) bool {
 	first, last := &g[0], &g[len(g)-1]
 	if len(g) == 1 {
@@ -83,7 +82,7 @@ func (g Pattern) Match(s []byte) bool {
 	return true
 }
 
-// at reports whether s, which is long enough, begins with the run.
+// at reports whether s begins with the run. s must be long enough.
 func (r *run) at(s []byte) bool {
 	if r.literal != nil {
 		return bytes.HasPrefix(s, r.literal)
@@ -99,7 +98,7 @@ func (r *run) at(s []byte) bool {
 	return true
 }
 
-// find returns where in s the run is first, or -1.
+// find returns where in s the run occurs first, or -1.
 func (r *run) find(s []byte) int {
 	if r.literal != nil {
 		return bytes.Index(s, r.literal)

@@ -1,6 +1,7 @@
-// Package hashes has what a Redis hash is in memory: lists of fields and values as they lie in far memory, or in soft memory, and what of such a list
-// is struck out in local memory, since there was no room to store it again; and, of a hash in blocks, which block has a field. It reads and stores nothing, and takes no locks: that does
-// package resp.
+// Package hashes has the formats of Redis hashes: lists of fields and values, as they lie in far memory or in soft
+// memory; which fields of a stored list are struck out in local memory, because there was no room to store the list
+// again; and, for a hash in blocks, which block has a field. The package reads and stores nothing, and takes no
+// locks: package keyspace does that.
 //
 // # Files
 //

@@ -10,30 +10,28 @@ import (
 // BlockKeyLen is the length of the key of a block.
 const BlockKeyLen = 8 + 4
 
-// Large leads to the blocks of a hash: a linear hash table whose buckets
-// are field lists, each stored under (id, bucket). An empty block is
-// absent. The lock of the hash's key guards it.
+// Large leads to the blocks of a hash: a linear hash table whose buckets are field lists, each stored under (id,
+// bucket). An empty block is not stored. The lock of the hash's key guards the Large.
 type Large struct {
 	ID      uint64
 	Count   int    // fields
-	Bytes   int    // in field lists, without heads
+	Bytes   int    // in all field lists, without their heads
 	Buckets uint32 // at least 1, but see IsSmall; only grows
-	Leads   int    // keys that lead to it: 1, or 0 while or after a command takes it away
+	Leads   int    // how many keys lead to it: 1, or 0 while a command takes it away; -1 if no key ever will
 	Struck  Strikes
 }
 
-// IsSmall reports whether h is a small hash. There is a Large of one only while
-// something is struck out of it.
+// IsSmall reports whether h is a small hash. A small hash has a Large only while fields are struck out of it.
 func (h *Large) IsSmall() bool { return h.Buckets == 0 }
 
-// Level is the number of hash bits that all buckets use; those below split use
-// one more.
+// Level returns how many bits of a hash all buckets use. The buckets below split, and those that were split off from
+// them, use one more.
 func (h *Large) Level() (level int, split uint32) {
 	level = bits.Len32(h.Buckets) - 1
 	return level, h.Buckets - 1<<level
 }
 
-// Bucket is the block that has the field of that hash.
+// Bucket returns the block that has the fields with that hash.
 func (h *Large) Bucket(hash uint32) uint32 {
 	level, split := h.Level()
 	b := hash & (1<<level - 1)
@@ -43,7 +41,7 @@ func (h *Large) Bucket(hash uint32) uint32 {
 	return b
 }
 
-// Key is that of block b.
+// Key returns the key of block b.
 func (h *Large) Key(b uint32) []byte {
 	k := make([]byte, BlockKeyLen)
 	binary.BigEndian.PutUint64(k, h.ID)
@@ -51,9 +49,9 @@ func (h *Large) Key(b uint32) []byte {
 	return k
 }
 
-// Interval is the part of the space of bit-reversed hashes that the bucket of
-// the hash Reverse32(pos) holds. A split cuts an interval in two; none ever
-// moves. So a cursor that goes through that space misses nothing.
+// Interval returns the bucket b that has the hash Reverse32(pos), and the end of the bucket's interval. In the space
+// of bit-reversed hashes, each bucket holds an interval. A split cuts an interval in two; no interval ever moves. So
+// a cursor that goes through that space misses nothing.
 func (h *Large) Interval(pos uint32) (b uint32, end uint64) {
 	hash := bits.Reverse32(pos)
 	b = h.Bucket(hash)
@@ -67,7 +65,7 @@ func (h *Large) Interval(pos uint32) (b uint32, end uint64) {
 
 // Encode appends h, as
 //
-//	u64 id, u64 fields, u64 bytes, u32 buckets, u32 runs of strikes, and u32 length and u64s for each
+//	u64 id, u64 fields, u64 bytes, u32 buckets, u32 runs of strikes, and for each: u32 length, and so many u64
 func (h *Large) Encode(b []byte) []byte {
 	put32, put64 := binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
 	b = put64(put64(put64(b, h.ID), uint64(h.Count)), uint64(h.Bytes))
@@ -81,7 +79,7 @@ func (h *Large) Encode(b []byte) []byte {
 	return b
 }
 
-// DecodeLarge takes what Encode has appended from d.
+// DecodeLarge takes from d what Encode has appended.
 func DecodeLarge(d *record.Decoder) *Large {
 	h := &Large{ID: d.U64(), Count: int(d.U64()), Bytes: int(d.U64()), Buckets: d.U32()}
 	for range d.U32() {

@@ -6,18 +6,17 @@ import (
 	"slices"
 )
 
-// Strikes are the fields of a hash that are struck out. In the upper 32 bits there is
-// a block, 0 of a small hash, and in the lower ones the number of a field in the list
-// that is stored, from 1. A number of 0 says that the block has been stored since: what older
-// runs say of it is void. Runs are sorted, and each is much shorter than the one before, so
-// that n changes take n log n. Neither a run nor the list of them is ever changed,
-// for undo remembers them.
+// Strikes are the fields of a hash that are struck out. The upper 32 bits of a strike are a block (0 in a small
+// hash); the lower ones are the number of a field in the stored list, from 1. The number 0 says that the block has
+// been stored since: strikes of the block in older runs are void. Runs are sorted, and each is much shorter than the
+// one before, so that n changes take n log n. Neither a run nor the list of runs is ever changed in place, since the
+// undo of a command remembers them.
 type Strikes [][]uint64
 
-// Stored is the strike that makes older ones of block b void.
+// Stored returns the strike that makes older strikes of block b void.
 func Stored(b uint32) uint64 { return uint64(b) << 32 }
 
-// Add is s with one more run, which must be sorted.
+// Add returns s with one more run, which must be sorted.
 func (s Strikes) Add(run []uint64) Strikes {
 	n := len(s)
 	for ; n > 0 && len(s[n-1]) <= 2*len(run); n-- {
@@ -47,7 +46,7 @@ func (s Strikes) of(b uint32) (list []uint64) {
 	return slices.Compact(list)
 }
 
-// Before is s without the strikes of block b and those that follow.
+// Before returns s without the strikes of block b and of the blocks after it.
 func (s Strikes) Before(b uint32) (left Strikes) {
 	for _, run := range s {
 		if n, _ := slices.BinarySearch(run, Stored(b)); n > 0 {
@@ -57,7 +56,7 @@ func (s Strikes) Before(b uint32) (left Strikes) {
 	return left
 }
 
-// Last is the last block of which there are strikes.
+// Last returns the last block that has strikes.
 func (s Strikes) Last() (b uint32) {
 	for _, run := range s {
 		b = max(b, uint32(run[len(run)-1]>>32))
@@ -65,7 +64,7 @@ func (s Strikes) Last() (b uint32) {
 	return b
 }
 
-// Len is how many they are, each as often as it was added.
+// Len is how many strikes all runs have. A strike in several runs counts several times.
 func (s Strikes) Len() (n int) {
 	for _, run := range s {
 		n += len(run)
@@ -73,7 +72,8 @@ func (s Strikes) Len() (n int) {
 	return n
 }
 
-// Rest takes what is struck out of l, which is stored in block b and is changed.
+// Rest removes the struck-out fields from l, which is stored in block b, and returns what is left. It does so in
+// place.
 func (s Strikes) Rest(b uint32, l List) List {
 	gone := s.of(b)
 	if len(gone) == 0 {
@@ -95,8 +95,8 @@ func (s Strikes) Rest(b uint32, l List) List {
 	return l[:end]
 }
 
-// StrikesOf returns the strikes that leave left of list, which is stored in block b. Both
-// have their fields in the same order.
+// StrikesOf returns the strikes that make left of list, which is stored in block b. The fields of both are in the
+// same order.
 func StrikesOf(b uint32, list, left List) (run []uint64) {
 	n, at := Stored(b), listHead
 	for f := range list.All() {

@@ -25,25 +25,25 @@ const (
 func IsHash(tag uint8) bool   { return tag >= TagHash }
 func IsString(tag uint8) bool { return tag <= TagRaw }
 
-// Access is how one client uses a space: one command after the other, each under the locks of its keys. It is for one goroutine at a
-// time.
+// Access is how one client uses a space: one command after the other, each under the locks of its keys. It is for one
+// goroutine at a time.
 type Access struct {
 	Space *Space // see Use
 
-	// OnWait, if set, is called before the access may block; the driver's
-	// goroutine then need not come back soon. It is given the arguments of the
-	// command if that does not yet run: they, and the buffers, may move then.
+	// OnWait, if set, is called before the access may block: the driver's goroutine then need not come back soon.
+	// args are the arguments of the command if its handler does not run yet: OnWait may move them, and the buffers,
+	// to other memory. Otherwise args is nil.
 	OnWait func(args [][]byte)
 
-	// Scratch and Scratch2 are memory for values that are being worked on, which whoever has the command run lends.
+	// Scratch and Scratch2 are memory for values that are being worked on. Whoever has the command run lends it.
 	Scratch, Scratch2 []byte
 
 	Tries   int           // how often the command that runs has blocked
-	Arrived time.Duration // when it has come, by any clock that only goes forward
+	Arrived time.Duration // when the command arrived, on any clock that only goes forward
 
-	Dirty atomic.Bool // a watched key has changed, or has gone elsewhere
+	Dirty atomic.Bool // a watched key has changed, or its partition has gone to another server
 
-	// of the command that runs
+	// The fields up to changes are about the command that runs.
 	ctx        context.Context // far.NoWait, or with the deadline once waiting
 	cancel     context.CancelFunc
 	wanted     stripeSet // stripes that it is about to lock
@@ -56,15 +56,15 @@ type Access struct {
 	watching []watched
 	watchLen int // bytes in watching and in the space's table for it
 
-	unstored soft.Misses // what it has missed, in a cache
-	replays  bool        // it is the one that replays the journal
+	unstored soft.Misses // in a cache: the keys that the client has missed and not stored since
+	replays  bool        // this access replays the journal
 }
 
 // MaxTries is how often a command is run with far.NoWait before it waits with
 // its locks held.
 const MaxTries = 3
 
-// Use has the commands that follow be about a space. An access that is zero is ready then.
+// Use makes sp the space of the commands that follow. It also makes a zero Access ready.
 func (a *Access) Use(sp *Space) {
 	a.Space, a.txn = sp, nil
 	if a.ctx == nil {
@@ -75,7 +75,7 @@ func (a *Access) Use(sp *Space) {
 // Wait lets the command wait from now on, until its deadline.
 func (a *Access) Wait() { a.ctx, a.cancel = context.WithTimeout(a.Space.ctx, a.Space.cfg.OpTimeout) }
 
-// Context is that of the command that runs.
+// Context returns the context of the command that runs.
 func (a *Access) Context() context.Context { return a.ctx }
 
 // TakeMissedBlocks returns the keys of blocks that the command has missed.
@@ -124,17 +124,17 @@ func (a *Access) Get(key, dst []byte) (e far.Entry, found bool, err error) {
 	return e, false, err
 }
 
-// lookups are the keys that the command that runs has looked up to read them, as Redis counts
-// them: those that a write looks up count only if it replies with them (GETEX, GETDEL).
+// lookups counts the keys that the command that runs has looked up to read them, as Redis counts them: a write counts
+// its lookups only if it replies with the values (GETEX, GETDEL).
 type lookups struct {
 	Reads        bool
 	Hits, Misses int64
 }
 
-// CountAnew begins to count for a command, which reads its keys or not.
+// CountAnew begins to count for a new command. Reads says whether the command reads its keys.
 func (l *lookups) CountAnew(reads bool) { *l = lookups{Reads: reads} }
 
-// count counts a lookup that ended with err, if its key is read.
+// count counts a lookup that ended with err, if read is set.
 func (l *lookups) count(read bool, err error) {
 	switch {
 	case !read:
@@ -156,17 +156,16 @@ func (a *Access) Stat(key []byte) (e far.Entry, size int, found bool, err error)
 	return e, size, err == nil, err
 }
 
-// missed notes that a key is not in the cache: if the client stores it next, the time
-// until then is what the miss cost it. A command that writes tells its client nothing of
-// that kind.
+// missed notes that a key is not in the cache. If the client stores the key next, the time between is what the miss
+// cost it. A command that writes does not count: it does not tell its client that the key is missing.
 func (a *Access) missed(key []byte) {
 	if a.Space.cache != nil && !a.heldWrite {
 		a.unstored.Missed(key, a.Arrived)
 	}
 }
 
-// GetInto is Get for a reply: if the value is larger than what dst has room for, it returns its size, and no
-// value, and the caller calls again with room for it.
+// GetInto is Get for a reply. If the value is too large to be one entry and dst has no room for it, GetInto returns
+// the value's size, and no value; the caller makes room and calls again.
 func (a *Access) GetInto(key, dst []byte) (e far.Entry, size int, found bool, err error) {
 	e, size, err = a.Space.keys.GetInto(a.ctx, key, dst)
 	if size > 0 && err == nil {
@@ -180,7 +179,8 @@ func (a *Access) GetInto(key, dst []byte) (e far.Entry, size int, found bool, er
 	return e, 0, err == nil, err
 }
 
-// Random appends a key that is perhaps there to dst; far.ErrNotFound if there is none.
+// Random appends a random key to dst. The key may have expired or been deleted since. Random fails with
+// far.ErrNotFound if there are no keys.
 func (a *Access) Random(dst []byte) (key []byte, err error) {
 	if a.together {
 		key, err = a.txn.Random(a.ctx, a.Space.entries, dst)
@@ -193,8 +193,8 @@ func (a *Access) Random(dst []byte) (key []byte, err error) {
 	return key, err
 }
 
-// Scan is one step of a scan of all keys with a deadline of its own: a scan of a
-// large map may take long, a step may not.
+// Scan is one step of a scan of all keys. Each step that may wait has a deadline of its own, since the scan of a
+// large map may take long.
 func (a *Access) Scan(cursor uint64, yield func(key []byte, e far.Entry)) (uint64, error) {
 	ctx := a.ctx
 	if a.cancel != nil {
@@ -214,7 +214,8 @@ func (a *Access) Scan(cursor uint64, yield func(key []byte, e far.Entry)) (uint6
 	return cursor, err
 }
 
-// Put stores an entry under key. If it is that of a large hash, key leads to what it has led to.
+// Put stores an entry under key. With the tag TagLarge, key keeps the large hash that it has; with any other, it
+// loses it.
 func (a *Access) Put(key []byte, e far.Entry) error {
 	err := a.store(key, e)
 	if err == nil {
@@ -277,7 +278,7 @@ func (a *Access) remove(key []byte) (bool, error) {
 	return ok, nil
 }
 
-// DelMany is Del of keys, all or none of them, and returns how many were there.
+// DelMany is Del for several keys: it deletes all or none, and returns how many were there.
 func (a *Access) DelMany(keys [][]byte) (n int64, err error) {
 	if len(keys) > 1 {
 		a.Begin()
@@ -309,7 +310,7 @@ func (a *Access) DelMany(keys [][]byte) (n int64, err error) {
 	return n, nil
 }
 
-// Flush removes all keys. All stripes are locked.
+// Flush removes all keys. All stripes must be locked.
 func (a *Access) Flush() error {
 	for _, key := range a.Space.watches.all() {
 		if _, _, found, err := a.Stat(key); found || err != nil {
@@ -335,7 +336,7 @@ func (a *Access) Flush() error {
 	return nil
 }
 
-// stripe is the stripe of key, which the command has locked.
+// stripe returns the stripe of key, which the command has locked.
 func (a *Access) stripe(key []byte) *stripe {
 	if len(a.held) == 1 {
 		return &a.Space.Stripes[a.held[0]]

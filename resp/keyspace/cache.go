@@ -31,7 +31,7 @@ func (c *cache) Get(_ context.Context, key, dst []byte) (far.Entry, error) {
 	return entryOf(i), nil
 }
 
-// GetInto is Get: no value of a cache is so large that it is not one entry.
+// GetInto is Get, and never returns a size: a cache keeps every value as one entry.
 func (c *cache) GetInto(ctx context.Context, key, dst []byte) (far.Entry, int, error) {
 	e, err := c.Get(ctx, key, dst)
 	return e, 0, err
@@ -47,9 +47,8 @@ func (c *cache) Stat(_ context.Context, key []byte) (far.Entry, int, error) {
 
 func (c *cache) Set(_ context.Context, key []byte, e far.Entry) error { return c.put(key, e, 0) }
 
-// put keeps a value, which the client took so long to make (0 if that is not known). If
-// there is no memory for it, it drops it at once with what it replaces: which a cache
-// may do with any value at any time.
+// put stores a value that took the client the time took to make (0 if that is not known). If there is no memory for
+// the value, put drops it at once, together with the value that it replaces: a cache may drop any value at any time.
 func (c *cache) put(key []byte, e far.Entry, took time.Duration) error {
 	if e.Expire.After(lastExpiry) {
 		e.Expire = lastExpiry
@@ -86,8 +85,8 @@ func (c *cache) FetchHeads(context.Context, [][]byte) error { return nil }
 func (c *cache) Len() int                                   { return c.m.Len() }
 func (c *cache) Clear()                                     { c.m.Clear() }
 
-// memory reports what the heap may use now as the limit. The heap is a clock,
-// which is what comes nearest to one of Redis's policies by its name.
+// memory reports as the limit what the heap may use now. The heap evicts with a clock; of Redis's policies,
+// allkeys-lru comes nearest to that.
 func (c *cache) memory() Memory {
 	s := c.heap.Stats()
 	return Memory{

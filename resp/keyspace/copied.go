@@ -8,20 +8,22 @@ import (
 	"polder/resp/hashes"
 )
 
-// What goes through all that there is takes its time, and gives each step the time of a command.
+// A command that goes through all keys or all blocks of a hash takes long. Each of its steps gets the time that other
+// commands have in all.
 
-// Again gives what follows the time that a command has.
+// Again begins a step: what follows may wait for Config.OpTimeout, counted from now.
 func (a *Access) Again() {
 	a.Settle()
 	a.ctx, a.cancel = context.WithTimeout(a.Space.ctx, a.Space.cfg.OpTimeout)
 }
 
-// GetMany calls yield with the entries of keys, whose stripes are locked, in any order. A space in soft memory has none.
+// GetMany calls yield with the entries of keys, in any order. The stripes of the keys must be locked. It is not for a
+// space in soft memory.
 func (a *Access) GetMany(keys [][]byte, yield func(i int, e far.Entry, err error)) {
 	a.Space.entries.GetMany(a.ctx, keys, yield)
 }
 
-// BlocksFrom calls yield with the blocks of h from one on, until it returns false.
+// BlocksFrom calls yield with the blocks of h, from block from on, until yield returns false or fails.
 func (a *Access) BlocksFrom(h *hashes.Large, from uint32, yield func(b uint32, l hashes.List) (bool, error)) error {
 	for b := from; b < h.Buckets; b++ {
 		if (b-from)%fetchBlocks == 0 {
@@ -30,7 +32,7 @@ func (a *Access) BlocksFrom(h *hashes.Large, from uint32, yield func(b uint32, l
 			for next := b; next < min(h.Buckets, b+fetchBlocks); next++ {
 				keys = append(keys, h.Key(next))
 			}
-			_ = a.Space.blocks.Prefetch(a.ctx, keys...) // what is not there then is read one by one
+			_ = a.Space.blocks.Prefetch(a.ctx, keys...) // blocks that this does not fetch are read one by one
 		}
 		l, err := a.Block(h, b, a.Scratch2[:0])
 		if err != nil {
@@ -44,10 +46,12 @@ func (a *Access) BlocksFrom(h *hashes.Large, from uint32, yield func(b uint32, l
 	return nil
 }
 
-// CopyAside makes a copy of the large hash under key that no key leads to, so that it can be read without a lock, and returns it with the
-// entry of the hash; nil if the value is another one by now. Whoever has the copy, also one that has failed, gives it to FreeCopy.
+// CopyAside copies the large hash under key to blocks of its own. No key leads to the copy, so it can be read without
+// a lock. CopyAside returns the copy and the hash's entry; the copy is nil if key has another kind of value by now.
+// The caller gives every copy to FreeCopy, even one that CopyAside returned with an error.
 //
-// The key is locked for writing meanwhile: a checkpoint has a copy with all that is known of it, or nothing.
+// The key is locked for writing meanwhile, so that a checkpoint has the whole copy with all that is known of it, or
+// nothing of it.
 func (a *Access) CopyAside(key []byte) (c *hashes.Large, e far.Entry, err error) {
 	a.Again()
 	a.LockKey(key, true, nil)
@@ -72,5 +76,5 @@ func (a *Access) CopyAside(key []byte) (c *hashes.Large, e far.Entry, err error)
 	return c, e, err
 }
 
-// FreeCopy ends the use of a copy.
+// FreeCopy ends the use of a copy that CopyAside made.
 func (sp *Space) FreeCopy(c *hashes.Large) { sp.sweeper.unpin(c) }

@@ -27,7 +27,7 @@ type Hash struct {
 	e     far.Entry // without its value
 }
 
-// Hash loads the hash under key; reply.ErrWrongType if that is no hash.
+// Hash loads the hash under key; reply.ErrWrongType if the value is no hash.
 func (a *Access) Hash(key []byte) (h Hash, err error) {
 	e, found, err := a.Get(key, a.Scratch[:0])
 	if err != nil {
@@ -53,7 +53,7 @@ func (a *Access) Hash(key []byte) (h Hash, err error) {
 	return h, nil
 }
 
-// Len is how many fields it has.
+// Len is how many fields the hash has.
 func (h *Hash) Len() int {
 	if h.Large != nil {
 		return h.Large.Count
@@ -75,7 +75,7 @@ func (a *Access) Field(h *Hash, field []byte) (v []byte, ok bool, err error) {
 	return v, ok, nil
 }
 
-// Fields calls yield with all fields and values, until it fails.
+// Fields calls yield with all fields and values, until yield fails.
 func (a *Access) Fields(h *Hash, yield func(field, value []byte) error) error {
 	each := func(l hashes.List) error {
 		for f, v := range l.All() {

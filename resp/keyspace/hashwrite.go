@@ -11,21 +11,19 @@ import (
 	"polder/resp/reply"
 )
 
-// A command that changes fields of a hash plans that first. A hash that stays
-// small is one entry, and so one write. Of a large one each block with a field
-// to change is read, changed and written once. One that may become more than
-// twice as large is written anew, in as many blocks as it needs; the old ones are
-// freed when its key leads to the new ones. So n fields cost no more than
-// n log n.
+// A command that changes fields of a hash plans all its changes first. A hash that stays small is one entry, and so
+// one write. Of a large hash, each block that has a field to change is read, changed and written once. A large hash
+// that may become more than twice as large is written anew, in as many blocks as it needs; the old blocks are freed
+// when its key leads to the new ones. So to add n fields takes no more than n log n.
 
-// Pairs are fields and values by turns, as in the arguments of HSET.
+// Pairs are alternating fields and values, as in the arguments of HSET.
 type Pairs [][]byte
 
 func (p Pairs) len() int           { return len(p) / 2 }
 func (p Pairs) field(i int) []byte { return p[2*i] }
 func (p Pairs) value(i int) []byte { return p[2*i+1] }
 
-// size is the most that p adds to a list.
+// size is the most bytes that p adds to a list.
 func (p Pairs) size() (n int) {
 	for _, b := range p {
 		n += len(b) + binary.MaxVarintLen32
@@ -33,13 +31,13 @@ func (p Pairs) size() (n int) {
 	return n
 }
 
-// isSmall reports whether a hash of so many fields and bytes is one entry.
+// isSmall reports whether a hash of so many fields and bytes is stored as one entry.
 func isSmall(fields, bytes int) bool {
 	return fields <= SmallFields && (bytes <= smallBytes || fields == 1)
 }
 
-// SetFields gives fields of h values, and returns how many of them are new. It
-// is the command's last change of h.
+// SetFields sets fields of h to values, and returns how many of the fields are new. The command must not change h
+// after that.
 func (a *Access) SetFields(h *Hash, p Pairs) (added int, err error) {
 	if h.Large != nil {
 		return a.setLarge(h, p)
@@ -62,7 +60,7 @@ func (a *Access) SetFields(h *Hash, p Pairs) (added int, err error) {
 	t := a.Space.newHashTable(h.List.Size() + p.size())
 	t.addList(h.List)
 	t.addPairs(p)
-	if isSmall(t.h.Count, t.h.Bytes) { // many of the fields are the same
+	if isSmall(t.h.Count, t.h.Bytes) { // p has many fields more than once
 		h.List = nil
 		for _, l := range t.lists {
 			for f, v := range l.All() {
@@ -113,14 +111,14 @@ func (a *Access) storeTable(h *Hash, t *hashTable) error {
 	return nil
 }
 
-// hashTable is the blocks of a large hash before they are stored.
+// hashTable holds the blocks of a large hash before they are stored.
 type hashTable struct {
 	space *Space
 	h     *hashes.Large // without an id
 	lists []hashes.List
 }
 
-// newHashTable makes a table for fields and values of so many bytes.
+// newHashTable makes a table with room for fields and values of so many bytes.
 func (sp *Space) newHashTable(bytes int) *hashTable {
 	n := bytes/blockTarget + 1
 	return &hashTable{sp, &hashes.Large{Buckets: uint32(n)}, make([]hashes.List, n)}
@@ -148,8 +146,8 @@ func (t *hashTable) addPairs(p Pairs) {
 	}
 }
 
-// fitted is t, or a table with fewer blocks if those of t are nearly empty,
-// because many of its fields were set more than once.
+// fitted returns t; or a table with fewer blocks if those of t are nearly empty, because many of its fields were set
+// more than once.
 func (t *hashTable) fitted() *hashTable {
 	if 2*(t.h.Bytes/blockTarget+1) >= len(t.lists) {
 		return t
@@ -195,8 +193,8 @@ func (a *Access) setLarge(h *Hash, p Pairs) (added int, err error) {
 	return lh.Count - before, err
 }
 
-// RemoveFields takes fields out of h, and h away if none is left. It returns how
-// many were there, and is the command's last change of h.
+// RemoveFields removes fields from h, and deletes the key if no field is left. It returns how many of the fields were
+// there. The command must not change h after that.
 func (a *Access) RemoveFields(h *Hash, fields [][]byte) (removed int, err error) {
 	before := h.Len()
 	if before == 0 {
@@ -211,7 +209,7 @@ func (a *Access) RemoveFields(h *Hash, fields [][]byte) (removed int, err error)
 		}
 	} else {
 		if len(fields) >= before {
-			a.Begin() // none may be left
+			a.Begin() // perhaps no field is left: then the key is deleted, too
 		}
 		err = a.editBlocks(h, len(fields), func(i int) []byte { return fields[i] }, func(l hashes.List, i int) (hashes.List, bool) {
 			return l.Remove(fields[i])
@@ -230,8 +228,8 @@ func (a *Access) RemoveFields(h *Hash, fields [][]byte) (removed int, err error)
 	return removed, err
 }
 
-// editBlocks calls edit with the block of each of n fields, one block after the
-// other, and stores those of which edit says that it has changed them.
+// editBlocks calls edit for each of n fields, with the block that the field is in, one block after the other. It
+// stores each block that edit reports to have changed.
 func (a *Access) editBlocks(h *Hash, n int, field func(i int) []byte, edit func(l hashes.List, i int) (hashes.List, bool)) error {
 	type place struct {
 		block uint32
@@ -300,9 +298,9 @@ func (a *Access) editBlocks(h *Hash, n int, field func(i int) []byte, edit func(
 	return nil
 }
 
-// split adds up to n buckets to a large hash if its blocks have become large. A
-// block that cannot be read now is left for later, within reason: the fields are
-// stored, and what is wrong with it shows when it is read.
+// split adds up to n buckets to a large hash while its blocks are too large on average. If the block to be split
+// cannot be read now, split leaves it to a later command: the fields are stored already, and whoever reads the block
+// finds out what is wrong with it. But if the blocks exceed splitDebt, the command waits for the block.
 func (a *Access) split(h *hashes.Large, n int) error {
 	for range n {
 		if h.Bytes < int(h.Buckets)*blockTarget {

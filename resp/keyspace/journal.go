@@ -19,42 +19,52 @@ import (
 // Journal says what becomes of changes that no checkpoint of the heap has yet.
 type Journal struct {
 	// Dir is the directory of the journal, beside the heap. What is in it is replayed when the server is opened,
-	// durable or not.
+	// whether Durable is set or not.
 	Dir string
-	// Log, if it is set, is what keeps the journal in the place of files in Dir. It is called once, and gives replay the records
-	// that there are.
+	// Log, if set, opens the log that keeps the journal instead of files in Dir. It is called once, and calls replay
+	// with each record that the log has.
 	Log func(ctx context.Context, replay func(rec []byte) error) (RecordLog, error)
-	// Durable has the server write what commands have changed to the journal, and a reply wait until what it shows
-	// is on the disk. Without, the heap comes back as its last checkpoint has it.
+	// Durable makes the server write to the journal what commands have changed, and makes a reply wait until the
+	// changes that it shows are committed there: on the disk, or as Log keeps them. Otherwise the heap comes back as
+	// its last checkpoint has it.
 	Durable bool
-	// Every, if more than 0, has replies wait only while changes that are older than that are not on the disk
-	// yet. They survive the process at once, but a loss of power takes up to that much.
+	// Every, if more than 0, makes replies wait for that only while there are changes older than Every that are not
+	// committed yet. A loss of power may take the changes of up to that much time. If the journal is in files, they
+	// still survive the end of the process; a Log may lose them then, too.
 	Every time.Duration
-	// Tail is how many bytes of the journal call for a checkpoint, which is about what has to be replayed after a
-	// crash; a batch counts as 512 bytes at least. The default is a quarter of the heap's budget, from 16 MiB to 64 MiB. The
-	// journal takes up to eight times as much.
+	// Tail is how many bytes of the journal call for a checkpoint. About as many bytes have to be replayed after a
+	// crash. A batch counts as 512 bytes at least. The default is a quarter of the heap's budget, but from 16 MiB to
+	// 64 MiB. The journal may grow to eight times Tail.
 	Tail int64
 }
 
-// RecordLog keeps the records of a journal, in order. Any number of goroutines use it, but Begin and Close.
+// RecordLog keeps the records of a journal, in order. Its methods are for any number of goroutines, except Begin and
+// Close.
 type RecordLog interface {
-	// Begin drops what was replayed, which a checkpoint of the heap has. Only then is anything appended.
+	// Begin drops the records that were replayed, when a checkpoint of the heap has their changes. Nothing is
+	// appended before that.
 	Begin(ctx context.Context) error
-	// Append adds a record of up to MaxRecord bytes, and returns its number. It does not wait for the record to be kept.
+	// Append adds a record of up to MaxRecord bytes, and returns its number. It does not wait for the record to be
+	// kept.
 	Append(rec []byte) (uint64, error)
 	MaxRecord() int
 	// Last is the number of the last record that was appended.
 	Last() uint64
-	// Commit returns when all up to a record survive the process; and, if sync, all else that the log can have them survive.
+	// Commit, with sync, returns when all records up to number survive everything that the log can make them survive.
+	// Without sync, a log in files returns when they survive the process; another log need not wait for anything,
+	// since the caller calls Commit with sync soon (Journal.Every).
 	Commit(number uint64, sync bool) error
-	// Copies says how many copies there are of what was committed, and whether it survives a loss of power.
+	// Copies says how many copies there are of the records that were committed, and whether these survive a loss of
+	// power.
 	Copies() (n int, disk bool)
-	// Snapshot is called while nobody appends. The record name is to take the place of all that there are so far when a
-	// checkpoint of the heap has them: then save is called, or else discard.
+	// Snapshot is called while nobody appends, because a checkpoint of the heap is being taken. When the checkpoint
+	// counts, save is called: it replaces all records up to the call of Snapshot by the one record name. If the
+	// checkpoint fails, discard is called instead.
 	Snapshot(name []byte) (save func() error, discard func())
-	// Starved is why there is no room for more, nil if there is.
+	// Starved returns why there is no room for more records, and nil if there is room.
 	Starved() error
-	// Abandon has all fail that wait for room, now and later: the server ends, and waits no longer for what may never come.
+	// Abandon makes all calls fail that wait for room, now and later: the server ends, and no longer waits for what
+	// may never come.
 	Abandon()
 	// Close keeps what was appended, and fails if that cannot be done soon.
 	Close() error
@@ -74,7 +84,7 @@ func (f files) Snapshot(name []byte) (save func() error, discard func()) {
 	return func() error { return f.Save(s) }, s.Discard
 }
 
-// openFiles opens a journal in files. When there is no room for more, starved is called.
+// openFiles opens a journal in files. It has starved called when there is no room for more records.
 func openFiles(dir string, starved func(error), replay func(rec []byte) error) (RecordLog, error) {
 	restarted, remember := wal.Restarted(filepath.Join(dir, "boot"))
 	log, _, err := wal.Open(dir, wal.Options{SegmentSize: journalSegment, Restarted: restarted, Starved: starved}, replay)
@@ -90,8 +100,9 @@ func openFiles(dir string, starved func(error), replay func(rec []byte) error) (
 const (
 	leastTail, mostTail = 16 << 20, 64 << 20
 
-	// longestTail is how many tails there may be before commands that write are refused. From longTail on they are slowed down, so that what is left of
-	// longestTail lasts for lasting: a checkpoint ends before.
+	// longestTail is how many times Journal.Tail the journal may hold before commands that write are refused. From
+	// longTail on these commands are slowed down, so that the rest of longestTail is enough for the time lasting: a
+	// checkpoint ends before.
 	longestTail = 8
 	longTail    = longestTail / 2
 	lasting     = 10 * time.Second
@@ -99,10 +110,12 @@ const (
 	journalSegment = 8 << 20
 	longestRecord  = 4 << 20
 
-	// replayAhead is how many changes are looked at before they are made: what they need from far memory is read at once.
+	// replayAhead is how many batches are read before their changes are made: what these need from far memory is then
+	// read at once.
 	replayAhead = 4096
 
-	// leastCost is what a batch counts at least in a tail: to make a short change again takes as long as a longer one.
+	// leastCost is how many bytes a batch counts in a tail at least, since to replay a short change takes as long as
+	// to replay one of that length.
 	leastCost = 512
 )
 
@@ -111,24 +124,24 @@ const (
 //	u8 op, u8 tag, u64 milliseconds since 1970 when it expires, 0 for never
 //	u32 arguments, and for each: u32 length, and so many bytes
 //
-// Changes say what has come of a command and not what it was, so that time and what is short now change nothing when they are
-// made again. A batch is one record or several that follow each other, of which each is
+// A change says what has come of a command and not what the command was. So replay has the same result whatever the
+// time is then, and whatever is scarce then. A batch is one record, or several consecutive records, each of which is
 //
-//	u64 number of the batch, u8 whether more of it follows, and so much of the batch
+//	u64 number of the batch, u8 1 if more of the batch follows, else 0, and the next bytes of the batch
 //
-// The only record of the log's checkpoint is u64 name of the journal, which the heap's checkpoint has, too.
+// The only record of the log's checkpoint is u64 name of the journal. The heap's checkpoint has that name, too.
 const (
 	opPut    uint8 = 1 + iota // key, value; a large hash keeps its fields
 	opDel                     // key
 	opTable                   // key, and fields and values by turns: all of a large hash
 	opFields                  // key, and fields and values by turns, of a large hash
 	opRemove                  // key, and fields of a large hash
-	opMove                    // key of a large hash, and the one that gets it
-	opCopy                    // key of a large hash, and the one that gets a copy
+	opMove                    // key of a large hash, and the key that gets the hash
+	opCopy                    // key of a large hash, and the key that gets a copy
 	opFlush                   // a key that is empty
 )
 
-// journal is the open journal of a space. A nil one keeps nothing.
+// journal is the open journal of a space. A nil *journal keeps nothing.
 type journal struct {
 	cfg  Journal
 	name uint64
@@ -136,26 +149,26 @@ type journal struct {
 	warn func(error)
 
 	last    atomic.Uint64 // number of the last record
-	synced  atomic.Int64  // with Every: what is older is on the disk, in ns since 1970
+	synced  atomic.Int64  // with Every: changes made before this time are committed; in ns since 1970
 	why     atomic.Pointer[error]
 	long    atomic.Bool   // commands that write are slowed down,
 	tooLong atomic.Bool   // or refused
 	due     chan struct{} // capacity 1: there should be a checkpoint
 
-	mu    sync.Mutex // records are in the order of batches
-	batch uint64     // number of the last one
-	tail  int64      // bytes of them that no checkpoint has, of each at least leastCost
-	paced time.Time  // when the last of the commands that were slowed down is to run
+	mu    sync.Mutex // held while a batch is appended, so that records are in the order of batches
+	batch uint64     // number of the last batch
+	tail  int64      // bytes of the batches that no checkpoint has; each batch counts leastCost at least
+	paced time.Time  // when the next command that is slowed down may run
 	buf   []byte
 }
 
-// openJournal replays the journal of a heap that is kept, and opens it if there is to be one. There are no clients yet
-// that could change anything, but checkpoints may be taken.
+// openJournal replays the journal of a heap that is kept. If a journal is configured, it keeps it open from then on.
+// No client can change anything yet, but checkpoints may be taken.
 func (sp *Space) openJournal(ctx context.Context) error {
 	cfg := sp.cfg.Journal
 	inFiles := cfg.Log == nil
 	if sp.keptJournal == 0 && inFiles && cfg.Dir != "" {
-		// What is there was made before the heap, or there was a checkpoint since that has all of it.
+		// What is in Dir is older than the heap, or a later checkpoint has all of it.
 		if err := os.RemoveAll(cfg.Dir); err != nil {
 			return fmt.Errorf("cannot begin a journal: %w", err)
 		}
@@ -184,9 +197,10 @@ func (sp *Space) openJournal(ctx context.Context) error {
 		j.start(sp)
 		return nil
 	}
-	// The heap has to know the journal before there is anything in it, and before it goes. What others have kept for the
-	// process before must not count in another way for the one after.
-	// If it knows the journal and has all of it, as after an end in good order, that is so already.
+	// A checkpoint of the heap has to name the journal before there is anything in it, and has to have all its
+	// changes before it goes. Also, that checkpoint settles which records of the process before count: copies of
+	// these lie elsewhere, and the process after this one must not come to another result. If the heap's checkpoint
+	// names the journal already and has all of it, as after an end in good order, no other checkpoint is needed.
 	if sp.keptJournal == 0 || !cfg.Durable || changed {
 		err = sp.patiently(ctx, sp.heap.Checkpoint)
 	}
@@ -207,7 +221,8 @@ func (sp *Space) openJournal(ctx context.Context) error {
 	return nil
 }
 
-// beginLog begins the log. Where far memory is full, it may have to wait for a segment that a checkpoint gives back.
+// beginLog begins the log. Where far memory is full, the log may need a segment that only a checkpoint gives back:
+// then beginLog takes a checkpoint and tries again.
 func (sp *Space) beginLog(ctx context.Context, log RecordLog) error {
 	err := log.Begin(ctx)
 	for tries := 0; errors.Is(err, far.ErrStoreFull) && tries < mostBegins; tries++ {
@@ -219,10 +234,11 @@ func (sp *Space) beginLog(ctx context.Context, log RecordLog) error {
 	return err
 }
 
-// mostBegins is how many checkpoints are taken at most for a log that finds no room.
+// mostBegins is how many checkpoints beginLog takes at most.
 const mostBegins = 10
 
-// patiently does something that a start needs, again and again while nodes that were slow for a moment count as such that do not answer.
+// patiently does something that a start needs. It tries again and again until Config.OpTimeout has passed, since a
+// node that was slow for a moment counts as not answering for a while.
 func (sp *Space) patiently(ctx context.Context, do func(context.Context) error) error {
 	for began := time.Now(); ; {
 		err := do(ctx)
@@ -237,7 +253,7 @@ func (sp *Space) patiently(ctx context.Context, do func(context.Context) error) 
 	}
 }
 
-// start begins what goes on beside commands.
+// start starts the journal's goroutines, which run beside commands.
 func (j *journal) start(sp *Space) {
 	sp.wg.Go(func() { j.checkpoints(sp) })
 	if j.cfg.Every > 0 {
@@ -246,7 +262,7 @@ func (j *journal) start(sp *Space) {
 	}
 }
 
-// append adds what a command has changed, under the locks of its keys.
+// append appends the notes of what a command has changed as a batch. The locks of the command's keys must be held.
 func (j *journal) append(notes []byte) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -276,7 +292,7 @@ func (j *journal) append(notes []byte) {
 	}
 }
 
-// measure takes note of how long the journal is. j.mu must be held.
+// measure sets long and tooLong according to the tail. j.mu must be held.
 func (j *journal) measure() {
 	if long := j.tail >= longTail*j.cfg.Tail; j.long.Load() != long {
 		j.long.Store(long)
@@ -285,7 +301,7 @@ func (j *journal) measure() {
 	j.tooLong.Store(j.tail >= longestTail*j.cfg.Tail)
 }
 
-// pace is how long a command that writes n bytes has to wait before it runs, and at most so long.
+// pace returns how long a command that writes n bytes has to wait before it runs. That is no longer than most.
 func (j *journal) pace(n int, most time.Duration) time.Duration {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -309,14 +325,15 @@ func (j *journal) wantCheckpoint() {
 	}
 }
 
-// fail is called when what is in memory is not in the journal, and never will be. From now on nothing of it is shown.
+// fail is called when memory has changes that are not in the journal, and never will be. From now on no reply shows
+// what memory has.
 func (j *journal) fail(err error) {
 	if j.why.CompareAndSwap(nil, &err) {
 		j.warn(fmt.Errorf("nothing is answered any more: %w", err))
 	}
 }
 
-// refuses is why a command that concerns keys is not run.
+// refuses returns why a command about keys must not run; nil if it may.
 func (j *journal) refuses(write bool) error {
 	if err := j.why.Load(); err != nil {
 		return reply.Error("MISCONF the journal cannot be written, and the server has to be started again: " + (*err).Error())
@@ -333,7 +350,7 @@ func (j *journal) refuses(write bool) error {
 	return nil
 }
 
-// settle returns when what was there at the record lsn may be shown, or false if it never may.
+// settle waits until replies may show what was there at the record lsn. It returns false if they never may.
 func (j *journal) settle(lsn uint64) bool {
 	if j.why.Load() != nil {
 		return false
@@ -346,7 +363,7 @@ func (j *journal) settle(lsn uint64) bool {
 	return true
 }
 
-// note remembers a change for the journal. It is copied.
+// note adds a change to the notes of the command for the journal. The arguments are copied.
 func (a *Access) note(op uint8, e far.Entry, key []byte, args ...[]byte) {
 	if a.Space.journal == nil || a.replays {
 		return
@@ -365,7 +382,7 @@ func (a *Access) note(op uint8, e far.Entry, key []byte, args ...[]byte) {
 	a.notes = b
 }
 
-// noteTable remembers that h is what t has.
+// noteTable notes that h has exactly the fields and values of t.
 func (a *Access) noteTable(h *Hash, t *hashTable) {
 	if a.Space.journal == nil || a.replays {
 		return
@@ -379,7 +396,9 @@ func (a *Access) noteTable(h *Hash, t *hashTable) {
 	a.note(opTable, h.e, h.key, all...)
 }
 
-// freeze is called while nothing changes. It returns what the heap's checkpoint is to know, and what to do when it counts.
+// freeze is called while nothing changes, before a checkpoint of the heap. It returns the journal's name and the
+// number of its last batch, which the checkpoint keeps, and the function to be called when the checkpoint counts or
+// has failed.
 func (j *journal) freeze() (name, batch uint64, kept func(error)) {
 	if j == nil {
 		return 0, 0, nil
@@ -405,7 +424,8 @@ func (j *journal) freeze() (name, batch uint64, kept func(error)) {
 	}
 }
 
-// syncs brings the journal to the disk every so often, until the space ends.
+// syncs commits the journal, with sync, after each half of Journal.Every (at least a millisecond), until the space
+// ends.
 func (j *journal) syncs(sp *Space) {
 	t := time.NewTicker(max(j.cfg.Every/2, time.Millisecond))
 	defer t.Stop()
@@ -424,7 +444,7 @@ func (j *journal) syncs(sp *Space) {
 	}
 }
 
-// checkpoints takes one when the journal is long, until the space ends.
+// checkpoints takes a checkpoint whenever the journal has become long, until the space ends.
 func (j *journal) checkpoints(sp *Space) {
 	for {
 		select {
@@ -442,7 +462,8 @@ func (j *journal) checkpoints(sp *Space) {
 	}
 }
 
-// closeJournal ends the journal of a space that nobody uses any more. When the heap is closed it has no need of it.
+// closeJournal closes the journal of a space that nobody uses any more. The heap takes a checkpoint when it is
+// closed, and then no longer needs the journal.
 func (sp *Space) closeJournal() {
 	if j := sp.journal; j != nil && j.log != nil {
 		if err := j.log.Close(); err != nil {

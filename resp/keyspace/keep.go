@@ -10,18 +10,17 @@ import (
 	"polder/resp/hashes"
 )
 
-// What leads to the blocks of large hashes lies in local memory. A heap that is kept has it with each
-// checkpoint, as
+// What leads to the blocks of large hashes lies in local memory. In a heap that is kept, each checkpoint has it, as
 //
 //	u8 version, u64 seed of the hash of fields, u64 last id of a hash
 //	u32 keys, and for each: u32 length, the key, the hash
-//	u32 hashes whose blocks are yet to be freed, copies that are dumped among them, and those
+//	u32 hashes whose blocks are yet to be freed, copies that are being dumped among them, and for each: the hash
 //	u64 name of the journal, 0 if there is none, u64 number of its last batch that the checkpoint has
 //
-// where a hash is what hashes.Large.Encode says.
+// where a hash is what hashes.Large.Encode appends.
 const stateVersion = 1
 
-// keepState is what a checkpoint of the heap keeps.
+// keepState returns what a checkpoint of the heap keeps for the space. All stripes are locked for reading until Thaw.
 func (sp *Space) keepState() far.State {
 	for i := range sp.Stripes {
 		sp.Stripes[i].Mu.RLock()
@@ -54,7 +53,7 @@ func (sp *Space) keepState() far.State {
 	}}
 }
 
-// loadState takes what keepState has returned, before there are clients.
+// loadState restores what keepState has returned. There are no clients yet.
 func (sp *Space) loadState(b []byte) error {
 	if len(b) == 0 {
 		return nil

@@ -19,10 +19,10 @@ func (l *KeyList) At(i int) []byte {
 	return l.buf[start:l.ends[i]]
 }
 
-// Len is how many there are.
+// Len is how many keys the list has.
 func (l *KeyList) Len() int { return len(l.ends) }
 
-// Cut takes away all but the first n.
+// Cut removes all keys but the first n.
 func (l *KeyList) Cut(n int) {
 	if n == 0 {
 		l.buf, l.ends = l.buf[:0], l.ends[:0]
@@ -31,5 +31,5 @@ func (l *KeyList) Cut(n int) {
 	l.buf, l.ends = l.buf[:l.ends[n-1]], l.ends[:n]
 }
 
-// Size is how many bytes they have in all.
+// Size is how many bytes the keys have in all.
 func (l *KeyList) Size() int { return len(l.buf) }

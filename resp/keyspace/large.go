@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	// blockTarget is how large blocks of a large hash are on average.
+	// blockTarget is the average size in bytes from which on blocks of a large hash are split.
 	blockTarget = 3 << 10
-	// splitDebt is how many times blockTarget an average block may have
-	// while splitting one would mean to wait.
+	// splitDebt is how many times blockTarget the average block may reach before a command waits for far memory in
+	// order to split a block.
 	splitDebt = 4
 
-	fetchBlocks = 64 // blocks that a walk over a whole hash asks for at once
+	fetchBlocks = 64 // how many blocks a walk over a whole hash asks for at once
 )
 
 func (sp *Space) FieldHash(field []byte) uint32 { return uint32(xxh3.HashSeed(field, sp.fieldSeed)) }
 
-// LargeHashes is how many hashes are in blocks, and in how many.
+// LargeHashes returns how many hashes are in blocks, and how many blocks there are.
 func (sp *Space) LargeHashes() (hashes, blocks int) {
 	if sp.blocks != nil {
 		blocks = sp.blocks.Len()
@@ -29,7 +29,7 @@ func (sp *Space) LargeHashes() (hashes, blocks int) {
 	return int(sp.largeHashes.Load()), blocks
 }
 
-// Block reads a block into dst.
+// Block reads block b of h into dst, without the fields that are struck out.
 func (a *Access) Block(h *hashes.Large, b uint32, dst []byte) (hashes.List, error) {
 	k := h.Key(b)
 	e, err := a.Space.blocks.Get(a.ctx, k, dst)
@@ -44,7 +44,7 @@ func (a *Access) Block(h *hashes.Large, b uint32, dst []byte) (hashes.List, erro
 	return e.Value, err
 }
 
-// putBlock stores a block.
+// putBlock stores l as block b of h. It deletes the block if l is empty.
 func (a *Access) putBlock(h *hashes.Large, b uint32, l hashes.List) error {
 	a.changing()
 	k := h.Key(b)
@@ -77,12 +77,12 @@ func (a *Access) LargeOf(key []byte) *hashes.Large {
 	return nil
 }
 
-// lead makes h, which may be nil, the large hash that key leads to. The blocks
-// of the one before are freed, unless another key leads to it by then. The stripe
-// must be locked for writing.
+// lead makes h the large hash that key leads to; with nil, key leads to none. When the command's changes count, the
+// blocks of the hash that key led to before are freed, unless another key leads to that hash by then. The stripe of
+// key must be locked for writing.
 func (a *Access) lead(key []byte, h *hashes.Large) {
 	if h == nil && a.Space.largeHashes.Load() == 0 {
-		return // none can be the key's, which is locked
+		return // no key has a large hash, and nobody can give one to key, which is locked
 	}
 	st := a.stripe(key)
 	was := st.large[string(key)]
@@ -122,7 +122,7 @@ func (sp *Space) lead(st *stripe, key string, h *hashes.Large) {
 	}
 }
 
-// MoveLarge makes h the value of dst, with the entry e, and no more that of src.
+// MoveLarge makes h, the large hash under src, the value of dst, with the entry e, and deletes src.
 func (a *Access) MoveLarge(src, dst []byte, h *hashes.Large, e far.Entry) error {
 	if _, err := a.remove(src); err != nil {
 		return err
@@ -135,7 +135,7 @@ func (a *Access) MoveLarge(src, dst []byte, h *hashes.Large, e far.Entry) error 
 	return nil
 }
 
-// CopyLarge makes a copy of h, the large hash under from, whose entry is e, the value of key.
+// CopyLarge copies h, the large hash under from, and makes the copy the value of key, with the entry e.
 func (a *Access) CopyLarge(h *hashes.Large, from, key []byte, e far.Entry) error {
 	a.Begin()
 	c := &hashes.Large{ID: a.Space.nextHash.Add(1), Count: h.Count, Bytes: h.Bytes, Buckets: h.Buckets}

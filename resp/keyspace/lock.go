@@ -10,24 +10,23 @@ import (
 
 const numStripes = 1024
 
-// stripe is the lock of the keys that hash to it, and the large hashes among
-// them, by key.
+// stripe is the lock of the keys that hash to it. It also has the large hashes among these keys, by key.
 type stripe struct {
 	Mu    sync.RWMutex
-	large map[string]*hashes.Large // guarded by mu; nil while there is none
-	_     [64 - 24 - 8]byte        // a stripe is a cache line
+	large map[string]*hashes.Large // guarded by Mu; nil while there is none
+	_     [64 - 24 - 8]byte        // a stripe fills a cache line
 }
 
 func (sp *Space) stripeOf(key []byte) uint32 {
 	return uint32(maphash.Bytes(sp.seed, key)) % numStripes
 }
 
-// tryLockSpins is how often an event loop tries for a lock that is taken. Who
-// holds one without waiting for far memory has it for a microsecond or two.
+// tryLockSpins is how often an event loop tries to take a lock before it blocks. Whoever holds a lock and does not
+// wait for far memory gives it back within a microsecond or two.
 const tryLockSpins = 100
 
-// lockStripe locks one stripe for a command with these arguments. Before it blocks,
-// an event loop moves on.
+// lockStripe locks one stripe for a command with these arguments. Before it blocks, it calls OnWait, so that the
+// event loop goes on without it.
 func (a *Access) lockStripe(st *stripe, write bool, args [][]byte) {
 	if a.OnWait != nil {
 		for range tryLockSpins {
@@ -71,9 +70,8 @@ func (a *Access) Locked() bool { return len(a.held) > 0 }
 // Writes reports whether the command has its locks for writing.
 func (a *Access) Writes() bool { return a.heldWrite }
 
-// stripeSet is a set of stripes, by number. A command with many keys names most
-// stripes, again and again: a bit each takes less time and memory than a list
-// that is sorted.
+// stripeSet is a set of stripes, by number. A command with many keys names most stripes, again and again: one bit for
+// each stripe takes less time and memory than a sorted list.
 type stripeSet [numStripes / 64]uint64
 
 func (t *stripeSet) add(i uint32) { t[i/64] |= 1 << (i % 64) }
@@ -95,7 +93,7 @@ func (t *stripeSet) take(dst []uint32) []uint32 {
 	return dst
 }
 
-// Unlock gives the locks back. What the command has changed has come to its end.
+// Unlock releases the locks. Before, End must have ended what the command has changed.
 func (a *Access) Unlock() {
 	for _, i := range a.held {
 		if a.heldWrite {

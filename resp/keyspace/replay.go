@@ -12,7 +12,8 @@ import (
 	"polder/resp/proto"
 )
 
-// replay opens the journal and makes the changes again that the heap's checkpoint has not. It reports whether there were any.
+// replay opens the journal and makes those of its changes again that the heap's checkpoint does not have. It reports
+// whether there were any.
 func (sp *Space) replay(ctx context.Context) (changed bool, err error) {
 	cfg := sp.cfg.Journal
 	if cfg.Tail == 0 {
@@ -56,9 +57,9 @@ type replayer struct {
 	j      *journal
 	a      *Access
 	read   uint64  // number of the last batch that was read
-	part   []byte  // of the next one
-	partOf uint64  // its number
-	ahead  []batch // that were read, and not yet made
+	part   []byte  // what was read of the batch partOf, of which more follows
+	partOf uint64  // number of that batch
+	ahead  []batch // batches that were read, and whose changes are not made yet
 	size   int
 }
 
@@ -160,7 +161,7 @@ func decodeChange(d *record.Decoder) (c change) {
 	return c
 }
 
-// flush makes the changes that have been read.
+// flush makes the changes of the batches in r.ahead.
 func (r *replayer) flush() error {
 	a := r.a
 	var keys, blocks [][]byte
@@ -169,7 +170,7 @@ func (r *replayer) flush() error {
 			keys, blocks = append(keys, c.args[0]), a.blocksFor(c, blocks)
 		}
 	}
-	// What is not there then is read one by one.
+	// Entries and blocks that these calls do not fetch are read one by one.
 	_ = a.Space.keys.FetchHeads(a.ctx, keys)
 	_ = a.Space.blocks.Prefetch(a.ctx, blocks...)
 	if err := a.ctx.Err(); err != nil {
@@ -178,7 +179,7 @@ func (r *replayer) flush() error {
 	for _, b := range r.ahead {
 		err := r.redo(b)
 		for tries := 0; errors.Is(err, far.ErrFull) && tries < 3; tries++ {
-			// A checkpoint gives back what the last one needs and nobody else.
+			// A checkpoint gives back the far memory that only the checkpoint before it needed.
 			if err = a.Space.heap.Checkpoint(a.ctx); err == nil {
 				err = r.redo(b)
 			}
@@ -210,7 +211,8 @@ func (a *Access) blocksFor(c change, keys [][]byte) [][]byte {
 	return keys
 }
 
-// redo makes the changes of a batch again, all or none. A checkpoint has it, or has not.
+// redo makes the changes of a batch again, all or none. It holds a stripe lock, so that a checkpoint has the batch as
+// a whole or not at all.
 func (r *replayer) redo(b batch) (err error) {
 	st := &r.a.Space.Stripes[0]
 	st.Mu.Lock()

@@ -23,7 +23,7 @@ func (sp *Space) Save() error {
 	return nil
 }
 
-// SaveLater takes a checkpoint and waits for nothing.
+// SaveLater begins a checkpoint and does not wait for it.
 func (sp *Space) SaveLater() error {
 	if !sp.Kept() {
 		return ErrNotKept
@@ -40,12 +40,12 @@ func (sp *Space) SaveLater() error {
 	return nil
 }
 
-// Persistence is what is to be said of what outlives the process.
+// Persistence is what INFO and LASTSAVE say of what outlives the process.
 type Persistence struct {
-	Saving  bool      // a checkpoint is taken that a client has asked for
+	Saving  bool      // a checkpoint that a client has asked for is being taken
 	Durable bool      // there is a journal
-	Last    time.Time // when there was a checkpoint; zero if nothing is kept
-	Failed  bool      // the last one that was tried
+	Last    time.Time // when the last checkpoint was taken; zero if nothing is kept
+	Failed  bool      // the last attempt at a checkpoint has failed
 }
 
 func (sp *Space) Persistence() (p Persistence) {
@@ -59,8 +59,8 @@ func (sp *Space) Persistence() (p Persistence) {
 	return p
 }
 
-// Commit returns when all that there is is kept as well as it can be, with how many copies of it there are, and whether it survives a
-// loss of power. Without a journal there are none.
+// Commit returns when the journal keeps all changes so far as well as it can. It reports how many copies of them
+// there are, and whether these survive a loss of power. Without a journal there are no copies.
 func (sp *Space) Commit() (copies int, disk bool, err error) {
 	if sp.journal == nil {
 		return 0, false, nil
@@ -68,7 +68,7 @@ func (sp *Space) Commit() (copies int, disk bool, err error) {
 	return sp.journal.commitAll()
 }
 
-// commitAll is commit of a journal that there is.
+// commitAll is Commit for a space that has a journal.
 func (j *journal) commitAll() (copies int, disk bool, err error) {
 	if err := j.log.Commit(j.last.Load(), true); err != nil {
 		j.fail(err)
@@ -78,7 +78,8 @@ func (j *journal) commitAll() (copies int, disk bool, err error) {
 	return copies, disk, nil
 }
 
-// Refuses is why a command that concerns keys is not run: its journal is broken, or has no room for what it would write.
+// Refuses returns why a command about keys must not run; nil if it may. The journal may be broken or, for a command
+// that writes, have no room or be too long.
 func (sp *Space) Refuses(write bool) error {
 	if sp.journal == nil {
 		return nil
@@ -86,17 +87,19 @@ func (sp *Space) Refuses(write bool) error {
 	return sp.journal.refuses(write)
 }
 
-// Slows reports whether commands that write are to wait as long as Pace says, since checkpoints do not keep up with the journal.
+// Slows reports whether commands that write have to wait as long as Pace says, because checkpoints do not keep up
+// with the journal.
 func (sp *Space) Slows() bool { return sp.journal != nil && sp.journal.long.Load() }
 
-// Pace is how long a command that writes n bytes is to wait before it runs, without locks, if Slows: at most half of Config.OpTimeout.
+// Pace returns how long a command that writes n bytes has to wait before it runs, without locks: at most half of
+// Config.OpTimeout. It is for when Slows has reported true.
 func (sp *Space) Pace(n int) time.Duration { return sp.journal.pace(n, sp.cfg.OpTimeout/2) }
 
-// AwaitRoom waits, without locks, for room in the far memory of a space that is kept, as far as the next checkpoint makes some, and reports whether a
-// command for which there was none may be tried again.
+// AwaitRoom waits until the next checkpoint may have made room in the far memory of a space that is kept. It reports
+// whether a command that found no room may be tried again. The caller must hold no locks.
 func (sp *Space) AwaitRoom(ctx context.Context) bool { return sp.heap.AwaitRoom(ctx) }
 
-// Lacks is why what the space has is not all there.
+// Lacks returns an error if some of the space's data is lost, and nil otherwise.
 func (sp *Space) Lacks() error {
 	if err := sp.heap.Lacking(); err != nil {
 		return reply.Error("LOST " + err.Error())
@@ -104,14 +107,14 @@ func (sp *Space) Lacks() error {
 	return nil
 }
 
-// Sight is what replies that are to be sent show of a space.
+// Sight says which state of a space the replies show that are yet to be sent.
 type Sight struct {
 	seen   uint64 // number of the last record of the journal when the last command ended
-	ticket uint64 // of the evidence for that
+	ticket uint64 // for the evidence that nobody else had changed the space then
 	dated  bool   // there is a ticket
 }
 
-// Look takes note that the reply to be sent shows what the space has now.
+// Look notes in at that a reply to be sent shows the space as it is now.
 func (sp *Space) Look(at *Sight) {
 	if j := sp.journal; j != nil {
 		at.seen = j.last.Load()
@@ -121,7 +124,7 @@ func (sp *Space) Look(at *Sight) {
 	}
 }
 
-// Shown reports whether that may be sent, and waits until that is known. Then there is nothing to be shown.
+// Shown waits until it is known whether the replies with the Sight v may be sent, and reports it. It empties v.
 func (sp *Space) Shown(v *Sight) bool {
 	seen, dated := v.seen, v.dated
 	v.seen, v.dated = 0, false

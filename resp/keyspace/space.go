@@ -19,46 +19,50 @@ import (
 type Config struct {
 	// OpTimeout bounds how long a command waits for far memory.
 	OpTimeout time.Duration
-	// Journal is that of a heap that is kept (far.Open). Without, the heap comes back as its last checkpoint has it.
+	// Journal configures the journal of a heap that is kept (far.Open). Without one, the heap comes back as its last
+	// checkpoint has it.
 	Journal Journal
-	// Evidence, if set, is that nobody else can have changed what the heap has.
+	// Evidence, if set, shows that nobody else can have changed what the heap has.
 	Evidence Evidence
-	// Ready, if set, is called by Open when all that the heap has is there, and returns when clients may be answered out of it.
+	// Ready, if set, is called by Open when all of the heap's data is there. Clients are not answered out of the heap
+	// until it has returned.
 	Ready func(ctx context.Context) error
 	// Logger receives what an operator should know.
 	Logger *slog.Logger
 }
 
-// Evidence is that nobody else can have changed what the heap has. A reply that shows what the heap has is sent when Shown has reported
-// true; otherwise the connection is closed. Any number of goroutines use it.
+// Evidence shows that nobody else can have changed what the heap has. A reply that shows the heap's data is sent only
+// after Shown has reported true; if it reports false, the connection is closed. Its methods are for any number of
+// goroutines.
 type Evidence interface {
 	// Ask is called after a command has come, and does not wait.
 	Ask() (ticket uint64)
-	// Shown reports whether there is evidence for some moment after its ticket was asked for, or after Shown was called, and waits until that is known.
+	// Shown waits until it is known whether there is evidence for some moment after the ticket was asked for, or
+	// after Shown was called, and reports it.
 	Shown(ticket uint64) bool
 }
 
-// Space is the keys of a heap, or of a cache, and their values: what one server has, or one partition.
+// Space has the keys of a heap, or of a cache, and their values: all that one server has, or one partition.
 type Space struct {
 	cfg   Config
 	keys  store  // by key
-	cache *cache // keys, in a cache; nil over far memory
+	cache *cache // the same as keys, in a cache; nil over far memory
 
-	// loading is set until there is memory to keep data in: keys, and the
-	// four below, are nil till then, and set before it is cleared.
+	// loading is set until there is memory to keep data in. Until then, keys and the four fields below are nil; they
+	// are set before loading is cleared.
 	loading atomic.Bool
 
 	// These are nil in a cache.
-	journal *journal // of a heap that is kept, if its clients are promised more than its checkpoints
+	journal *journal // of a heap that is kept; nil if clients are promised no more than its checkpoints
 	heap    *far.Heap
-	entries *far.ByteMap // keys
+	entries *far.ByteMap // the same as keys
 	blocks  *far.ByteMap // of large hashes, by id and bucket
 
 	seed maphash.Seed
 
-	fieldSeed   uint64 // of the hash of fields, which is kept with the heap, as are the next two
-	keptJournal uint64 // name of the journal that its last checkpoint has known; 0 if there was none
-	keptBatch   uint64 // number of the last batch that it has
+	fieldSeed   uint64 // of the hash of fields; this and the next two are kept with the heap
+	keptJournal uint64 // name of the journal in the checkpoint that the heap was opened with; 0 if there was none
+	keptBatch   uint64 // number of the last batch that this checkpoint has
 
 	Stripes     [numStripes]stripe
 	watches     watchTable
@@ -66,12 +70,12 @@ type Space struct {
 	nextHash    atomic.Uint64
 	largeHashes atomic.Int64
 	unsettled   atomic.Int64 // about how many fields are struck out and left to the sweeper
-	saving      atomic.Bool  // a checkpoint is taken that a client has asked for
+	saving      atomic.Bool  // a checkpoint that a client has asked for is being taken
 
 	resizing sync.Mutex // held while the budget changes
 
-	uses    atomic.Int64 // see Stay
-	leaving atomic.Bool  // no more of them begin
+	uses    atomic.Int64 // how many uses keep the space from leaving: see Stay
+	leaving atomic.Bool  // no more uses begin
 
 	ctx    context.Context // ends when commands may wait no longer
 	cancel context.CancelFunc
@@ -85,8 +89,8 @@ func New(cfg Config) *Space {
 	return sp
 }
 
-// NewCache makes a space in soft memory. What memory is taken from the heap takes keys with it. The caller closes the heap, after the
-// space.
+// NewCache makes a space in soft memory. When memory is taken from the heap, the keys in it vanish. The caller closes
+// the heap, after the space.
 func NewCache(heap *soft.Heap, cfg Config) (*Space, error) {
 	m, err := soft.NewByteMap(heap, 0)
 	if err != nil {
@@ -106,9 +110,9 @@ func makeSpace(cfg Config) *Space {
 	return sp
 }
 
-// Open gives a space its heap, once. It keeps its data in
-// maps of its own there, which are those of the space that had the heap before, if it was kept; then it replays
-// the journal, if there is one. The caller closes the heap, after the space. Ctx is for Open itself.
+// Open gives a space its heap, once. The space keeps its data in maps of its own in the heap. If the heap was kept,
+// these maps have the data of the space that had the heap before; then Open replays the journal, if there is one. The
+// caller closes the heap, after the space. Ctx is for Open itself.
 func (sp *Space) Open(ctx context.Context, heap *far.Heap) error {
 	if sp.cfg.Journal.Durable && !heap.Kept() {
 		return errors.New("cannot journal what happens to a heap that is not kept: see far.Open")
@@ -135,10 +139,10 @@ func (sp *Space) Open(ctx context.Context, heap *far.Heap) error {
 // Kept reports whether what is stored outlives the process.
 func (sp *Space) Kept() bool { return sp.heap != nil && sp.heap.Kept() }
 
-// IsCache reports whether it is in soft memory, where any key may vanish between two commands.
+// IsCache reports whether the space is in soft memory, where any key may vanish between two commands.
 func (sp *Space) IsCache() bool { return sp.cache != nil }
 
-// Journaled reports whether clients are promised more than what checkpoints have.
+// Journaled reports whether there is a journal, so that clients are promised more than what checkpoints have.
 func (sp *Space) Journaled() bool { return sp.journal != nil }
 
 // IsLoading reports whether there is no memory yet to keep data in.
@@ -147,12 +151,13 @@ func (sp *Space) IsLoading() bool { return sp.loading.Load() }
 // Context ends when commands may wait no longer.
 func (sp *Space) Context() context.Context { return sp.ctx }
 
-// Snapshot takes a snapshot of the heap, of which the caller has so many bytes of the segments at these positions. See far.Heap.Snapshot.
+// Snapshot takes a snapshot of the heap. have says, by the position of a segment, how many of its bytes the caller
+// has already: see far.Heap.Snapshot.
 func (sp *Space) Snapshot(have map[uint64]uint64) (*saved.Snapshot, error) {
 	return sp.heap.Snapshot(sp.ctx, have)
 }
 
-// Maps are the maps of the heap in which the entries are, and the blocks of large hashes: for who looks at what is stored.
+// Maps returns the heap's maps of entries and of blocks of large hashes, for callers that examine what is stored.
 func (sp *Space) Maps() (entries, blocks *far.ByteMap) { return sp.entries, sp.blocks }
 
 // Len is how many keys there are.
@@ -166,8 +171,9 @@ func (sp *Space) clear() {
 	}
 }
 
-// Resize changes the budget of local memory, or that of a cache without a coordinator. When it returns, no more than that is in use; if
-// the rest cannot be evacuated in time, the budget stays as it was.
+// Resize changes the budget of local memory, or that of a cache without a coordinator, to n bytes. When it succeeds,
+// no more than that is in use. If the rest cannot be evacuated within Config.OpTimeout, Resize fails and the budget
+// stays as it was.
 func (sp *Space) Resize(n int64) error {
 	sp.resizing.Lock()
 	defer sp.resizing.Unlock()
@@ -179,7 +185,7 @@ func (sp *Space) Resize(n int64) error {
 	before := sp.heap.Local()
 	err := sp.heap.SetLocal(ctx, n)
 	if err != nil && ctx.Err() != nil {
-		// It goes on shrinking by itself: to grow again needs no waiting.
+		// The heap would go on shrinking by itself. To grow it again needs no waiting.
 		if e := sp.heap.SetLocal(sp.ctx, before); e != nil {
 			return e
 		}
@@ -187,7 +193,8 @@ func (sp *Space) Resize(n int64) error {
 	return err
 }
 
-// Fetch brings values, entries of which only the presence matters, and blocks of large hashes into local memory.
+// Fetch brings into local memory: the entries of keys, with their values; what is needed of the entries of heads to
+// know whether they are there; and blocks of large hashes, by their keys.
 func (sp *Space) Fetch(ctx context.Context, keys, heads, blocks [][]byte) (err error) {
 	if len(keys) > 0 {
 		err = sp.keys.Prefetch(ctx, keys...)
@@ -201,7 +208,7 @@ func (sp *Space) Fetch(ctx context.Context, keys, heads, blocks [][]byte) (err e
 	return err
 }
 
-// GiveUp has the commands fail that wait for far memory, and the replies that wait for the journal not be sent.
+// GiveUp makes commands fail that wait for far memory. Replies that wait for the journal are not sent.
 func (sp *Space) GiveUp() {
 	sp.cancel()
 	if j := sp.journal; j != nil && j.log != nil {
@@ -209,10 +216,11 @@ func (sp *Space) GiveUp() {
 	}
 }
 
-// StopWaiting has the commands fail that wait for far memory.
+// StopWaiting makes commands fail that wait for far memory.
 func (sp *Space) StopWaiting() { sp.cancel() }
 
-// Close ends a space that nobody uses any more: what it keeps is kept then, and else forgotten.
+// Close ends a space that nobody uses any more. If the space is kept, it commits and closes the journal; otherwise it
+// removes all entries.
 func (sp *Space) Close() {
 	sp.cancel()
 	sp.wg.Wait()
@@ -222,7 +230,8 @@ func (sp *Space) Close() {
 	sp.closeJournal()
 }
 
-// Stay keeps the space from going before endUse, unless it has begun to go; then it reports false.
+// Stay begins a use of the space: Leave does not return before EndUse. If Leave has been called already, Stay begins
+// no use and reports false.
 func (sp *Space) Stay() bool {
 	sp.uses.Add(1)
 	if sp.leaving.Load() {
@@ -232,14 +241,14 @@ func (sp *Space) Stay() bool {
 	return true
 }
 
-// Hold is stay of who uses the space already.
+// Hold begins another use. It is Stay for a caller that uses the space already.
 func (sp *Space) Hold() { sp.uses.Add(1) }
 
-// EndUse ends a use: see stay and hold.
+// EndUse ends a use that Stay or Hold has begun.
 func (sp *Space) EndUse() { sp.uses.Add(-1) }
 
-// Leave returns when nobody uses the space any more, which nobody begins to do then. When ctx ends before, commands that
-// wait for far memory fail, and replies that wait for the journal are not sent.
+// Leave lets no more uses of the space begin, and returns when none is left. When ctx ends before, commands that wait
+// for far memory fail, and replies that wait for the journal are not sent.
 func (sp *Space) Leave(ctx context.Context) {
 	sp.leaving.Store(true)
 	for sp.uses.Load() > 0 {

@@ -6,8 +6,8 @@ import (
 	"polder/far"
 )
 
-// store is where a space keeps entries under their keys: a map in far memory,
-// or a cache. Its methods are those of far.ByteMap, whose page says what they do.
+// store is where a space keeps entries under their keys: a map in far memory, or a cache. The methods are those of
+// far.ByteMap, whose documentation says what they do.
 type store interface {
 	Get(ctx context.Context, key, dst []byte) (far.Entry, error)
 	GetInto(ctx context.Context, key, dst []byte) (e far.Entry, size int, err error)
@@ -24,13 +24,13 @@ type store interface {
 
 // Memory is what INFO and CONFIG GET say of memory.
 type Memory struct {
-	Used, Max int64 // bytes; a max of 0 is none
+	Used, Max int64 // bytes; a Max of 0 is no limit
 	Policy    string
-	Removals  uint64 // of keys evicted
+	Removals  uint64 // how many keys were evicted or lost
 }
 
-// Memory reports the budget of local memory as the limit: what is more lies in far
-// memory. A space that is loading has none.
+// Memory reports the budget of local memory as the limit: data beyond it lies in far memory. While a space is
+// loading, it has no limit.
 func (sp *Space) Memory() Memory {
 	switch {
 	case sp.cache != nil:

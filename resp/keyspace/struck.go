@@ -8,21 +8,18 @@ import (
 	"polder/resp/hashes"
 )
 
-// Deleting fields works on a full server, however many they are. What is left of a
-// list is stored before the list is freed, and what is kept for that in full far
-// memory is bounded. When there is no room, the fields are struck out instead: where
-// they are in the stored list is remembered in local memory, and who reads the list
-// skips them. When the command's changes count, the lists are stored without these
-// fields, one after the other, each in the place of what is stored. That takes no more
-// room than there is; if it fails all the same, the sweeper tries again.
+// Deleting fields works on a full server, however many fields they are. A shortened list is stored before the old one
+// is freed, and the room that full far memory has left for this is bounded. When there is no more room, the fields
+// are struck out instead: local memory remembers where they are in the stored list, and whoever reads the list skips
+// them. When the command's changes count, settleStruck stores the lists without these fields, one after the other,
+// each in the place of the stored one. That needs no more room than there is; if it fails all the same, the sweeper
+// tries again.
 
-// maxUnsettled is how many fields may have been struck out by commands that have
-// ended: while the sweeper cannot store the lists without them, and this is exceeded,
-// no more are.
+// maxUnsettled is how many struck-out fields may be left to the sweeper by commands that have ended. While there are
+// more, because the sweeper has no success either, no more fields are struck out.
 const maxUnsettled = 1 << 16
 
-// StruckOut returns what is struck out of the small hash under key, whose stripe is
-// locked.
+// StruckOut returns which fields are struck out of the small hash under key. The stripe must be locked.
 func (a *Access) StruckOut(key []byte) hashes.Strikes {
 	if a.Space.largeHashes.Load() == 0 {
 		return nil
@@ -33,8 +30,8 @@ func (a *Access) StruckOut(key []byte) hashes.Strikes {
 	return nil
 }
 
-// noRoom reports whether err is that there is no room for a list that has become
-// shorter. Then the command does not look for it again.
+// noRoom reports whether err says that there is no room for a shortened list, and fields may be struck out instead.
+// If so, the command does not try to store its other shortened lists.
 func (a *Access) noRoom(err error) bool {
 	if !errors.Is(err, far.ErrFull) || a.Space.unsettled.Load() > maxUnsettled {
 		return false
@@ -43,7 +40,7 @@ func (a *Access) noRoom(err error) bool {
 	return true
 }
 
-// storeLess is storeList for a list that has become shorter.
+// storeLess is storeList for a shortened list. If there is no room, it strikes the fields out.
 func (a *Access) storeLess(h *Hash) error {
 	if !a.full {
 		if err := a.storeList(h); !a.noRoom(err) {
@@ -63,8 +60,7 @@ func (a *Access) storeLess(h *Hash) error {
 	return nil
 }
 
-// putLess is putBlock for a list that has become shorter. If there is no room, it
-// returns what is to be struck out.
+// putLess is putBlock for a shortened list. If there is no room, it returns the strikes to be added to h.
 func (a *Access) putLess(h *hashes.Large, b uint32, l hashes.List) ([]uint64, error) {
 	if !a.full || l.Len() == 0 {
 		if err := a.putBlock(h, b, l); !a.noRoom(err) {
@@ -83,9 +79,9 @@ func (a *Access) putLess(h *hashes.Large, b uint32, l hashes.List) ([]uint64, er
 	return hashes.StrikesOf(b, e.Value, l), nil
 }
 
-// settleStruck stores the lists of the hash h under key without what is struck out.
-// What is lost is not read any more, with strikes or without. The stripe must be
-// locked for writing, and no command may have changes that it may undo.
+// settleStruck stores the lists of h, the hash under key, without the fields that are struck out. It passes over
+// lists that are lost: nobody reads them any more, with strikes or without. The stripe must be locked for writing,
+// and no command may have changes that it may still undo.
 func (sp *Space) settleStruck(ctx context.Context, st *stripe, key string, h *hashes.Large) error {
 	for len(h.Struck) > 0 {
 		b := h.Struck.Last()

@@ -14,24 +14,23 @@ import (
 // sweepEvery is how often the sweeper looks for large hashes that have expired.
 const sweepEvery = time.Second
 
-// settleFor is how long, each time, the sweeper tries to store what commands have
-// left for it. It holds locks of keys meanwhile.
+// settleFor bounds how long the sweeper, at each tick, stores lists without their struck-out fields, which commands
+// could not do. It holds locks of keys meanwhile.
 const settleFor = 100 * time.Millisecond
 
-// sweeper frees the blocks of large hashes that were deleted, overwritten or
-// have expired, and stores what commands that have struck fields out could not. It is
-// one goroutine.
+// sweeper frees the blocks of large hashes that were deleted, were overwritten or have expired. It also stores lists
+// without their struck-out fields if commands could not do so. It is one goroutine.
 type sweeper struct {
 	space *Space
 	wake  chan struct{} // capacity 1
 
 	mu      sync.Mutex
-	queue   []*hashes.Large // guarded by mu
-	freeing []*hashes.Large // taken from it, guarded by mu
-	pinned  []*hashes.Large // copies that are being dumped, guarded by mu
+	queue   []*hashes.Large // to be freed; guarded by mu
+	freeing []*hashes.Large // taken from queue, and being freed; guarded by mu
+	pinned  []*hashes.Large // copies that are being dumped; guarded by mu
 }
 
-// drop gives a hash that nothing leads to any more to the sweeper.
+// drop gives a hash that no key leads to any more to the sweeper, which frees it.
 func (w *sweeper) drop(h *hashes.Large) {
 	w.mu.Lock()
 	w.queue = append(w.queue, h)
@@ -42,7 +41,8 @@ func (w *sweeper) drop(h *hashes.Large) {
 	}
 }
 
-// pin has checkpoints know of a hash that nothing leads to, and unpin gives it to the sweeper.
+// pin makes checkpoints list h, a hash that no key leads to, so that it is freed after a restart. unpin gives h to
+// the sweeper.
 func (w *sweeper) pin(h *hashes.Large) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -72,7 +72,7 @@ func (w *sweeper) run() {
 			return
 		case <-w.wake:
 			if w.space.loading.Load() {
-				continue // till the next tick
+				continue // the next tick looks again
 			}
 		case <-tick.C:
 			if w.space.loading.Load() {
@@ -87,7 +87,7 @@ func (w *sweeper) run() {
 			}
 		}
 		w.mu.Lock()
-		w.queue, w.freeing = append(w.queue, again...), nil // for the next tick
+		w.queue, w.freeing = append(w.queue, again...), nil // again is for the next tick
 		w.mu.Unlock()
 	}
 }
@@ -105,8 +105,8 @@ func (w *sweeper) free(h *hashes.Large) bool {
 	return ok
 }
 
-// expire drops the large hashes whose entries have expired, and stores the others
-// without what is struck out of them.
+// expire drops the large hashes whose entries have expired, and stores the lists of the other hashes without the
+// fields that are struck out of them.
 func (w *sweeper) expire() {
 	if w.space.largeHashes.Load() == 0 {
 		w.space.unsettled.Store(0)
@@ -114,7 +114,7 @@ func (w *sweeper) expire() {
 	}
 	ctx, cancel := context.WithTimeout(w.space.ctx, settleFor)
 	defer cancel()
-	var failed error // when one list could not be stored, no more are tried
+	var failed error // after one list could not be stored, no more are tried
 	unsettled := 0
 	for i := range w.space.Stripes {
 		st := &w.space.Stripes[i]

@@ -8,30 +8,28 @@ import (
 	"polder/resp/hashes"
 )
 
-// A command's changes count together or not at all. One that makes a single
-// change need not do anything for that: far memory stores an entry or does not.
-// One that makes several calls begin before the first, and makes them in a
-// transaction of far memory. What a command changes beside entries, which is
-// what leads to the blocks of large hashes, is remembered in undo. Who runs it
-// ends the command's changes when the handler has returned, under its locks:
-// with an error it has changed nothing, and may be run again.
+// A command's changes count together or not at all. A command that makes a single change need do nothing for that:
+// far memory stores an entry or does not. A command that makes several calls Begin before the first, and makes them
+// in a transaction of far memory. Beside entries, a command may change what leads to the blocks of large hashes; undo
+// remembers how that was before. When the handler has returned, the caller ends the command's changes, with the
+// command's locks still held. If the handler has failed, the command has changed nothing, and may be run again.
 //
-// In a cache no store fails that was not refused before the first change, and
-// EXEC is as in Redis.
+// In a cache there are no transactions: whatever a store may refuse, it refuses before the first change, and EXEC
+// undoes nothing, as in Redis.
 type changes struct {
 	txn      *far.Txn // made when it is first needed
 	together bool     // the changes are made in txn
-	made     bool     // there are some
+	made     bool     // the command has changed something
 	undo     []undo
-	touched  [][]byte        // keys that have changed and that somebody may watch
-	dropped  []*hashes.Large // that a key led to: perhaps another one does now
-	full     bool            // there is no room for a list that has become shorter
-	struck   [][]byte        // keys of hashes of which something is struck out (see hashes.Strikes)
-	notes    []byte          // what the journal is to know
+	touched  [][]byte        // keys that have changed, and that somebody may watch
+	dropped  []*hashes.Large // hashes that a key no longer leads to; perhaps another key does now
+	full     bool            // there was no room for a shortened list
+	struck   [][]byte        // keys of hashes whose fields were struck out (see hashes.Strikes)
+	notes    []byte          // the changes, for the journal
 }
 
-// undo says what one change in local memory has changed: the value of a
-// hashes.Large, or, if there is a stripe, the one that key leads to there.
+// undo says how things were before one change in local memory. If st is nil, *h had the value was; otherwise, key led
+// to h (which may be nil) in the stripe st.
 type undo struct {
 	h   *hashes.Large
 	was hashes.Large
@@ -39,7 +37,7 @@ type undo struct {
 	key string
 }
 
-// Begin makes the changes that follow ones that count together.
+// Begin makes all changes of the command that follow count together.
 func (a *Access) Begin() {
 	if a.Space.loading.Load() && !a.replays || a.Space.heap == nil || a.together {
 		return
@@ -68,9 +66,9 @@ func (a *Access) changedKey(key []byte) {
 // save remembers h, which is about to change.
 func (a *Access) save(h *hashes.Large) { a.undo = append(a.undo, undo{h: h, was: *h}) }
 
-// End ends the changes of a command, which has come to err. The command's locks
-// must be held: what is remembered of a hash is true no longer than they are, so that it is
-// forgotten even if nothing has changed.
+// End ends the changes of a command whose handler has returned err. With an error it undoes them, but not in a cache.
+// The command's locks must be held. What undo remembers of a hash is true only as long as they are, so End forgets it
+// even if nothing has changed.
 func (a *Access) End(err error) {
 	if !a.made && !a.together && len(a.undo) == 0 {
 		return
@@ -104,14 +102,14 @@ func (a *Access) commit() {
 	}
 	for _, h := range a.dropped {
 		if h.Leads == 0 {
-			h.Leads = -1 // once, however often it was dropped
+			h.Leads = -1 // give it to the sweeper once, however often it was dropped
 			a.Space.sweeper.drop(h)
 		}
 	}
 	for _, key := range a.struck {
 		st := a.stripe(key)
 		if h := st.large[string(key)]; h != nil && a.Space.settleStruck(a.ctx, st, string(key), h) != nil {
-			a.Space.unsettled.Add(int64(h.Struck.Len())) // the sweeper goes on with it
+			a.Space.unsettled.Add(int64(h.Struck.Len())) // the sweeper will try again
 		}
 	}
 }

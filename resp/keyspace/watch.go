@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// watchTable knows who watches which keys. While nobody watches, a
-// change costs one atomic load.
+// watchTable knows which accesses watch which keys. While nobody watches, a change costs one atomic load.
 type watchTable struct {
 	keys atomic.Int64 // number of watched keys
 
@@ -18,15 +17,15 @@ type watchTable struct {
 // watched is a key that an access watches.
 type watched struct {
 	key    string
-	there  bool      // whether there was such a key as WATCH ran
-	expire time.Time // when it was to expire then
+	there  bool      // whether the key was there when WATCH ran
+	expire time.Time // when it was to expire, as WATCH found it
 }
 
-// watchCost is about what watching a key takes beside the key, in bytes: in the
-// list of who watches it, and in the table a map's slot and a map.
+// watchCost is about how many bytes it takes to watch a key, beside the key: for an element of Access.watching and,
+// in the table, for a slot of a map and a map.
 const watchCost = 400
 
-// watch makes a watch a key. The key's stripe must be locked.
+// watch notes that the access a watches a key. The key's stripe must be locked.
 func (t *watchTable) watch(a *Access, w watched) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -47,14 +46,14 @@ func (t *watchTable) watch(a *Access, w watched) {
 	m[a] = struct{}{}
 }
 
-// unwatch makes a watch nothing.
+// unwatch ends all watching of the access a.
 func (t *watchTable) unwatch(a *Access) {
 	if len(a.watching) == 0 {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	// Nobody can set it again once the lock is free and the keys are gone.
+	// Once t.mu is free, the table has no key for a, so nobody sets Dirty again.
 	a.Dirty.Store(false)
 	for _, w := range a.watching {
 		m := t.by[w.key]
@@ -67,8 +66,7 @@ func (t *watchTable) unwatch(a *Access) {
 	a.watching, a.watchLen = nil, 0
 }
 
-// touch tells who watches key that it has changed. The key's stripe must be
-// locked for writing.
+// touch tells the accesses that watch key that it has changed. The key's stripe must be locked for writing.
 func (t *watchTable) touch(key []byte) {
 	if !t.any() {
 		return
@@ -80,7 +78,7 @@ func (t *watchTable) touch(key []byte) {
 	}
 }
 
-// any reports whether a key is watched.
+// any reports whether any key is watched.
 func (t *watchTable) any() bool { return t.keys.Load() != 0 }
 
 // WatchedKeys is how many keys are watched.
@@ -100,7 +98,7 @@ func (t *watchTable) all() [][]byte {
 	return keys
 }
 
-// Watch makes a watch keys, whose stripes are locked: all, or none.
+// Watch makes the access a watch all of keys, or none if it fails. The keys' stripes must be locked.
 func (a *Access) Watch(keys [][]byte) error {
 	list := make([]watched, 0, len(keys))
 	for _, key := range keys {
@@ -116,27 +114,27 @@ func (a *Access) Watch(keys [][]byte) error {
 	return nil
 }
 
-// Unwatch makes a watch nothing in the space, in which all is that it watches.
+// Unwatch ends all watching of the access a. The keys that a watches must all be in this space.
 func (sp *Space) Unwatch(a *Access) { sp.watches.unwatch(a) }
 
-// Watches reports whether a watches a key.
+// Watches reports whether the access a watches any key.
 func (a *Access) Watches() bool { return len(a.watching) > 0 }
 
-// WatchedKey is one of the keys that a watches, which are some.
+// WatchedKey returns one of the keys that the access a watches. It must watch some.
 func (a *Access) WatchedKey() []byte { return []byte(a.watching[0].key) }
 
-// WantWatched adds the stripes of what a watches to those to be locked.
+// WantWatched adds the stripes of the keys that the access a watches to those that LockWanted takes.
 func (a *Access) WantWatched() {
 	for _, w := range a.watching {
 		a.Want([]byte(w.key))
 	}
 }
 
-// WatchHeld is about how many bytes what a watches takes.
+// WatchHeld is about how many bytes the watching of the access a takes.
 func (a *Access) WatchHeld() int { return a.watchLen }
 
-// WatchedChanged reports whether a key that a watches has changed, expired or,
-// in a cache, vanished. The keys' stripes must be locked.
+// WatchedChanged reports whether a key that the access a watches has changed, expired or, in a cache, vanished. The
+// keys' stripes must be locked.
 func (a *Access) WatchedChanged() bool {
 	if a.Dirty.Load() {
 		return true

@@ -13,9 +13,8 @@ import (
 	"polder/resp/table"
 )
 
-// Monitor is what LATENCY knows: for every command a histogram of how long it
-// took, and the times when something took longer than the threshold. Both count
-// time as the slow log does.
+// Monitor is what LATENCY knows: for every command a histogram of how long it took, and when something took as long
+// as the threshold or longer. Both count time as the slow log does.
 type Monitor struct {
 	calls     []histogram  // by table.Command.ID
 	Threshold atomic.Int64 // in milliseconds; 0: no events
@@ -24,11 +23,11 @@ type Monitor struct {
 	events [numEvents]event // guarded by mu
 }
 
-// New makes a monitor of so many commands.
+// New makes a monitor for so many commands.
 func New(commands int) *Monitor { return &Monitor{calls: make([]histogram, commands)} }
 
-// histogram counts calls: calls[i] those that took less than 1<<i microseconds,
-// and are in no bucket before.
+// histogram counts calls: calls[i] counts those that took less than 1<<i microseconds and are not in an earlier
+// bucket.
 type histogram struct{ calls [32]atomic.Int64 }
 
 func (h *histogram) observe(took time.Duration) {
@@ -52,18 +51,18 @@ const (
 
 var eventNames = [numEvents]string{"command", "fast-command", "far-fetch"}
 
-// maxSamples is how many seconds in which an event happened are remembered.
+// maxSamples is how many samples of an event are remembered, each of a second in which the event happened.
 const maxSamples = 160
 
-// event is the last times something took long.
+// event has the last times when something took long.
 type event struct {
-	samples []sample // one a second at most, oldest first
-	worst   int64    // milliseconds, ever
+	samples []sample // at most one for each second, oldest first
+	worst   int64    // the longest ever, in milliseconds
 }
 
 type sample struct{ at, ms int64 } // at is in seconds since 1970
 
-// Note adds an event if it took longer than the threshold.
+// Note adds an event if it took as long as the threshold or longer.
 func (l *Monitor) Note(e int, took time.Duration) {
 	ms, least := took.Milliseconds(), l.Threshold.Load()
 	if least == 0 || ms < least {
@@ -84,7 +83,7 @@ func (l *Monitor) Note(e int, took time.Duration) {
 	ev.samples = append(ev.samples, sample{now, ms})
 }
 
-// Observe counts a command, by its place in the table, that took so long; fast is what Redis calls such a one.
+// Observe counts a command that took so long. id is its place in the table; fast says whether Redis calls it fast.
 func (l *Monitor) Observe(id int, fast bool, took time.Duration) {
 	l.calls[id].observe(took)
 	e := EventCommand
@@ -194,7 +193,7 @@ func (l *Monitor) Histogram(t *table.Table, w *reply.Writer, a [][]byte) error {
 		w.Str(c.Name)
 		w.Map(2)
 		w.Str("calls")
-		type bucket struct{ below, calls int64 } // microseconds, and how many calls took less
+		type bucket struct{ below, calls int64 } // how many calls took less than below, in microseconds
 		var upTo []bucket
 		n := int64(0)
 		h := &l.calls[c.ID]

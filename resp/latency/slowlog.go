@@ -11,20 +11,20 @@ import (
 	"polder/resp/reply"
 )
 
-// What the slow log keeps of a command, as in Redis, and of how many commands at
-// most: some 4 KiB each.
+// What the slow log keeps of a command, as in Redis, and of how many commands at most. Each takes about 4 KiB at
+// most.
 const (
 	slowArgs    = 32
 	slowArgLen  = 128
 	MaxSlowLogs = 1024
 )
 
-// SlowLog is the last commands that took long: from when the command began to
-// run until its reply was there, the wait for far memory included, but not that
-// for its client, other commands of a pipeline, or the end of CLIENT PAUSE.
+// SlowLog has the last commands that took long. It counts from when the command began to run until its reply was
+// there. That includes waiting for far memory, but not waiting for the client, for other commands of a pipeline, or
+// for the end of CLIENT PAUSE.
 type SlowLog struct {
 	Than atomic.Int64 // in microseconds; negative: nothing is logged
-	most atomic.Int64 // entries
+	most atomic.Int64 // how many entries are kept
 
 	mu   sync.Mutex
 	next int64      // the number of the next entry; guarded by mu
@@ -41,7 +41,7 @@ type slowCall struct {
 	name   string
 }
 
-// NewSlowLog makes a slow log as it is until a client changes it.
+// NewSlowLog makes a slow log with the settings that it has until a client changes them.
 func NewSlowLog() *SlowLog {
 	l := &SlowLog{}
 	l.Than.Store(10_000)
@@ -55,7 +55,8 @@ func (l *SlowLog) Takes(took time.Duration) bool {
 	return than >= 0 && took.Microseconds() >= than
 }
 
-// Add adds a command that took so long, which is copied in part: the client has an address, and a name.
+// Add adds a command that took so long. Its arguments are copied in part. client is the client's address, and name
+// the client's name.
 func (l *SlowLog) Add(args [][]byte, took time.Duration, client, name string) {
 	c := slowCall{at: time.Now(), took: took, args: shortened(args), client: client, name: name}
 	l.mu.Lock()
@@ -69,7 +70,7 @@ func (l *SlowLog) Add(args [][]byte, took time.Duration, client, name string) {
 // Most is how many entries are kept.
 func (l *SlowLog) Most() int64 { return l.most.Load() }
 
-// trim forgets what is more than may be.
+// trim removes the oldest entries if there are more than may be kept.
 //
 // Preconditions: l.mu is held.
 func (l *SlowLog) trim() {
@@ -88,12 +89,11 @@ func (l *SlowLog) Resize(most int64) {
 	l.trim()
 }
 
-// shortened copies at most 32 arguments, of 128 bytes at most, and says how much
-// is missing.
+// shortened copies at most 32 arguments, of at most 128 bytes each, and adds how much was left out.
 func shortened(args [][]byte) [][]byte {
 	more := len(args) - slowArgs
 	if more > 0 {
-		more++ // the last place is for saying so
+		more++ // the last place says how many are missing
 		args = args[:slowArgs-1]
 	}
 	list := make([][]byte, 0, slowArgs)

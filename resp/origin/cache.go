@@ -7,32 +7,32 @@ import (
 	"polder/soft"
 )
 
-// kind is what is known of a key.
+// kind says what is known of a key.
 type kind uint8
 
 const (
 	kindUnknown kind = iota // the origin must be asked
 	kindValue               // it is a string
-	kindNull                // there is none
+	kindNull                // there is no such key
 	kindLarge               // it is a string too long to be cached
 )
 
-// header is the length of what is stored in front of a value: until when it is valid,
-// on the tracker's own clock, which setting the host's does not move; and its kind.
+// header is the length of what is stored in front of a value: until when the value is valid, on the tracker's own
+// clock, which does not move when the host's clock is set; and its kind.
 const header = 9
 
-// never is the end of what does not expire.
+// never is until when a value is valid that does not expire.
 const never = time.Duration(1<<63 - 1)
 
-// encode makes a cached value in dst.
+// encode appends a value to dst as it is cached.
 func encode(dst []byte, k kind, ends time.Duration, value []byte) []byte {
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(ends))
 	dst = append(dst, byte(k))
 	return append(dst, value...)
 }
 
-// lookup returns what is cached of a key; what it reads into buf is valid until that is
-// used again. It is kindUnknown, too, if the cache may not answer at the moment.
+// lookup returns what is cached of a key. It reads the value into buf, where it is valid until buf is used again. It
+// also returns kindUnknown if the cache may not answer at the moment.
 func (t *tracker) lookup(key []byte, buf *[]byte) (kind, []byte) {
 	if !t.fresh() {
 		return kindUnknown, nil
@@ -45,7 +45,7 @@ func (t *tracker) lookup(key []byte, buf *[]byte) (kind, []byte) {
 	return kind(item.Value[header-1]), item.Value[header:]
 }
 
-// fresh reports whether the origin has confirmed lately what is cached.
+// fresh reports whether the origin has confirmed the cached values less than Config.Lag ago.
 func (t *tracker) fresh() bool {
 	return t.up.Load() && t.now()-time.Duration(t.confirmed.Load()) < t.cfg.Lag
 }
@@ -58,11 +58,11 @@ func (t *tracker) concerns(key string) bool {
 	if flying {
 		return true
 	}
-	_, _, cached := t.m.Stat([]byte(key)) // after the flights: one that lands is cached first
+	_, _, cached := t.m.Stat([]byte(key)) // after the flights: a flight that ends caches its value first
 	return cached
 }
 
-// keep caches what the question's flight has brought. If there is no memory for it, nothing is cached.
+// keep caches what the flight of q has brought. If there is no memory for it, nothing is cached.
 //
 // Preconditions: the caller is the goroutine that reads the link.
 func (t *tracker) keep(q *question, ends time.Duration) {
@@ -76,7 +76,7 @@ func (t *tracker) keep(q *question, ends time.Duration) {
 	}
 }
 
-// forget removes a key, and keeps what is under way from being cached.
+// forget removes a key, and keeps the result of a flight of it that is under way from being cached.
 //
 // Preconditions: the caller is the goroutine that reads the link.
 func (t *tracker) forget(key []byte) {

@@ -16,14 +16,14 @@ import (
 
 const (
 	firstInput = 4 << 10  // room for commands, to begin with
-	flushAt    = 64 << 10 // of replies and commands that wait to go out together
+	flushAt    = 64 << 10 // bytes of replies or commands from which on they are sent at once
 	ahead      = 256      // keys of a pipeline that are fetched together
 )
 
 var errRefused = errors.New("ERR this is a cache: replicas connect to the origin itself")
 
-// client is one connection. Its fields belong to the goroutine that reads commands,
-// unless they say otherwise.
+// client is a client's connection. A field belongs to the goroutine that reads commands, unless its comment says
+// otherwise.
 type client struct {
 	s   *Server
 	t   *tracker
@@ -33,28 +33,28 @@ type client struct {
 	conn   net.Conn
 	parser proto.Parser
 	in     []byte // what has come
-	at     int    // of it, what has been done
+	at     int    // how many bytes of in are done
 	local  []byte // replies from the cache that wait to go out
 	value  []byte // the last value looked up
 
 	back  net.Conn  // the client's own connection to the origin, nil until it needs one
-	fwd   []byte    // commands that wait to go there
-	tried time.Time // when connecting failed last
-	why   error     // as it did
-	plain bool      // everything is passed on, and replies are not matched any more
+	fwd   []byte    // commands to the origin that wait to go out
+	tried time.Time // when connecting to the origin failed last
+	why   error     // why it failed
+	plain bool      // everything is passed on, and replies are no longer matched with commands
 	relay sync.WaitGroup
 
-	// state is of the goroutine that reads replies while some are outstanding, and
-	// otherwise of the one that reads commands.
+	// state belongs to the goroutine that reads replies while replies are outstanding, and otherwise to the goroutine
+	// that reads commands.
 	state       state
 	outstanding atomic.Int64
-	dirty       atomic.Bool // plain, and may have changed values
+	dirty       atomic.Bool // since plain was set, commands may have changed values
 
 	mu       sync.Mutex
 	answered sync.Cond // when sent has become empty, or over was set
-	sent     []passed  // guarded by mu: in the order of their replies
-	over     bool      // guarded by mu: no reply comes any more
-	gone     bool      // guarded by mu: hangUp was called
+	sent     []passed  // commands whose replies are outstanding, in order; guarded by mu
+	over     bool      // no more replies come; guarded by mu
+	gone     bool      // hangUp was called; guarded by mu
 }
 
 func newClient(s *Server, conn net.Conn) *client {
@@ -77,12 +77,13 @@ func (c *client) hangUp() {
 	clientmem.HangUp(c.conn)
 }
 
-// run serves the client until it has gone, and returns when nothing of it runs.
+// run serves the client until it has gone. It returns when all goroutines of the client have ended.
 func (c *client) run() error {
 	err := c.commands()
 	if c.back != nil {
 		if errors.Is(err, io.EOF) && c.outstanding.Load() > 0 {
-			// It waits for replies, or has gone: the origin sees the same, and decides.
+			// The client has closed its sending side: it waits for replies, or has gone. The origin sees the same,
+			// and decides.
 			if half, ok := c.back.(interface{ CloseWrite() error }); ok {
 				_ = half.CloseWrite()
 				_ = c.back.SetReadDeadline(time.Now().Add(c.s.cfg.WriteTimeout))
@@ -125,7 +126,7 @@ func (c *client) commands() error {
 	}
 }
 
-// fill reads more commands. What there is of one is moved to the front.
+// fill reads more commands. It moves an incomplete command to the front of in.
 func (c *client) fill() error {
 	c.in = c.in[:copy(c.in, c.in[c.at:])]
 	c.at = 0
@@ -139,7 +140,7 @@ func (c *client) fill() error {
 		c.in = make([]byte, 0, firstInput)
 	case len(c.in) == cap(c.in) || missing > cap(c.in)-len(c.in) && cap(c.in)-len(c.in) < len(c.in):
 		c.parser.Forget()
-		c.in = clientmem.Grow(c.in, 2*cap(c.in)) // at most twice what has come: what is announced costs nothing
+		c.in = clientmem.Grow(c.in, 2*cap(c.in)) // at most twice what has come: announcing bytes costs nothing
 	}
 	if !c.mem.Hold(cap(c.in) + cap(c.fwd) + cap(c.local) + cap(c.value) + c.out.held() + c.awaited()) {
 		return errors.New("clients hold too much, and this one most")
@@ -159,17 +160,17 @@ func (c *client) fill() error {
 	return err
 }
 
-// passedSize is about what a command that was passed on takes until it is answered.
+// passedSize is about how many bytes a command that was passed on takes until it is answered.
 const passedSize = 128
 
-// awaited is what the replies that are awaited make the server hold.
+// awaited is about how many bytes the commands that are not answered yet take.
 func (c *client) awaited() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return cap(c.sent) * passedSize
 }
 
-// flush sends what waits to go out together.
+// flush sends the replies and commands that wait to go out.
 func (c *client) flush() error {
 	if err := c.flushLocal(); err != nil || len(c.fwd) == 0 {
 		return err
@@ -205,8 +206,7 @@ func (c *client) forward(b []byte) error {
 	return nil
 }
 
-// say answers with an error, behind the replies that are awaited, before the client is
-// disconnected.
+// say sends the client an error after the replies that are outstanding. The client is to be disconnected then.
 func (c *client) say(text string) error {
 	if err := c.flush(); err != nil {
 		return err
@@ -224,12 +224,12 @@ func (c *client) say(text string) error {
 	late := len(c.sent) > 0
 	c.mu.Unlock()
 	if late {
-		return nil // it could be in the midst of a reply
+		return nil // the client may be in the midst of a reply
 	}
 	return c.out.write(proto.AppendError(nil, text), nil)
 }
 
-// command has a command answered. Raw is what it came as.
+// command has a command answered. Raw is the command as it came.
 func (c *client) command(args [][]byte, raw []byte) error {
 	r := ruleOf(args)
 	if !c.plain {
@@ -269,7 +269,7 @@ func (c *client) command(args [][]byte, raw []byte) error {
 	return nil
 }
 
-// await notes what the reply to a command that is about to be passed on will mean.
+// await notes, before a command is passed on, what its reply will mean.
 func (c *client) await(r rule, args [][]byte) {
 	if r.op == opRaw || c.plain && r.op != opListen && r.op != opQuiet {
 		c.dirty.Store(true)
@@ -285,7 +285,7 @@ func (c *client) await(r rule, args [][]byte) {
 	c.outstanding.Add(1)
 }
 
-// retry is for how long after a failure commands fail likewise, such as those of a
+// retry is how long, after connecting to the origin has failed, further commands fail likewise, such as those of a
 // pipeline.
 const retry = 100 * time.Millisecond
 
@@ -323,7 +323,7 @@ func (c *client) dial() error {
 		c.answered.Broadcast()
 		c.mu.Unlock()
 		c.out.wait()
-		_ = c.conn.Close() // as the origin has closed its side
+		_ = c.conn.Close() // the origin has closed its side, too
 		if !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.EOF) {
 			c.s.cfg.Logger.Debug("the origin has left a client", "remote", c.conn.RemoteAddr(), "error", err)
 		}

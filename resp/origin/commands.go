@@ -7,15 +7,15 @@ import (
 	"polder/resp/proto"
 )
 
-// A rule is what must be known of a command to pass it on.
+// A rule says what must be known of a command to pass it on.
 type rule struct {
 	op op
-	// keys are the arguments from first to last, counted from the end if negative,
-	// in steps; first is 0 if it is not known which keys the command concerns.
+	// The keys are the arguments from first to last (counted from the end if negative), in steps of step. first is 0
+	// if it is not known which keys the command concerns.
 	first, last, step int8
 }
 
-// op is what a command does to the connection that it comes by.
+// op is what a command does to the connection that it comes from.
 type op uint8
 
 const (
@@ -23,10 +23,10 @@ const (
 	opQuiet              // nothing, and it concerns no values
 	opGet                // answered from the cache
 	opMGet               // likewise
-	opExists             // and these, if what they need is cached
+	opExists             // this and the next two are answered from the cache if their values are there
 	opStrLen             //
 	opGetRange           //
-	opSelect             // and the following change what later commands mean
+	opSelect             // this and the following, up to opUnwatch, change what later commands mean
 	opHello              //
 	opAuth               //
 	opMulti              //
@@ -107,16 +107,16 @@ func lower(dst, b []byte) []byte {
 	return dst
 }
 
-// maxChecked is how many keys of a command are looked for in the cache. With more of
-// them its reply waits.
+// maxChecked is how many keys of a command are looked for in the cache. The reply to a command with more keys always
+// waits.
 const maxChecked = 64
 
-// passed is a command that was passed on, and whose reply is to come.
+// passed is a command that was passed on, and whose reply is yet to come.
 type passed struct {
 	op   op
-	wait bool     // its reply waits for the link, whatever its keys are
-	keys []string // its reply waits if one of them is cached
-	// what counts if it succeeds
+	wait bool     // its reply waits for the link, whatever the keys are
+	keys []string // its reply waits for the link if one of these is cached
+	// These count if the command succeeds.
 	db    int
 	proto int
 	user  string // "" if it does not change
@@ -162,7 +162,7 @@ func (p *passed) hello(args [][]byte) {
 	}
 }
 
-// concerns notes the keys that a command is about.
+// concerns notes the keys that a command concerns.
 func (p *passed) concerns(r rule, args [][]byte) {
 	last := int(r.last)
 	if last < 0 {
@@ -174,26 +174,26 @@ func (p *passed) concerns(r rule, args [][]byte) {
 		return
 	}
 	for i := first; i <= last; i += step {
-		if len(args[i]) <= maxKey { // none longer is cached
+		if len(args[i]) <= maxKey { // longer keys are not cached
 			p.keys = append(p.keys, string(args[i]))
 		}
 	}
 }
 
-// state is what a client's connection is at the origin, as far as it matters here.
+// state is the state of a client's connection to the origin, as far as it matters here.
 type state struct {
 	proto        int
 	db           int
 	user         string // as whom it has authenticated; "" for nobody
 	multi, watch bool
-	lost         bool // it cannot be known any more
+	lost         bool // the state is not known any more
 }
 
-// apply changes the state by a command that has succeeded.
+// apply changes the state as a command does that has succeeded.
 func (s *state) apply(p *passed) {
 	switch p.op {
 	case opSelect, opHello, opAuth:
-		if s.multi { // it was queued, and counts if EXEC comes
+		if s.multi { // the command was queued, and has its effect only if EXEC comes
 			s.lost = true
 			return
 		}
@@ -219,7 +219,7 @@ func (s *state) apply(p *passed) {
 	}
 }
 
-// reads reports whether reads may be answered from the cache of u.
+// reads reports whether the client's reads may be answered from the cache of u.
 func (s *state) reads(u *URL) bool {
 	if s.multi || s.watch || s.lost || s.db != u.DB {
 		return false

@@ -1,17 +1,14 @@
-// Package origin is a cache in soft memory before a Redis that runs elsewhere, the
-// origin. Clients speak to a [Server] as they would to the origin, and nothing has to
-// be programmed: GET and MGET are answered from memory that is idle on this machine,
-// and so are GETRANGE, STRLEN and EXISTS of what these have brought. Every other command
-// is passed on unchanged, over a connection of the client's own, with its transactions,
-// scripts, subscriptions, databases and users. Reads of hashes and other collections are
-// passed on, too: an invalidation names the key and not what has changed of it, and how
-// long a field lives is not what PTTL says.
+// Package origin is a cache in soft memory in front of a Redis that runs elsewhere, the origin. Clients speak to a
+// [Server] as they would to the origin, and nothing has to be programmed. GET and MGET are answered from memory that
+// is idle on this machine; so are GETRANGE, STRLEN and EXISTS for values that GET and MGET have brought. Every other
+// command is passed on unchanged, over a connection of the client's own, with its transactions, scripts,
+// subscriptions, databases and users. Reads of hashes and other collections are passed on, too: an invalidation names
+// the key and not what has changed in it, and PTTL does not say how long a field lives.
 //
 // # What is promised
 //
-// Whatever goes through one Server is linearizable, as it is at one Redis: who has
-// been answered a write, by any command, knows that nobody reads the old value from
-// this cache any more. For what others write at the origin itself:
+// Whatever goes through one Server is linearizable, as it is at one Redis: when a client has the reply to a write, by
+// any command, nobody reads the old value from this cache any more. For what others write at the origin itself:
 //
 //   - A read never returns a value after the server has received its invalidation.
 //   - Reads are sequentially consistent: all clients of the cache see the
@@ -20,61 +17,52 @@
 //     does: what has not been confirmed for so long is asked for again.
 //   - A key with a time to live ends here no later than there.
 //
-// One thing is not seen: a SWAPDB that is not sent through the cache, of which
-// Redis sends no invalidation.
+// One thing is not seen: a SWAPDB that is not sent through the cache, since Redis sends no invalidation of it.
 //
 // # How
 //
-// One connection, the link, is the cache's own: RESP3 with CLIENT TRACKING ON.
-// Nothing but GET, PTTL and PING is sent there, so that in the default mode Redis
-// remembers for us exactly the keys that are cached. OPTIN would say the same with a
-// command more for each read; BCAST would send an invalidation of every write.
-// Replies and invalidations come in one stream, in the order in which the origin has
-// executed what they are about, and one goroutine applies them in that order. So what
-// is cached is the origin's state at one point of the stream, and the point moves
-// forward only.
+// One connection, the link, is the cache's own: RESP3 with CLIENT TRACKING ON. Only GET, PTTL and PING are sent
+// there, so that in the default mode Redis remembers for us exactly the keys that are cached. OPTIN would have the
+// same effect with one more command for each read; BCAST would send an invalidation of every write. Replies and
+// invalidations come in one stream, in the order in which the origin has executed what they are about, and one
+// goroutine applies them in that order. So the cache has the origin's state at one point of the stream, and the point
+// only moves forward.
 //
-// A miss is a flight: GET and PTTL in one write. The time to live counts from before
-// they were sent. If an invalidation of the key comes between the flight's start and
-// its last reply, what it brings is given to those who wait and is not cached, and who
-// comes later begins another flight; so GET and PTTL need no MULTI, and an origin may
-// put a reply behind an invalidation that overtook it. There is one flight of a key at
-// a time, and a bound for all of them, beyond which reads are passed on.
+// A miss is a flight: GET and PTTL in one write. The time to live counts from before they were sent. If an
+// invalidation of the key comes between the flight's start and its last reply, the flight's value is given to the
+// clients that wait for it and is not cached, and clients that come later begin another flight. Therefore GET and
+// PTTL need no MULTI, and an origin may put a reply behind an invalidation that overtook it. There is one flight of a
+// key at a time. The number of flights is bounded; beyond the bound, reads are passed on.
 //
-// The reply to a command that was passed on has to wait if the command concerned what
-// is cached: otherwise its sender could know a value before the cache knows that
-// its own is out of date. Of common commands it is known which keys they concern; if
-// none of them is cached or in flight, the reply goes on at once. Else, and for EXEC,
-// scripts and everything unknown, a PING on the link is waited for: its
-// reply comes behind the invalidations. That costs a second round trip. Replies that
-// come together wait together.
+// The reply to a command that was passed on has to wait if the command concerned something that is cached: otherwise
+// the client that sent it could know a new value before the cache knows that its own is out of date. For common
+// commands the cache knows which keys they concern; if none of these is cached or in flight, the reply goes on at
+// once. Otherwise, and for EXEC, scripts and everything unknown, the cache sends a PING on the link and waits for its
+// reply, which comes behind the invalidations. That costs a second round trip. Replies that come together wait
+// together.
 //
-// When the link breaks, or is silent for Config.Timeout, everything is forgotten
-// before anybody is answered from another link, and reads are passed on meanwhile.
-// An invalidation of all keys (FLUSHALL) forgets everything, too.
+// When the link breaks, or is silent for Config.Timeout, everything is forgotten before anybody is answered from
+// another link, and reads are passed on meanwhile. An invalidation of all keys (FLUSHALL) forgets everything, too.
 //
 // # Who may read
 //
-// Clients give the origin's passwords, to the origin. One is answered from the cache
-// only while it is the link's user, in the link's database, not within a transaction
-// or between WATCH and EXEC, and has no reply outstanding, so that its commands take
-// effect in its order. A client that subscribes, monitors or tracks by itself has its
-// connection passed on from then on, and so has one that changes its user, database
-// or protocol within a transaction. Replication is refused.
+// Clients give the origin's passwords, to the origin. A client is answered from the cache only while it is the link's
+// user, in the link's database, and neither within a transaction nor between WATCH and EXEC. It also must have no
+// reply outstanding, so that its commands take effect in its order. A client that subscribes, monitors or tracks by
+// itself has its connection passed on from then on; so has a client that changes its user, database or protocol
+// within a transaction. Replication is refused.
 //
 // # Why this is not a client library
 //
-// What counts here is where an invalidation stands among the replies of one
-// connection, and that the replies of others go on byte for byte. go-redis, which the
-// tests use, handles pushes beside the replies; libraries that cache by themselves do
-// it for one program, after the commands are taken apart. What is needed of the protocol is
-// little: see lines and proto.Skimmer.
+// What counts here is where an invalidation stands among the replies of one connection, and that the replies to
+// clients go on byte for byte. go-redis, which the tests use, handles pushes beside the replies; libraries that cache
+// by themselves do it for one program, after the commands are taken apart. Little is needed of the protocol: see
+// lines and proto.Skimmer.
 //
 // # Concurrency
 //
-// A client has a goroutine that reads its commands, one more that reads the origin's
-// replies once it has a connection there, and one while it reads slower than it is
-// answered. The link has one that reads, which alone changes what is cached, and one
-// that writes. client.mu is taken within output.mu; Server.mu and tracker.mu are leaves,
-// but for client.mu, which is taken within Server.mu when the server is closed.
+// A client has a goroutine that reads its commands; once it has a connection to the origin, another one that reads
+// the replies there; and a third one while it reads more slowly than it is answered. The link has a goroutine that
+// reads, which alone changes what is cached, and one that writes. client.mu is taken within output.mu; Server.mu and
+// tracker.mu are leaves, except that client.mu is taken within Server.mu when the server is closed.
 package origin

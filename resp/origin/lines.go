@@ -13,7 +13,7 @@ import (
 // maxLine is the longest line that the link reads.
 const maxLine = 64 << 10
 
-// attentive is a connection on which silence is an error.
+// attentive is a connection on which silence for the time patience is an error.
 type attentive struct {
 	net.Conn
 	patience time.Duration
@@ -26,11 +26,11 @@ func (c *attentive) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// lines reads replies. What it returns is valid until it reads again, unless it says
+// lines reads replies. The bytes that a method returns are valid until the next read, unless the method says
 // otherwise.
 type lines struct{ r *bufio.Reader }
 
-// line reads a line of at least its kind, without its end.
+// line reads a line and returns it without its end. It has at least the byte that says its kind.
 func (l *lines) line() ([]byte, error) {
 	b, err := l.r.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
@@ -45,7 +45,7 @@ func (l *lines) line() ([]byte, error) {
 	return b[:len(b)-2], nil
 }
 
-// length is the number of bytes or values that a line announces; -1 is null.
+// length returns the number of bytes or values that a line announces; -1 means null.
 func length(line []byte) (int64, error) {
 	n, ok := proto.ParseInt(line[1:])
 	if !ok || n < -1 || n > proto.MaxBulk {
@@ -54,7 +54,7 @@ func length(line []byte) (int64, error) {
 	return n, nil
 }
 
-// bytes reads a string of n bytes into memory of its own, and the line's end.
+// bytes reads a string of n bytes into memory of its own, and passes over the line's end.
 func (l *lines) bytes(n int) ([]byte, error) {
 	b := make([]byte, n)
 	for done := 0; done < n; {
@@ -100,8 +100,7 @@ func (l *lines) skipValues(n int64) error {
 	return nil
 }
 
-// skim passes over what has come of the reply at which s stands, and reports whether it
-// has ended.
+// skim passes over the bytes that have come of the reply at which s stands, and reports whether the reply has ended.
 func (l *lines) skim(s *proto.Skimmer) (done bool, err error) {
 	if _, err := l.r.Peek(1); err != nil {
 		return false, err
@@ -111,5 +110,5 @@ func (l *lines) skim(s *proto.Skimmer) (done bool, err error) {
 	return done, errors.Join(err, l.discard(int64(n)))
 }
 
-// oneLine is an error's text for a client.
+// oneLine returns an error's text for a client, on one line.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

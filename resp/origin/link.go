@@ -14,53 +14,53 @@ import (
 	"polder/soft"
 )
 
-// Bounds of what is asked for on the link.
+// Bounds of what the cache asks for on the link.
 const (
 	maxFlights = 1024
 	maxKey     = 4 << 10 // longer keys are not cached
 )
 
-// tracker keeps the link and what came by it.
+// tracker keeps the link, and caches what comes over it.
 type tracker struct {
 	cfg   *Config
 	dial  func(context.Context) (net.Conn, error)
 	m     *soft.ByteMap
 	since time.Time
-	code  []byte // an encoded value; of the goroutine that reads the link
+	code  []byte // an encoded value; belongs to the goroutine that reads the link
 
 	up        atomic.Bool            // the cache may answer
-	confirmed atomic.Int64           // time.Duration on the tracker's clock: all invalidations of before have come
+	confirmed atomic.Int64           // a time on the tracker's clock: all invalidations from before it have come
 	applied   atomic.Uint64          // odd while something is being forgotten
 	why       atomic.Pointer[error]  // why there is no link
-	password  atomic.Pointer[string] // what the next link shows
+	password  atomic.Pointer[string] // with which the next link authenticates
 
 	mu      sync.Mutex
-	link    net.Conn           // guarded by mu; nil while there is none
-	out     []byte             // guarded by mu: what the link's writer has yet to take
-	asked   []*question        // guarded by mu: in the order of their replies
-	barrier *question          // guarded by mu: a PING in out, which others may wait for
-	flights map[string]*flight // guarded by mu: those whose value counts for who comes now
-	flying  int                // guarded by mu: questions about keys
-	wake    chan struct{}      // out has become more
+	link    net.Conn           // nil while there is none; guarded by mu
+	out     []byte             // what the goroutine that writes has yet to take; guarded by mu
+	asked   []*question        // in the order of their replies; guarded by mu
+	barrier *question          // a PING that is still in out, and that others may wait for, too; guarded by mu
+	flights map[string]*flight // the flights that a client that comes now may join; guarded by mu
+	flying  int                // how many of asked are about keys; guarded by mu
+	wake    chan struct{}      // capacity 1: out has grown
 
 	stats counters
 }
 
-// question is what has been asked on the link: GET and PTTL of a key, or PING.
+// question is something that was asked on the link: GET and PTTL of a key, or PING.
 type question struct {
 	at     time.Duration // before it was sent
 	flight *flight       // nil for PING
-	half   bool          // GET has been answered; of the goroutine that reads
+	half   bool          // GET has been answered; belongs to the goroutine that reads the link
 	done   chan struct{} // closed when it has been answered or the link has gone
 }
 
 // flight is a read of a key at the origin.
 type flight struct {
 	key       string
-	overtaken bool // by an invalidation; of the goroutine that reads the link
+	overtaken bool // an invalidation has come meanwhile; belongs to the goroutine that reads the link
 	done      chan struct{}
 
-	// The result, when done is closed. It is kindUnknown if there is none.
+	// The result, once done is closed. It is kindUnknown if there is none.
 	kind  kind
 	value []byte
 }
@@ -71,11 +71,11 @@ func newTracker(cfg *Config, m *soft.ByteMap, dial func(context.Context) (net.Co
 	return t
 }
 
-// now is the tracker's clock, which begins at 1 ns.
+// now returns the time on the tracker's clock, which begins at 1 ns.
 func (t *tracker) now() time.Duration { return time.Since(t.since) + 1 }
 
-// fetch returns the flight that brings a key, a new one if there is none. It returns nil
-// if there is no link, or so much is under way that the caller must ask by itself.
+// fetch returns the flight of a key. It begins one if there is none. It returns nil if there is no link, or if so
+// many flights are under way that the caller must ask the origin by itself.
 func (t *tracker) fetch(key []byte) *flight {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -98,11 +98,11 @@ func (t *tracker) fetch(key []byte) *flight {
 	return f
 }
 
-// settle returns when every invalidation that the origin had sent before has been applied.
+// settle returns when every invalidation has been applied that the origin had sent before the call.
 func (t *tracker) settle() {
 	t.mu.Lock()
 	if t.link == nil {
-		t.mu.Unlock() // and nothing is answered from the cache
+		t.mu.Unlock() // without a link, nothing is answered from the cache
 		return
 	}
 	if t.barrier == nil {
@@ -110,10 +110,10 @@ func (t *tracker) settle() {
 	}
 	q := t.barrier
 	t.mu.Unlock()
-	<-q.done // answered, or the link is given up for its silence
+	<-q.done // it is answered, or the link is given up for its silence
 }
 
-// ping asks for a sign of life.
+// ping asks the origin for a PING's reply, and makes that the barrier.
 //
 // Preconditions: t.mu is held, and there is a link.
 func (t *tracker) ping() {
@@ -122,7 +122,7 @@ func (t *tracker) ping() {
 	t.ask(t.barrier)
 }
 
-// ask notes what is in out.
+// ask notes the question q, whose commands are in t.out.
 //
 // Preconditions: t.mu is held.
 func (t *tracker) ask(q *question) {
@@ -133,7 +133,7 @@ func (t *tracker) ask(q *question) {
 	}
 }
 
-// hangUp ends the link that there is, if there is one.
+// hangUp closes the link, if there is one.
 func (t *tracker) hangUp() {
 	t.mu.Lock()
 	if t.link != nil {
@@ -143,11 +143,11 @@ func (t *tracker) hangUp() {
 }
 
 const (
-	firstPause = 50 * time.Millisecond // between attempts to make a link
+	firstPause = 50 * time.Millisecond // the pause between two attempts to make a link, which doubles
 	lastPause  = 2 * time.Second
 )
 
-// run keeps a link until ctx is done.
+// run keeps a link to the origin until ctx is done.
 func (t *tracker) run(ctx context.Context) {
 	pause := firstPause
 	for ctx.Err() == nil {
@@ -167,7 +167,7 @@ func (t *tracker) run(ctx context.Context) {
 	}
 }
 
-// serve makes a link and applies what comes by it until it breaks.
+// serve makes a link and applies what comes over it until it breaks. When the link is made, serve calls made.
 func (t *tracker) serve(ctx context.Context, made func()) error {
 	dialCtx, cancel := context.WithTimeout(ctx, t.cfg.Timeout)
 	conn, err := t.dial(dialCtx)
@@ -203,7 +203,7 @@ func (t *tracker) serve(ctx context.Context, made func()) error {
 	return fmt.Errorf("the connection has gone: %w", err)
 }
 
-// greet makes a new connection one that is told of what changes.
+// greet logs in on a new connection, and has the origin send invalidations there.
 func (t *tracker) greet(conn net.Conn, r *lines) error {
 	u := &t.cfg.URL
 	hello := []string{"HELLO", "3"}
@@ -234,8 +234,8 @@ func (t *tracker) greet(conn net.Conn, r *lines) error {
 	return nil
 }
 
-// drop gives the link up: nothing that came by it is answered any more, then everything
-// is forgotten, and only then are those told who wait.
+// drop gives up the link. First it lets nothing more be answered from the cache, then it forgets everything, and only
+// then it wakes those who wait for replies of the link.
 func (t *tracker) drop(conn net.Conn) {
 	t.up.Store(false)
 	_ = conn.Close()
@@ -249,7 +249,7 @@ func (t *tracker) drop(conn net.Conn) {
 	}
 }
 
-// write sends what is asked, and a PING four times in each Lag, until the link has ended.
+// write sends what is asked, and a PING four times in each Config.Lag, until the link has ended.
 func (t *tracker) write(conn net.Conn, ended <-chan struct{}) {
 	tick := time.NewTicker(t.cfg.Lag / 4)
 	defer tick.Stop()
@@ -260,7 +260,8 @@ func (t *tracker) write(conn net.Conn, ended <-chan struct{}) {
 			return
 		case <-tick.C:
 			t.mu.Lock()
-			late := len(t.asked) > 0 && t.now()-t.asked[0].at > 30*t.cfg.Timeout // it sends something, but not this
+			// late: the origin sends something, but not the reply to this question.
+			late := len(t.asked) > 0 && t.now()-t.asked[0].at > 30*t.cfg.Timeout
 			if t.link == conn && t.barrier == nil && len(t.asked) < 2*maxFlights {
 				t.ping()
 			}
@@ -296,7 +297,7 @@ func (t *tracker) write(conn net.Conn, ended <-chan struct{}) {
 	}
 }
 
-// apply reads an invalidation or a reply, and does what it says.
+// apply reads an invalidation or a reply from the link, and does what it says.
 func (t *tracker) apply(r *lines) error {
 	line, err := r.line()
 	if err != nil {
@@ -313,7 +314,7 @@ func (t *tracker) apply(r *lines) error {
 	t.mu.Unlock()
 	switch {
 	case q == nil:
-		return proto.ErrReply // to nothing
+		return proto.ErrReply // a reply to nothing
 	case q.flight == nil:
 		err = r.skip(line)
 	case !q.half:
@@ -346,7 +347,7 @@ func (t *tracker) value(r *lines, line []byte, f *flight) error {
 		return nil
 	case '$':
 	default:
-		return r.skip(line) // an error; the client is told when it asks for itself
+		return r.skip(line) // an error reply; the client gets it when it asks the origin itself
 	}
 	n, err := length(line)
 	switch {
@@ -388,7 +389,7 @@ func (t *tracker) land(r *lines, line []byte, q *question) error {
 	return nil
 }
 
-// push reads an invalidation; others are passed over.
+// push reads an invalidation. It passes over other pushes.
 func (t *tracker) push(r *lines, line []byte) error {
 	n, err := length(line)
 	if err != nil || n < 1 {
@@ -434,7 +435,7 @@ func (t *tracker) push(r *lines, line []byte) error {
 	return nil
 }
 
-// invalidate reads a key and forgets it.
+// invalidate reads the name of a key and forgets the key.
 func (t *tracker) invalidate(r *lines) error {
 	line, err := r.line()
 	if err != nil {
@@ -444,7 +445,7 @@ func (t *tracker) invalidate(r *lines) error {
 	switch {
 	case err != nil || line[0] != '$' || n < 0:
 		return proto.ErrReply
-	case n > maxKey: // it was not asked for
+	case n > maxKey: // such a key was never asked for
 		return r.discard(n + 2)
 	}
 	key, err := r.bytes(int(n))
@@ -454,7 +455,7 @@ func (t *tracker) invalidate(r *lines) error {
 	return err
 }
 
-// state says how the link is: nil if the origin is cached.
+// state returns nil if the origin is cached, and otherwise says why not.
 func (t *tracker) state() error {
 	if t.up.Load() {
 		return nil

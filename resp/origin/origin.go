@@ -16,7 +16,7 @@ import (
 	"polder/soft"
 )
 
-// refusalTimeout is how long a client that is one too many may take to be told.
+// refusalTimeout is how long it may take to tell a client that there are too many.
 const refusalTimeout = time.Second
 
 // Config says what to cache, and where. Heap and URL are required.
@@ -24,35 +24,33 @@ type Config struct {
 	Heap *soft.Heap
 	URL  URL
 
-	// TLS, if URL asks for it, is how to verify the origin; it is called for
-	// each connection. The server's name is added. Default: with the system's
-	// authorities.
+	// TLS, if URL asks for TLS, returns how to verify the origin. It is called for each connection, and the server's
+	// name is added to what it returns. By default, the system's authorities are used.
 	TLS func() (*tls.Config, error)
 
-	// Lag bounds the age of what is answered from the cache: the origin is
-	// asked four times in each Lag whether it is still there. Default 1 s.
+	// Lag bounds the age of what is answered from the cache: the origin is asked four times in each Lag whether it is
+	// still there. Default 1 s.
 	Lag time.Duration
 	// Timeout is how long the origin may be silent on the cache's own
 	// connection before everything is forgotten, and how long connecting may
 	// take. Default 2 s.
 	Timeout time.Duration
-	// MaxValue is the longest value that is cached, and the longest argument
-	// that is passed on; longer replies are passed on uncached. Default 1 MiB.
+	// MaxValue is the length in bytes of the longest value that is cached, and of the longest argument that is passed
+	// on. Longer replies are passed on and not cached. Default 1 MiB.
 	MaxValue int
 
 	// MaxClients bounds connections. Default 10000.
 	MaxClients int
-	// OutputLimit is how many unread bytes are kept for a client, beyond
-	// which its commands wait. Default 8 MiB.
+	// OutputLimit is how many bytes are kept that a client has not read yet. Beyond that, its commands wait. Default
+	// 8 MiB.
 	OutputLimit int
-	// WriteTimeout is how long a client may take nothing of what it is sent,
-	// or the origin nothing of what is passed on. Default 30 s.
+	// WriteTimeout is how long a client may read nothing of what it is sent, or the origin nothing of what is passed
+	// on. Default 30 s.
 	WriteTimeout time.Duration
-	// IdleTimeout disconnects clients that have sent nothing for that long
-	// and wait for nothing. Zero: never.
+	// IdleTimeout disconnects clients that have sent nothing for that long and wait for nothing. Zero means never.
 	IdleTimeout time.Duration
-	// ClientMemory bounds what all clients together make the server hold.
-	// Servers may share one. Default: 128 MiB, for this server alone.
+	// ClientMemory bounds what all clients together make the server hold. Servers may share a budget. Default: 128
+	// MiB, or four times MaxValue if that is more, for this server alone.
 	ClientMemory *clientmem.Budget
 
 	Logger *slog.Logger // default: slog.Default
@@ -60,7 +58,7 @@ type Config struct {
 	dial func(context.Context) (net.Conn, error) // for tests
 }
 
-// withDefaults fills in what is zero and refuses what is wrong.
+// withDefaults fills in defaults for fields that are zero, and refuses fields that are wrong.
 func (c Config) withDefaults() (Config, error) {
 	if c.Heap == nil {
 		return c, errors.New("no heap is given")
@@ -122,8 +120,8 @@ type Server struct {
 	clients map[*client]struct{}  // guarded by mu
 }
 
-// New makes a server, and begins to connect to the origin; an origin that does not
-// answer is no failure. The caller closes the heap, after the server.
+// New makes a server and begins to connect to the origin. It does not fail if the origin does not answer. The caller
+// closes the heap, after the server.
 func New(cfg Config) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -146,7 +144,7 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// keepAlive ends connections to an origin's machine that has gone: within 30 s.
+// keepAlive makes a connection end within 30 s of the origin's machine having gone.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 // connect makes a connection to the origin.
@@ -173,8 +171,8 @@ func (s *Server) connect(ctx context.Context) (net.Conn, error) {
 	return secure, nil
 }
 
-// Serve accepts clients from lis until it or the server is closed, and then returns nil.
-// If lis gives TLS connections, only those whose handshake has succeeded are clients.
+// Serve accepts clients from lis until lis or the server is closed, and then returns nil. If lis gives TLS
+// connections, only those whose handshake has succeeded become clients.
 func (s *Server) Serve(lis net.Listener) error {
 	lis = accept.Listen(lis, s.cfg.Logger)
 	s.mu.Lock()
@@ -188,7 +186,7 @@ func (s *Server) Serve(lis net.Listener) error {
 		s.mu.Lock()
 		delete(s.lis, lis)
 		s.mu.Unlock()
-		_ = lis.Close() // again, mostly
+		_ = lis.Close() // mostly it is closed already
 	}()
 	for {
 		conn, err := lis.Accept()
@@ -228,15 +226,14 @@ func (s *Server) accept(conn net.Conn) {
 	}
 }
 
-// SetPassword changes what the cache's own connection shows to an origin whose URL has a
-// password, from the next connection on. The one that there is stays.
+// SetPassword changes the password with which the cache's own connection authenticates at an origin whose URL has a
+// password or a user. The change is for later connections; the present one stays as it is.
 func (s *Server) SetPassword(password string) { s.tracker.password.Store(&password) }
 
 // Health is nil while the origin is cached, and otherwise says why it is not.
 func (s *Server) Health() error { return s.tracker.state() }
 
-// Close ends all connections and forgets everything. The heap stays open. It is
-// idempotent.
+// Close ends all connections and forgets everything. It leaves the heap open. It is idempotent.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	var errs []error

@@ -9,18 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// output is what a client has yet to read. What the connection takes at once is written
-// by the caller; what it does not is kept, up to limit bytes, and written by a goroutine
-// that lives until all is written. Beyond the limit writers wait. A client that takes
-// nothing for so long as patience is disconnected.
+// output has what a client has yet to read. A caller of write writes as much as the connection takes at once. The
+// rest is kept, up to about limit bytes, and a goroutine writes it (drain), which lives until all is written. Beyond
+// the limit, callers of write wait. A client that takes nothing for the time patience is disconnected.
 type output struct {
 	conn     net.Conn
-	raw      syscall.RawConn // nil if the connection cannot be tried, as with TLS
+	raw      syscall.RawConn // nil if the connection cannot be written without waiting, as with TLS
 	limit    int
 	patience time.Duration
 
 	mu    sync.Mutex
-	moved sync.Cond // when buf has become empty, or err was set
+	moved sync.Cond // signals that buf has become empty, or that err was set
 	buf   []byte    // guarded by mu
 	busy  bool      // guarded by mu: drain runs
 	err   error     // guarded by mu
@@ -35,8 +34,8 @@ func newOutput(conn net.Conn, limit int, patience time.Duration) *output {
 	return o
 }
 
-// write sends p, or keeps it. Just before, and before anybody else's turn, it calls
-// first unless that is nil.
+// write sends p, or keeps it to be sent. Just before, when no other call of write can come between, it calls first
+// unless that is nil.
 func (o *output) write(p []byte, first func()) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -60,7 +59,7 @@ func (o *output) write(p []byte, first func()) error {
 	return nil
 }
 
-// try writes what the connection takes without waiting, and returns how much that is.
+// try writes as much of p as the connection takes without waiting, and returns how many bytes that is.
 func (o *output) try(p []byte) (n int) {
 	if o.raw == nil {
 		return 0
@@ -69,7 +68,7 @@ func (o *output) try(p []byte) (n int) {
 		n, _ = unix.Write(int(fd), p)
 		return true
 	})
-	return max(0, n) // an error comes again in drain
+	return max(0, n) // drain will get an error again
 }
 
 func (o *output) drain() {
@@ -103,10 +102,10 @@ func (o *output) send(b []byte) error {
 		}
 		b = b[len(piece):]
 	}
-	return o.conn.SetWriteDeadline(time.Time{}) // for try
+	return o.conn.SetWriteDeadline(time.Time{}) // try needs the connection without a deadline
 }
 
-// wait returns when everything has been written, or cannot be.
+// wait returns when everything has been written, or can no longer be.
 func (o *output) wait() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -115,7 +114,7 @@ func (o *output) wait() {
 	}
 }
 
-// held is how many bytes are kept.
+// held is how many bytes of memory the kept output takes.
 func (o *output) held() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -2,10 +2,9 @@ package origin
 
 import "polder/resp/proto"
 
-// read answers a command from the cache, and reports false if it cannot. What GET and MGET
-// miss is fetched, together with what the client has pipelined behind the command, which
-// is size bytes long. What the others miss is not: their replies are short, and the value
-// may be long.
+// read answers a command from the cache, and reports false if it cannot. Keys that GET and MGET miss are fetched, and
+// for GET also those of the GETs that the client has pipelined behind the command, which is size bytes long. Keys
+// that the other commands miss are not fetched: their replies are short, but the values may be long.
 func (c *client) read(o op, args [][]byte, size int) bool {
 	if len(args) < 2 || len(args)-1 > maxChecked {
 		return false
@@ -54,7 +53,7 @@ func (c *client) get(key []byte, size int) bool {
 		}
 		c.prefetch(size)
 		if c.flushLocal() != nil {
-			return false // who passes it on finds out
+			return false // passing the command on will find the same error
 		}
 		<-f.done
 		count = &c.t.stats.misses
@@ -93,9 +92,8 @@ func (c *client) mget(keys [][]byte) bool {
 	return ok
 }
 
-// atOnce tells each what is cached of the keys, one after the other, until it does not
-// want to go on. It reports whether all were told and are of one moment: nothing was
-// forgotten meanwhile.
+// atOnce calls each with what is cached of the keys, one after the other, until each returns false. It reports
+// whether each has got all keys, and all as they were at one moment: nothing was forgotten meanwhile.
 func (c *client) atOnce(keys [][]byte, each func(kind, []byte) bool) bool {
 	applied := c.t.applied.Load()
 	if applied%2 != 0 {
@@ -109,7 +107,7 @@ func (c *client) atOnce(keys [][]byte, each func(kind, []byte) bool) bool {
 	return c.t.applied.Load() == applied
 }
 
-// exists answers EXISTS, which counts a key as often as it is named.
+// exists answers EXISTS. A key counts as often as the command names it.
 func (c *client) exists(keys [][]byte) bool {
 	n := int64(0)
 	if !c.atOnce(keys, func(k kind, _ []byte) bool {
@@ -136,8 +134,8 @@ func (c *client) strLen(key []byte) bool {
 	return true
 }
 
-// getRange answers GETRANGE key start end, where negative positions count from the end. An
-// end before the beginning is left to the origin, which has its own ideas of it.
+// getRange answers GETRANGE key start end, where negative positions count from the end. If end lies before the
+// beginning of the value, the command is left to the origin, which has its own rules for that.
 func (c *client) getRange(args [][]byte) bool {
 	if len(args) != 4 {
 		return false
@@ -163,8 +161,7 @@ func (c *client) getRange(args [][]byte) bool {
 	return true
 }
 
-// fetch has those of the keys cached that are not, and reports whether it might have
-// succeeded.
+// fetch fetches the keys that are not cached, and reports whether all may be cached now.
 func (c *client) fetch(keys [][]byte) bool {
 	var flights []*flight
 	for _, key := range keys {
@@ -185,8 +182,8 @@ func (c *client) fetch(keys [][]byte) bool {
 	return true
 }
 
-// prefetch begins the flights of the GETs that the client has pipelined behind the
-// command at hand, up to the first other command.
+// prefetch begins the flights of the GETs that the client has pipelined behind the present command, up to the first
+// command that is no GET.
 func (c *client) prefetch(size int) {
 	p := proto.Parser{Limits: c.parser.Limits}
 	defer p.Release()

@@ -2,7 +2,7 @@ package origin
 
 import "polder/resp/proto"
 
-// replies passes on what the origin answers to the client, until there is no more.
+// replies passes on to the client what the origin answers, until there is no more.
 func (c *client) replies() error {
 	r := relay{c: c}
 	buf := make([]byte, 16<<10)
@@ -19,23 +19,22 @@ func (c *client) replies() error {
 	}
 }
 
-// relay knows which command the bytes at hand answer.
+// relay knows which command the bytes answer that it passes on.
 type relay struct {
 	c     *client
 	skim  proto.Skimmer
-	reply *passed // what the reply at hand answers; nil if it answers nothing, such as a push
-	wrong bool    // the reply at hand is an error
-	plain bool    // replies are not matched any more
+	reply *passed // the command that the present reply answers; nil if none, as with a push
+	wrong bool    // the present reply is an error
+	plain bool    // replies are no longer matched with commands
 }
 
-// pass passes on b. Before the first reply in it that could let the client know more than
-// the cache does, it waits for the cache; all replies in b are of commands that have been
-// executed by then, so that once is enough.
+// pass passes on b. Before the first reply in b that could let the client know more than the cache does, it waits for
+// the cache. Once is enough: the commands of all replies in b have been executed by then.
 func (r *relay) pass(b []byte) error {
 	c, settled, start, ended := r.c, false, 0, 0
 	send := func(to int) error {
-		// The commands are taken off the list first: when the client has the replies,
-		// its next command must find none outstanding.
+		// The commands are taken off the list first: when the client has the replies, no command may be outstanding
+		// any more for its next command.
 		err := c.out.write(b[start:to], func() { c.finish(ended) })
 		start, ended = to, 0
 		return err
@@ -89,21 +88,21 @@ func (r *relay) pass(b []byte) error {
 	return send(len(b))
 }
 
-// begin finds out what the reply answers that begins with kind. Ended are those of the
-// commands that have been answered and are not yet taken off the list.
+// begin finds out which command the reply answers that begins with the byte kind. ended is how many commands have
+// been answered and are still on the list.
 func (r *relay) begin(kind byte, ended int) error {
 	r.reply, r.wrong = nil, kind == '-' || kind == '!'
 	if kind == '>' {
 		return nil
 	}
 	c := r.c
-	if kind == '|' { // what is behind the attributes may be an error
+	if kind == '|' { // the reply behind the attributes may be an error
 		c.state.lost = true
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.sent) <= ended {
-		return proto.ErrReply // to nothing
+		return proto.ErrReply // a reply to nothing
 	}
 	p := c.sent[ended]
 	if r.plain = p.op == opListen || p.op == opRaw; !r.plain {
@@ -112,8 +111,8 @@ func (r *relay) begin(kind byte, ended int) error {
 	return nil
 }
 
-// uncertain reports whether the client may not be told the reply to p before the cache
-// has been told what the origin knew then.
+// uncertain reports whether the client must not get the reply to p before the cache has applied all invalidations
+// that the origin sent before it.
 func (c *client) uncertain(p *passed) bool {
 	if p.wait || p.op == opSwap {
 		return true
@@ -126,8 +125,7 @@ func (c *client) uncertain(p *passed) bool {
 	return false
 }
 
-// finish takes n commands off the list: their replies are about to be passed on, and
-// nothing else can be sent before.
+// finish takes n commands off the list. Their replies are about to be passed on, and nothing else can be sent before.
 func (c *client) finish(n int) {
 	if n == 0 {
 		return

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// counters count since the server was made.
+// counters count from when the server was made.
 type counters struct {
 	hits, misses, joined, passed, settled          atomic.Int64
 	invalidations, overtaken, flushes, connections atomic.Int64
@@ -16,8 +16,8 @@ type counters struct {
 type Stats struct {
 	Hits          int64 // reads answered from the cache alone
 	Misses        int64 // reads that were fetched for the cache
-	Joined        int64 // of what these needed, what was on its way already
-	Passed        int64 // commands passed on over connections of their clients' own
+	Joined        int64 // keys of these misses that were being fetched already
+	Passed        int64 // commands passed on over the clients' own connections
 	Settled       int64 // times that replies waited for the cache
 	Invalidations int64 // keys forgotten because the origin said so
 	Overtaken     int64 // fetched values that were not cached because they were out of date already

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// URL says where an origin is, and as whom the cache is there.
+// URL says where an origin is, and as which user the cache logs in there.
 type URL struct {
 	Network  string // tcp or unix
 	Address  string // HOST:PORT, or a path
@@ -19,7 +19,7 @@ type URL struct {
 	DB       int    // the database that is cached
 }
 
-// forms is what a URL may look like.
+// forms says what a URL may look like.
 const forms = "redis://HOST:PORT, rediss://HOST:PORT (TLS) or unix:///PATH, with USER:PASSWORD@ before the host and /DATABASE behind it (unix: ?db=DATABASE)"
 
 // ParseURL reads a URL as Redis's own clients do. Its errors do not repeat the text,
@@ -61,7 +61,7 @@ func ParseURL(text string) (URL, error) {
 	return u, nil
 }
 
-// String is the URL without the password.
+// String returns the URL without the password.
 func (u URL) String() string {
 	at := ""
 	if u.User != "" {
@@ -90,7 +90,7 @@ func (u URL) scheme() string {
 // guarded reports whether the link authenticates.
 func (u URL) guarded() bool { return u.User != "" || u.Password != "" }
 
-// user is whom the link is at the origin.
+// user returns the user as which the link is logged in at the origin.
 func (u URL) user() string {
 	if u.User == "" {
 		return "default"

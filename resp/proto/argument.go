@@ -2,14 +2,14 @@ package proto
 
 import "strings"
 
-// Clip is at most n bytes of b, up to a NUL as C's formats have it.
+// Clip returns at most n bytes of b. Like C's formats, it ends before a NUL.
 func Clip(b []byte, n int) string {
 	s := string(b[:min(n, len(b))])
 	s, _, _ = strings.Cut(s, "\x00")
 	return s
 }
 
-// Is compares an argument with a word in lower case, ignoring case.
+// Is reports whether an argument is a word, which must be in lower case. The case of the argument does not matter.
 func Is(arg []byte, word string) bool {
 	if len(arg) != len(word) {
 		return false

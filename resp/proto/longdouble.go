@@ -5,8 +5,8 @@ import (
 	"math/big"
 )
 
-// A LongDouble is a number of 64 bits of mantissa, as the C type is where
-// Redis runs: sums come out with the same digits. The zero value is 0.
+// A LongDouble is a number with a mantissa of 64 bits, like the C type on the machines where Redis runs: sums have
+// the same digits. The zero value is 0.
 type LongDouble = big.Float
 
 const (
@@ -14,20 +14,18 @@ const (
 	// maxLongDouble is the length of the first text that Redis finds too long.
 	maxLongDouble = 5 * 1024
 
-	// The numbers that the type holds, beside 0, are below 2^maxExp2 and
-	// 10^maxExp10. What is at most half of the smallest one, 2^minExp2, counts
-	// as 0; so does all that is below 10^minExp10.
+	// The numbers of the C type, beside 0, are below 2^maxExp2 and 10^maxExp10. The smallest is 2^minExp2. A number
+	// counts as 0 if it is at most half of that; so does a number below 10^minExp10.
 	maxExp2, maxExp10 = 16384, 4933
 	minExp2, minExp10 = -16445, -4951
 )
 
-// ParseLongDouble reads a number as strtold does, infinities included. As
-// Redis does, it refuses blanks, NaN, and what overflows or, without being 0,
-// comes out as 0.
+// ParseLongDouble reads a number as strtold does, infinities included. Like Redis, it refuses blanks, NaN, numbers
+// that overflow, and numbers that are not 0 but are rounded to 0.
 //
-// Exact arithmetic takes as much time and memory as the exponent is large, and
-// a client may write any exponent. So the number's magnitude is estimated first,
-// and what is out of range is refused before it is computed.
+// The larger the exponent, the more time and memory exact arithmetic takes, and a client may write any exponent. So
+// ParseLongDouble first estimates the number's magnitude, and refuses numbers that are out of range before it
+// computes them.
 func ParseLongDouble(b []byte) (*LongDouble, bool) {
 	if len(b) == 0 || len(b) >= maxLongDouble {
 		return nil, false
@@ -50,8 +48,8 @@ func ParseLongDouble(b []byte) (*LongDouble, bool) {
 	return f, ok
 }
 
-// scanned is a number as it was written: digits, an integer, times base to the
-// power of scale, times 10 or, if base is 16, 2 to the power of exp.
+// scanned is a number as it was written. It has the value digits (an integer in base) * base^scale * x^exp, where x
+// is 10, or 2 if base is 16.
 type scanned struct {
 	base   int
 	digits []byte // without leading zeros; none if the number is 0
@@ -59,8 +57,8 @@ type scanned struct {
 	exp    int    // within ±maxScanned
 }
 
-// maxScanned is where an exponent stops to be counted. However many digits a
-// number has, it is then out of range.
+// maxScanned is what larger exponents are cut to. A number with that exponent is out of range, however many digits it
+// has.
 const maxScanned = 1 << 20
 
 func scanNumber(b []byte) (s scanned, ok bool) {
@@ -120,8 +118,7 @@ func (s *scanned) value() (f *LongDouble, ok bool) {
 	if len(s.digits) == 0 {
 		return f, true
 	}
-	// The number is below base^width * 10^exp, or 2^exp, and not below a
-	// base-th of that.
+	// Let x be base^width * 10^exp, or with base 16, base^width * 2^exp. The number is below x, and not below x/base.
 	width := len(s.digits) + s.scale
 	if s.base == 10 {
 		if top := width + s.exp; top > maxExp10 || top <= minExp10 {
@@ -137,8 +134,8 @@ func (s *scanned) value() (f *LongDouble, ok bool) {
 	} else {
 		scaleBy10(f, n, s.scale+s.exp)
 	}
-	// What is halfway between 0 and the smallest number is rounded to 0,
-	// unless f was rounded down to be there.
+	// A number halfway between 0 and the smallest number is rounded to 0, unless f got there only because it was
+	// rounded down.
 	half := new(big.Float).SetMantExp(big.NewFloat(1), minExp2-1)
 	if c := f.Cmp(half); c < 0 || c == 0 && f.Acc() != big.Below {
 		return nil, false
@@ -146,7 +143,7 @@ func (s *scanned) value() (f *LongDouble, ok bool) {
 	return f, f.MantExp(nil) <= maxExp2
 }
 
-// scaleBy10 makes f n times 10 to the power of exp, rounded once.
+// scaleBy10 sets f to n times 10 to the power of exp, rounded once.
 func scaleBy10(f, n *LongDouble, exp int) {
 	power := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(max(exp, -exp))), nil)
 	p := new(big.Float).SetInt(power)
@@ -172,8 +169,7 @@ const decimals = 17
 // AppendLongDouble appends f as Redis shows it: 17 decimals, without the
 // zeros at the end.
 func AppendLongDouble(dst []byte, f *LongDouble) []byte {
-	// Fast path, for what would have thousands of decimals: below 2^-58 all
-	// 17 are 0.
+	// Fast path for numbers that would have thousands of decimals: below 2^-58, the first 17 decimals are 0.
 	if f.Sign() == 0 || f.MantExp(nil) <= -58 {
 		return append(dst, '0')
 	}

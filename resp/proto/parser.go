@@ -28,10 +28,9 @@ func (e Error) Error() string { return "Protocol error: " + string(e) }
 // few is how many arguments a Parser keeps memory for between commands.
 const few = 64
 
-// Parser finds commands in a buffer. It keeps its place between calls, so that
-// a command that arrives in many pieces is looked at once, and its arguments, which
-// are found when all of it is there, twice. Until then it costs no memory but
-// the buffer's, however many they are.
+// Parser finds commands in a buffer. It keeps its place between calls. So it looks at a command that arrives in many
+// pieces only once, and a second time to find the arguments when all of it is there. Until then the command costs no
+// memory but the buffer, however many arguments it has.
 //
 // The zero value with Limits set is ready for use.
 type Parser struct {
@@ -41,21 +40,20 @@ type Parser struct {
 
 	pos   int // first byte not looked at
 	count int // arguments of the command
-	left  int // of these, still to come; 0 between commands
+	left  int // arguments of the command that are still to come; 0 between commands
 	bulk  int // length of the argument at pos, if known
 	known bool
 	args  [][]byte
-	mem   []byte // mapped, where args are if they are many
+	mem   []byte // mapped memory that args is in, if there are many
 	quote []byte // unquoted inline arguments
 }
 
-// Next finds the first command in buf. It returns the arguments, which alias
-// buf until the next call, and the number of bytes that the command takes. If
-// buf holds no whole command it returns 0 bytes; the next call must then be
-// given the same bytes again with more behind them, at any address. A command
-// without arguments, which the protocol allows, is nil with its bytes.
+// Next finds the first command in buf. It returns the arguments, which alias buf until the next call, and the number
+// of bytes that the command takes. If buf holds no whole command it returns 0 bytes; the next call must then be given
+// the same bytes again with more behind them, at any address. Of a command without arguments, which the protocol
+// allows, Next returns nil and the number of its bytes.
 func (p *Parser) Next(buf []byte) (args [][]byte, n int, err error) {
-	once := false // the arguments are found at the first look
+	once := false // whether the arguments are found while the command is looked at for the first time
 	if p.left == 0 {
 		if len(buf) == 0 {
 			return nil, 0, nil
@@ -116,7 +114,7 @@ func (p *Parser) Next(buf []byte) (args [][]byte, n int, err error) {
 	return p.args, p.pos, nil
 }
 
-// collect finds the arguments of the command that buf begins with, which is whole.
+// collect finds the arguments of the command at the beginning of buf. All of the command is there.
 func (p *Parser) collect(buf []byte) {
 	p.args = p.args[:0]
 	switch {
@@ -135,8 +133,8 @@ func (p *Parser) collect(buf []byte) {
 	}
 }
 
-// Missing is how many bytes beyond the have that Next was last given the
-// command needs at least. It is a hint for growing buffers.
+// Missing returns how many more bytes the command needs at least, if the last call of Next was given have bytes. It
+// is a hint for growing buffers.
 func (p *Parser) Missing(have int) int {
 	if p.left == 0 || !p.known {
 		return 1
@@ -144,16 +142,15 @@ func (p *Parser) Missing(have int) int {
 	return max(1, p.pos+p.bulk+2-have)
 }
 
-// Moved tells the parser that the command which Next has found lies at the beginning
-// of buf now. The slices that Next has returned lie there too then, unless they are inline:
-// those are in a buffer of the parser's.
+// Moved tells the parser that the command that Next has found has moved to the beginning of buf. The slices that Next
+// has returned then point into buf, too; but those of an inline command stay in a buffer of the parser's.
 func (p *Parser) Moved(buf []byte) {
 	if buf[0] == '*' {
 		p.collect(buf)
 	}
 }
 
-// Forget lets go of the buffer that the last arguments were found in.
+// Forget drops the references to the buffer that the last arguments were found in.
 func (p *Parser) Forget() {
 	switch {
 	case p.mem != nil:
@@ -163,20 +160,20 @@ func (p *Parser) Forget() {
 	}
 }
 
-// drop lets go of the arguments' memory.
+// drop frees the memory of the arguments.
 func (p *Parser) drop() {
 	clientmem.Free(p.mem)
 	p.args, p.mem = nil, nil
 }
 
-// Held is the memory in bytes that the parser holds, or will when it has found the
-// arguments that have come so far.
+// Held is how many bytes of memory the parser holds, or will hold when it has found the arguments that have come so
+// far.
 func (p *Parser) Held() int {
 	return max(cap(p.args), p.count-p.left)*argSize + cap(p.quote)
 }
 
-// Release lets go of the buffer that the last arguments were found in, and of
-// memory that an unusually large command took. No command may be incomplete.
+// Release drops the references to the buffer that the last arguments were found in, and frees memory that an
+// unusually large command took. There must be no incomplete command.
 func (p *Parser) Release() {
 	p.count = 0
 	if cap(p.args) > few {
@@ -190,8 +187,8 @@ func (p *Parser) Release() {
 
 const badLength = -1 << 63
 
-// length reads "*123\r\n" or "$123\r\n" at pos and returns the number, or
-// badLength if it is none, and where the line ends: 0 if it does not yet.
+// length reads "*123\r\n" or "$123\r\n" at pos. It returns the number, or badLength if there is none, and where the
+// line ends: 0 if the line is not complete yet.
 func (p *Parser) length(buf []byte, pos int, what string) (n int64, next int, err error) {
 	// Fast path: one to five digits.
 	if what == "bulk" && buf[pos] == '$' || what == "mbulk" {

@@ -49,7 +49,8 @@ func AppendError(dst []byte, text string) []byte {
 // AppendArray appends the head of an array of n replies.
 func AppendArray(dst []byte, n int) []byte { return appendHeader(dst, '*', int64(n)) }
 
-// AppendPush appends the header of what a client has not asked for, with n elements: an array in version 2.
+// AppendPush appends the head of a message that a client has not asked for, of n elements: a push, but an array in
+// version 2.
 func AppendPush(dst []byte, version, n int) []byte {
 	if version == 3 {
 		return appendHeader(dst, '>', int64(n))

@@ -2,28 +2,28 @@ package proto
 
 import "errors"
 
-// ErrReply is for what is no reply of RESP2 or RESP3 as Redis sends them.
+// ErrReply is for bytes that are no reply of RESP2 or RESP3 as Redis sends them.
 var ErrReply = errors.New("cannot understand what was sent: it is no reply")
 
 // MaxBulk is the longest string of a reply in bytes, Redis's own limit.
 const MaxBulk = 512 << 20
 
-// Skimmer finds where a reply ends, in pieces as they come. It keeps nothing of
-// them. Attributes belong to the reply behind them. The zero value stands before a
-// reply. A Skimmer is not for concurrent use, and of no use after an error.
+// Skimmer finds where a reply ends, and is given the reply in pieces as they come. It keeps nothing of them.
+// Attributes belong to the reply behind them. The zero value stands before a reply. A Skimmer is not for concurrent
+// use, and of no use after an error.
 type Skimmer struct {
-	values int64    // still to come of the reply, without what the header at hand announces
-	bulk   int64    // bytes of a string and its line's end, still to come
+	values int64    // values of the reply that are still to come, without those of an incomplete header
+	bulk   int64    // how many bytes of a string and of the end of its line are still to come
 	kind   byte     // of the line that is being read; 0 between lines
-	number [24]byte // of that line
+	number [24]byte // the number in that line, as far as it was read
 	digits int
 }
 
 // Idle reports whether s stands before a reply.
 func (s *Skimmer) Idle() bool { return s.values == 0 && s.bulk == 0 && s.kind == 0 }
 
-// Skim takes the bytes of the reply at hand from b: n of them, and done says that it
-// ends there. The error is ErrReply.
+// Skim takes the bytes of the present reply from b. It returns how many these are, and whether the reply ends with
+// them. The error is ErrReply.
 func (s *Skimmer) Skim(b []byte) (n int, done bool, err error) {
 	if s.Idle() {
 		s.values = 1
@@ -85,7 +85,7 @@ func (s *Skimmer) line(c byte) (ended bool, err error) {
 			s.bulk = count + 2
 		}
 	case '|':
-		s.values += 2*max(0, count) + 1 // what it is about follows
+		s.values += 2*max(0, count) + 1 // the value that the attributes are about follows
 	case '%':
 		s.values += 2 * max(0, count)
 	default:
@@ -94,7 +94,7 @@ func (s *Skimmer) line(c byte) (ended bool, err error) {
 	return true, nil
 }
 
-// counted reports whether a line of that kind is a number of bytes or values.
+// counted reports whether a line of that kind has a number of bytes or values that follow.
 func counted(kind byte) bool {
 	switch kind {
 	case '$', '=', '!', '*', '%', '~', '>', '|':

@@ -1,22 +1,21 @@
-// Package rdb reads and writes the files in which Redis keeps a data set, as far as
-// they are about strings and hashes.
+// Package rdb reads and writes the files in which Redis keeps a data set, as far as they are about strings and
+// hashes.
 //
-// What is written is of version 9, which Redis reads from version 5 on. What is read is
-// of versions 1 to 12, which is Redis up to 7.4, in every encoding that strings and
-// hashes have had. A [Reader] takes a file as a stream: it holds one string at a time,
-// whose memory grows as its bytes come and not by what a length claims, and of a hash it
-// gives one field after the other. Whatever the bytes are, it ends with an error that
-// says where, or with the end of a file whose checksum is right.
+// It writes version 9, which Redis reads from version 5 on. It reads versions 1 to 12, the latter of Redis 7.4, in
+// every encoding that strings and hashes have had. A [Reader] takes a file as a stream. It holds one string at a
+// time, whose memory grows as its bytes come and not by what a length claims; of a hash it gives one field after the
+// other. Whatever the bytes are, it ends with an error that says where, or with the end of a file whose checksum is
+// right.
 //
 // # Why not a library
 //
-// The one that was looked at, github.com/hdt3213/rdb 1.3.0, makes memory of whatever length
-// the file claims, holds a hash as a whole, and checks no checksum.
+// The one that was looked at, github.com/hdt3213/rdb 1.3.0, allocates whatever length the file claims, holds a hash
+// as a whole, and checks no checksum.
 package rdb
 
 import "hash/crc64"
 
-// Version is what is written, and newest what is read.
+// Version is the version that is written, and newest the newest that is read.
 const (
 	Version = 9
 	newest  = 12
@@ -24,7 +23,7 @@ const (
 
 const magic = "REDIS"
 
-// What begins with these bytes is no key.
+// A record that begins with one of these bytes is no key.
 const (
 	opSlot      = 244
 	opFunction  = 245
@@ -69,7 +68,7 @@ const (
 	typeHashListpackT  = 25
 )
 
-// Encodings of strings that are no lengths.
+// Encodings of strings. A string without an encoding begins with its length.
 const (
 	encInt8 = iota
 	encInt16
@@ -80,5 +79,5 @@ const (
 // jones is the polynomial of Redis's checksum.
 var jones = crc64.MakeTable(0x95ac9329ac4bc9b5)
 
-// Sum is the checksum of what had the checksum crc, which is 0 of nothing, with p behind it.
+// Sum returns the checksum of some bytes with the checksum crc (0 if there are none), followed by p.
 func Sum(crc uint64, p []byte) uint64 { return ^crc64.Update(^crc, jones, p) }

@@ -5,17 +5,17 @@ import (
 	"strconv"
 )
 
-// lzfMost is how many bytes may be compressed to one, at most: 264 to 3.
+// lzfMost is how many bytes one compressed byte may stand for at most: 3 stand for up to 264.
 const lzfMost = 88
 
-// lzf appends the bytes that are compressed in b, of which there are n.
+// lzf appends the n bytes that b is the compressed form of.
 func lzf(dst, b []byte, n int) ([]byte, error) {
 	const bad = malformed("compressed bytes cannot be what they are")
 	start := len(dst)
 	for len(b) > 0 {
 		c := int(b[0])
 		b = b[1:]
-		if c < 32 { // so many bytes and one more, as they are
+		if c < 32 { // c+1 bytes follow as they are
 			if c++; c > len(b) || len(dst)-start+c > n {
 				return dst, bad
 			}
@@ -38,7 +38,7 @@ func lzf(dst, b []byte, n int) ([]byte, error) {
 		if from < start || len(dst)-start+size > n {
 			return dst, bad
 		}
-		for range size { // they may overlap
+		for range size { // source and destination may overlap
 			dst = append(dst, dst[from])
 			from++
 		}
@@ -51,8 +51,8 @@ func lzf(dst, b []byte, n int) ([]byte, error) {
 
 const badList = malformed("a list of fields and values is none")
 
-// pairs calls yield with the entries of a ziplist or a listpack, two at a time. Head is the size of what is in front of
-// them; behind them is a byte of 255.
+// pairs calls yield with the entries of a ziplist or a listpack, two at a time. Before the entries are head bytes;
+// behind them is a byte of 255.
 func pairs(b []byte, head int, entry func(b []byte) (value, rest []byte, ok bool), yield func(field, value []byte) error) error {
 	if len(b) < head {
 		return badList
@@ -88,7 +88,7 @@ func cut(b []byte, n uint64) (front, rest []byte, ok bool) {
 	return b[:n:n], b[n:], true
 }
 
-// number cuts an integer of n bytes off b, as text.
+// number cuts an integer of n bytes off b, and returns it as text.
 func number(b []byte, n int) (text, rest []byte, ok bool) {
 	if len(b) < n {
 		return nil, nil, false
@@ -101,7 +101,8 @@ func number(b []byte, n int) (text, rest []byte, ok bool) {
 
 func itoa(v int64) []byte { return strconv.AppendInt(nil, v, 10) }
 
-// ziplistHead is the size of a ziplist in bytes, where its last entry is, and the number of its entries.
+// ziplistHead is how many bytes these take: the size of the ziplist, where its last entry is, and the number of its
+// entries.
 const ziplistHead = 4 + 4 + 2
 
 // ziplistEntry cuts an entry off b: the length of the one before it, then its own encoding.
@@ -147,10 +148,10 @@ func ziplistEntry(b []byte) (value, rest []byte, ok bool) {
 	return nil, nil, false
 }
 
-// listpackHead is the size of a listpack in bytes and the number of its entries.
+// listpackHead is how many bytes these take: the size of the listpack and the number of its entries.
 const listpackHead = 4 + 2
 
-// listpackEntry cuts an entry off b: its encoding, and then the length of that.
+// listpackEntry cuts an entry off b: its encoding and content, then the length of both.
 func listpackEntry(b []byte) (value, rest []byte, ok bool) {
 	size := len(b)
 	c := b[0]
@@ -184,7 +185,7 @@ func listpackEntry(b []byte) (value, rest []byte, ok bool) {
 	if !ok {
 		return nil, nil, false
 	}
-	back := uint64(1) // bytes that the length takes, of seven bits each
+	back := uint64(1) // how many bytes that length takes, seven bits in each
 	for n := size - len(rest); n >= 1<<7; n >>= 7 {
 		back++
 	}
@@ -192,8 +193,9 @@ func listpackEntry(b []byte) (value, rest []byte, ok bool) {
 	return value, rest, ok
 }
 
-// zipmap calls yield with the fields and values of a zipmap: a byte that says how many there are, if they are few, and
-// for each two lengths, with a byte behind the second one that says how many are free behind the value.
+// zipmap calls yield with the fields and values of a zipmap. The first byte says how many fields there are, if they
+// are few. Then come, for each: the length of the field, the field, the length of the value, a byte that says how
+// many bytes are unused behind the value, the value, and these bytes.
 func zipmap(b []byte, yield func(field, value []byte) error) error {
 	if len(b) == 0 {
 		return badList

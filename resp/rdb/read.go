@@ -13,7 +13,8 @@ import (
 // MaxString is the longest string that Redis has.
 const MaxString = 512 << 20
 
-// Errors of a Reader, beside those of what it reads from. What is wrong with the bytes is no more than told.
+// Errors of a Reader, beside those of the io.Reader that it reads from. Other faults of the file have no error values
+// of their own; the text says what is wrong.
 var (
 	ErrNotRDB   = errors.New("this is no RDB file")
 	ErrNewer    = errors.New("the file is of a newer version")
@@ -27,16 +28,16 @@ type Kind uint8
 const (
 	String Kind = iota
 	Hash
-	Other // what is neither
+	Other // anything else
 )
 
-// Key is a key of a file.
+// Key is a key in a file.
 type Key struct {
 	DB     uint64
 	Name   []byte // valid until the next call of Next
 	Expire time.Time
 	Kind   Kind
-	Type   string // of an Other: "list", for one
+	Type   string // what it is, such as "list" for an Other
 
 	typ byte
 }
@@ -52,21 +53,21 @@ type Reader struct {
 	version int // 0 before the header was read
 	db      uint64
 	key     Key
-	unread  bool // the value of key
+	unread  bool // the value of key has not been read
 	err     error
 	buf     [8]byte
-	spare   []byte // of the last name
+	spare   []byte // memory of the last name
 }
 
-// NewReader makes a Reader of what r has from here on.
+// NewReader makes a Reader of a file that begins where r is now.
 func NewReader(r io.Reader) *Reader { return &Reader{in: bufio.NewReaderSize(r, 64<<10)} }
 
-// malformed is an error about the bytes.
+// malformed is an error about damaged bytes.
 type malformed string
 
 func (e malformed) Error() string { return "the file is damaged: " + string(e) }
 
-// fail is an error that says where.
+// fail adds to an error where in the file it occurred.
 func (r *Reader) fail(err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		err = ErrShort
@@ -74,8 +75,8 @@ func (r *Reader) fail(err error) error {
 	return fmt.Errorf("at byte %d: %w", r.at, err)
 }
 
-// Next reads up to the next key, whose value it skips at the next call if it is not read by then. At the end of a file
-// that is whole, it returns io.EOF. After an error it returns that again.
+// Next reads up to the next key. If the value of the key before was not read, Next skips it. At the end of a file
+// that is whole, Next returns io.EOF. After an error it returns the same error again.
 func (r *Reader) Next() (*Key, error) {
 	if r.err == nil {
 		if r.err = r.next(); r.err != nil && r.err != io.EOF {
@@ -154,7 +155,7 @@ func (r *Reader) next() error {
 	}
 }
 
-// short makes the end of what is read an error where more was to come.
+// short turns io.EOF into an error where more must follow.
 func short(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -225,7 +226,7 @@ func (r *Reader) end() error {
 	}
 }
 
-// Value appends the value of the key that Next has returned last, a String.
+// Value appends the value of the key that Next has returned last, which must be a String.
 func (r *Reader) Value(dst []byte) ([]byte, error) {
 	if err := r.take(String); err != nil {
 		return dst, err
@@ -234,8 +235,8 @@ func (r *Reader) Value(dst []byte) ([]byte, error) {
 	return dst, r.keep(err)
 }
 
-// Fields calls yield with the fields and values of the key that Next has returned last, a Hash, until it returns an
-// error, which Fields returns. They are valid during the call.
+// Fields calls yield with the fields and values of the key that Next has returned last, which must be a Hash. When
+// yield returns an error, Fields returns it. Field and value are valid during the call.
 func (r *Reader) Fields(yield func(field, value []byte) error) error {
 	if err := r.take(Hash); err != nil {
 		return err
@@ -316,10 +317,10 @@ func (r *Reader) u64() (uint64, error) {
 	return binary.LittleEndian.Uint64(r.buf[:8]), err
 }
 
-// piece is how much is read at once of what is long.
+// piece is how many bytes of a long string are read at once.
 const piece = 64 << 10
 
-// more appends n bytes. Memory is made as they come.
+// more appends n bytes. It allocates memory as they come.
 func (r *Reader) more(dst []byte, n uint64) ([]byte, error) {
 	for n > 0 {
 		some := int(min(n, piece))
@@ -350,7 +351,7 @@ func (r *Reader) skip(n uint64) error {
 	return nil
 }
 
-// lengthOr reads a length, or how a string is encoded.
+// lengthOr reads a length or, if encoded is true, an encoding of strings.
 func (r *Reader) lengthOr() (n uint64, encoded bool, err error) {
 	first, err := r.byte()
 	if err != nil {

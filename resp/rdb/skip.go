@@ -4,7 +4,7 @@ import (
 	"fmt"
 )
 
-// What is no string and no hash is read only so far that one knows where it ends.
+// Values that are neither strings nor hashes are read only to find where they end.
 
 // skipStrings skips n strings.
 func (r *Reader) skipStrings(n uint64) error {
@@ -39,7 +39,7 @@ func (r *Reader) skipLengths(n int) error {
 	return nil
 }
 
-// each calls skip as often as a length says that comes first.
+// each reads a length and calls skip as often as it says.
 func (r *Reader) each(skip func() error) error {
 	n, err := r.length()
 	for ; n > 0 && err == nil; n-- {
@@ -103,26 +103,26 @@ func (r *Reader) skipScore() error {
 		return err
 	}
 	n, err := r.byte()
-	if err != nil || n > 252 { // not a number, and infinite
+	if err != nil || n > 252 { // 253 is not a number; 254 and 255 are infinities
 		return err
 	}
 	return r.skip(uint64(n))
 }
 
-// skipStream skips the entries of a stream, what is said of it, and its groups.
+// skipStream skips a stream: its entries, what describes it, and its groups.
 func (r *Reader) skipStream(typ byte) error {
 	const id = 16
 	if err := r.each(func() error { return r.skipStrings(2) }); err != nil {
 		return err
 	}
-	about, group := 3, 2 // lengths
+	about, group := 3, 2 // how many lengths describe the stream, and how many a group
 	if typ != typeStream {
 		about, group = 8, 3
 	}
 	if err := r.skipLengths(about); err != nil {
 		return err
 	}
-	consumer := uint64(8) // times
+	consumer := uint64(8) // bytes of times
 	if typ == typeStream3 {
 		consumer = 16
 	}
@@ -153,7 +153,8 @@ func (r *Reader) skipStream(typ byte) error {
 	})
 }
 
-// skipModule skips what a module has written, with the number that says when, if it is about no key.
+// skipModule skips what a module has written. With aux, that is about no key, and a number that says when the module
+// wrote it comes first.
 func (r *Reader) skipModule(aux bool) error {
 	lengths := 1
 	if aux {

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// AppendStart begins a file that a server of this version of Redis could have written, of about so many keys.
+// AppendStart begins a file such as a server of this version of Redis could have written. It has about as many keys
+// as keys says.
 func AppendStart(b []byte, redis string, now time.Time, keys int) []byte {
 	b = fmt.Appendf(b, "%s%04d", magic, Version)
 	for _, aux := range [][2]string{{"redis-ver", redis}, {"redis-bits", "64"}, {"ctime", strconv.FormatInt(now.Unix(), 10)}} {
@@ -17,21 +18,22 @@ func AppendStart(b []byte, redis string, now time.Time, keys int) []byte {
 	return append(AppendLen(append(b, opResize), keys), 0)
 }
 
-// AppendStringKey begins a key that is a string, which AppendString appends. It never expires if the time is zero.
+// AppendStringKey begins a key that is a string; the value is appended with AppendString. The key never expires if
+// expire is zero.
 func AppendStringKey(b, key []byte, expire time.Time) []byte {
 	return appendKey(b, typeString, key, expire)
 }
 
-// AppendHashKey begins a key that is a hash, of which fields and values by turns are to be appended, by AppendString.
-// The number of fields is where the result ends, HashLen bytes, and may be put there later, by PutHashLen.
+// AppendHashKey begins a key that is a hash. Its fields and values are appended in turn with AppendString. The last
+// HashLen bytes of the result are for the number of fields, which PutHashLen may put there later.
 func AppendHashKey(b, key []byte, expire time.Time) []byte {
 	return append(appendKey(b, typeHash, key, expire), make([]byte, HashLen)...)
 }
 
-// HashLen is the size of the number of fields of a hash.
+// HashLen is how many bytes the number of fields of a hash takes.
 const HashLen = 5
 
-// PutHashLen puts the number of fields at the beginning of b.
+// PutHashLen writes the number of fields to the first bytes of b.
 func PutHashLen(b []byte, n int) {
 	b[0] = 0x80
 	binary.BigEndian.PutUint32(b[1:], uint32(n))
@@ -60,14 +62,14 @@ func AppendLen(b []byte, n int) []byte {
 // AppendString appends a string as it is.
 func AppendString[T string | []byte](b []byte, s T) []byte { return append(AppendLen(b, len(s)), s...) }
 
-// Overhead is the most that a key takes beside its own bytes and those of its value, each field and value of a hash
-// apart, which take OverheadEach.
+// Overhead is the most bytes that a key takes beside its own bytes and those of its value. A hash takes up to
+// OverheadEach more for each field and each value.
 const (
 	Overhead     = 1 + 8 + 1 + 9 + 9
 	OverheadEach = 9
 )
 
-// AppendEnd ends a file. Crc is the checksum of all that is in front of it.
+// AppendEnd ends a file. Crc is the checksum of everything before.
 func AppendEnd(b []byte, crc uint64) []byte {
 	return binary.LittleEndian.AppendUint64(append(b, opEOF), Sum(crc, []byte{opEOF}))
 }

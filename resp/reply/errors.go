@@ -13,7 +13,8 @@ type Error string
 
 func (e Error) Error() string { return string(e) }
 
-// Errors of commands about data, and of their arguments. The texts are Redis's, but for those of limits that it does not have.
+// Errors of commands about data, and of their arguments. The texts are Redis's, except for limits that Redis does not
+// have.
 const (
 	ErrSyntax       Error = "ERR syntax error"
 	ErrWrongType    Error = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -36,7 +37,7 @@ const (
 	ErrOutput       Error = "ERR the reply would be longer than the output limit: ask for less at once"
 )
 
-// Text is the reply for an error that a handler returned.
+// Text returns the reply for an error that a handler returned.
 func Text(err error) string {
 	var re Error
 	var lost *far.LostError

@@ -5,23 +5,23 @@ import (
 	"polder/resp/proto"
 )
 
-// Writer is where the replies of one client are written, by one goroutine at a time. Its memory is a driver's,
-// which takes what is written; only a large reply is given memory of its own.
+// Writer is where the replies of one client are written, by one goroutine at a time. The memory belongs to a driver,
+// which takes what was written; only a large reply gets memory of its own.
 type Writer struct {
-	Out   []byte // replies not yet sent, from Base on; the driver's memory, or see large
-	Base  int    // what is in front of it is other clients'
+	Out   []byte // replies not yet sent, from Base on; in the driver's memory, or see large
+	Base  int    // the bytes of Out before it are replies to other clients
 	Mark  int    // where the reply of the command that runs starts in Out
-	Limit int    // how long it may be, in bytes
+	Limit int    // how long that reply may be, in bytes
 	Ver   int    // version of the protocol, 2 or 3
 
-	large []byte // mapped memory that Out was in when it was made; nil if there is none
-	home  []byte // the driver's memory, if there is
+	large []byte // the mapped memory that Room gave Out last; nil if Out is in the driver's memory
+	home  []byte // the driver's memory, while Out is mapped
 }
 
-// Room makes room in Out for a value of n bytes, and returns where Out ends now. Mapped
-// memory needs no garbage collection, and the driver keeps it if the client does not
-// take all of it at once. Others' replies, in front of Base, stay behind: a place in Out
-// that was noted before is right only as a distance from Mark.
+// Room makes room in Out for a value of n bytes, and returns where Out ends now. If there is no room, Out is moved to
+// mapped memory. That needs no garbage collection, and the driver keeps it if the client does not take all of it at
+// once. The replies to other clients, in front of Base, stay behind; so a position in Out that was noted before is
+// then right only relative to Mark.
 func (w *Writer) Room(n int) (end int) {
 	if cap(w.Out)-len(w.Out) >= n {
 		return len(w.Out)
@@ -38,15 +38,15 @@ func (w *Writer) Room(n int) (end int) {
 	return len(w.Out)
 }
 
-// dropLarge frees the mapped memory that Out was in, if it has grown out of it.
+// dropLarge frees the mapped memory that Out was in, if Out has grown out of it.
 func (w *Writer) dropLarge() {
 	if &w.Out[:1][0] != &w.large[0] {
 		clientmem.Free(w.large)
 	}
 }
 
-// TakeLarge returns the replies in Out, which are the caller's to free, if it is not the
-// driver's memory but mapped. Out is the driver's again then.
+// TakeLarge returns the replies in Out if they are in mapped memory, and nil otherwise. The caller frees what it
+// gets. Out is then in the driver's memory again.
 func (w *Writer) TakeLarge() []byte {
 	if w.large == nil {
 		return nil
@@ -58,7 +58,7 @@ func (w *Writer) TakeLarge() []byte {
 	return out
 }
 
-// Over fails a command whose reply is too long.
+// Over returns an error if the reply of the command has become too long.
 func (w *Writer) Over() error {
 	if len(w.Out)-w.Mark > w.Limit {
 		return ErrOutput
@@ -66,8 +66,8 @@ func (w *Writer) Over() error {
 	return nil
 }
 
-// The methods below append a reply, or a part of one: Array and Map what n elements, or n pairs, follow. None of them fails; a command
-// that may reply much asks Over.
+// The methods below append a reply, or part of one: Array and Map append a head, which n elements or n pairs follow.
+// None of them fails; a command whose reply may be long asks Over.
 
 func (w *Writer) Int(v int64)       { w.Out = proto.AppendInt(w.Out, v) }
 func (w *Writer) Bulk(b []byte)     { w.Out = proto.AppendBulk(w.Out, b) }

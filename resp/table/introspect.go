@@ -9,7 +9,8 @@ import (
 	"polder/resp/reply"
 )
 
-// List replies to COMMAND. It and the methods below append the reply to w, or fail as the command does.
+// List replies to COMMAND. It, like the methods below, appends the reply to w, or returns the error with which the
+// command fails.
 func (t *Table) List(w *reply.Writer, _ [][]byte) error {
 	names := SortedNames(t.By)
 	w.Array(len(names))
@@ -54,8 +55,7 @@ func (t *Table) Names(w *reply.Writer, a [][]byte) error {
 	return nil
 }
 
-// Docs replies to COMMAND DOCS with the little that there is to say: the rest is in Redis's
-// documentation.
+// Docs replies to COMMAND DOCS with the little that a table knows: the rest is in Redis's documentation.
 func (t *Table) Docs(w *reply.Writer, a [][]byte) error {
 	var list []*Command
 	if len(a) == 2 {
@@ -109,7 +109,7 @@ func (t *Table) GetKeys(w *reply.Writer, a [][]byte) error {
 	return nil
 }
 
-// Full finds "config" or "config|get".
+// Full finds a command by its full name, such as "config" or "config|get".
 func (t *Table) Full(name []byte) *Command {
 	parent, sub, nested := strings.Cut(string(name), "|")
 	c := find(t.By, []byte(parent))
@@ -160,7 +160,7 @@ func (t *Table) Help(w *reply.Writer, a [][]byte) error {
 	return nil
 }
 
-// SortedNames are the names of commands, in the order in which they are shown.
+// SortedNames returns the names of commands in the order in which they are shown.
 func SortedNames(m map[string]*Command) []string {
 	return slices.Sorted(maps.Keys(m))
 }

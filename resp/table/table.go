@@ -18,17 +18,17 @@ const (
 	Admin                        // for operators
 	NoAuth                       // allowed before AUTH
 	NoMulti                      // refused in a transaction
-	Immediate                    // runs at once in a transaction
+	Immediate                    // runs at once in a transaction, and is not queued
 	Refused                      // DEBUG, which Redis too refuses by default
 	Loading                      // allowed while the server has no memory yet
 	Blind                        // needs to know whether its keys exist, and not their values
 	Unpaused                     // runs during CLIENT PAUSE
 	Subscribed                   // allowed to a subscriber with version 2 of the protocol
 	Standby                      // allowed while another server has the heap
-	Each                         // without a key: about all partitions that are here
-	Merge                        // its handler goes through them
+	Each                         // if no key is given, it is about all partitions that are here
+	Merge                        // with Each: its handler goes through the partitions
 	All                          // changes all keys
-	Names                        // its keys are names of channels: they have a slot, and nothing else of keys
+	Names                        // its keys are names of channels: they have a slot like keys, and that is all
 )
 
 var flagNames = []struct {
@@ -43,22 +43,22 @@ var flagNames = []struct {
 type Command struct {
 	ID    int    // its place in the table
 	Name  string // lower case; "config|get" for a subcommand
-	Arity int    // number of arguments with the name; at least -Arity if negative
+	Arity int    // number of arguments, the name included; if negative, at least -Arity
 	Flags Flags
 	Keys  At
 	Group string
 	Subs  map[string]*Command
 }
 
-// At is where a command has its keys: the first and the last, which counts from the end if it is negative, and how far one is from the
-// next.
+// At is where a command has its keys: the position of the first key, that of the last (counted from the end if
+// negative), and the distance from one key to the next.
 type At struct{ First, Last, Step int }
 
-// Reads reports whether the command reads keys that it is told: WATCH does not read them, and
-// RANDOMKEY is told none.
+// Reads reports whether the command reads keys that are among its arguments. WATCH does not read its keys, and
+// RANDOMKEY has none.
 func (c *Command) Reads() bool { return c.Flags&(Read|Immediate) == Read && c.Keys.First != 0 }
 
-// KeysOf iterates over the keys among args, which may be too few.
+// KeysOf iterates over the keys in args. There may be too few arguments.
 func (c *Command) KeysOf(args [][]byte) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		if c.Keys.First == 0 {
@@ -76,8 +76,7 @@ func (c *Command) KeysOf(args [][]byte) iter.Seq[[]byte] {
 	}
 }
 
-// DoesWithout reports whether the command does without the present values of its
-// keys.
+// DoesWithout reports whether the command, with these arguments, does not need the present values of its keys.
 func (c *Command) DoesWithout(args [][]byte) bool {
 	if c.Flags&Blind == 0 {
 		return false
@@ -90,7 +89,8 @@ func (c *Command) DoesWithout(args [][]byte) bool {
 	return true
 }
 
-// Table finds commands by name. New makes it, and Define fills it; then any number of goroutines may look.
+// Table finds commands by name. New makes a table, and Define fills it; after that, any number of goroutines may look
+// commands up.
 type Table struct {
 	By    map[string]*Command
 	n     int
@@ -103,10 +103,10 @@ func New() *Table { return &Table{By: make(map[string]*Command)} }
 // Len is how many commands and subcommands there are.
 func (t *Table) Len() int { return t.n }
 
-// Group has the commands that follow be of a group.
+// Group sets the group of the commands that are defined next.
 func (t *Table) Group(name string) { t.group = name }
 
-// Define adds a command, or a subcommand of one that is there.
+// Define adds a command, or a subcommand of a command that was added before.
 func (t *Table) Define(name string, arity int, f Flags, k At) *Command {
 	c := &Command{ID: t.n, Name: name, Arity: arity, Flags: f, Keys: k, Group: t.group}
 	t.n++
@@ -123,7 +123,7 @@ func (t *Table) Define(name string, arity int, f Flags, k At) *Command {
 	return c
 }
 
-// maxName is the length of the longest command name that there may be.
+// maxName is the length of the longest possible command name.
 const maxName = 32
 
 // find looks up a name in any case, without allocating.

@@ -9,10 +9,10 @@ import (
 	"polder/resp/reply"
 )
 
-// slotRange are slots, from first to last, that one server has.
+// slotRange is a range of slots that one server has, from first to last, both included.
 type slotRange struct{ first, last int }
 
-// ranges are the slots of a server, as few ranges as there are.
+// ranges returns the slots of a server, in as few ranges as possible.
 func ranges(m *partition.Map, id string) (list []slotRange) {
 	for p, owner := range m.Owner {
 		if owner != id {

@@ -1,3 +1,3 @@
-// Package topology has what clients are told of where data is: of the map of partitions by CLUSTER, and of the server that has a heap by
-// SENTINEL, ROLE and INFO.
+// Package topology has what clients are told about where data is: the map of partitions (CLUSTER), and the server
+// that has a heap (SENTINEL, ROLE and INFO).
 package topology

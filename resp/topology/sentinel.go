@@ -12,12 +12,12 @@ import (
 // Master is what is known of the server that has the heap.
 type Master struct {
 	Addr  string // HOST:PORT at which its clients connect; "" if that is not known
-	Epoch uint64 // in which it has the heap
-	Self  bool   // it is this server
-	Down  bool   // it has not been heard of for some time, or has given the heap up
+	Epoch uint64 // the epoch in which that server has the heap
+	Self  bool   // this server is the one
+	Down  bool   // that server has not been heard of for some time, or has given the heap up
 }
 
-// SplitAddr is the host and the port of an address.
+// SplitAddr returns the host and the port of an address; the port is "0" if the address has none.
 func SplitAddr(addr string) (host, port string) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -40,7 +40,7 @@ func Masters(w *reply.Writer, heap string, m Master) {
 	Describe(w, heap, m)
 }
 
-// Describe replies to SENTINEL MASTER with the state of the master, of which clients look at the first five fields.
+// Describe replies to SENTINEL MASTER with the state of the master. Clients look at the first five fields.
 func Describe(w *reply.Writer, heap string, m Master) {
 	host, port := SplitAddr(m.Addr)
 	flags := "master"
@@ -59,8 +59,8 @@ func (m Master) others() int {
 	return 1
 }
 
-// Sentinels replies to SENTINEL SENTINELS with the server that has the heap, if it is another one: servers that stand by are not known to
-// each other.
+// Sentinels replies to SENTINEL SENTINELS with the server that has the heap, unless it is this one. Servers that
+// stand by do not know each other.
 func Sentinels(w *reply.Writer, _ string, m Master) {
 	w.Array(m.others())
 	if m.others() > 0 {
@@ -98,7 +98,7 @@ func Role(w *reply.Writer, m Master) {
 	w.Int(0)
 }
 
-// Link is how ROLE calls the state of the connection with the master.
+// Link returns ROLE's word for the state of the connection to the master.
 func (m Master) Link() string {
 	if m.Addr == "" || m.Down {
 		return "connect"
@@ -106,7 +106,7 @@ func (m Master) Link() string {
 	return "connected"
 }
 
-// Replication is what INFO says of it.
+// Replication appends what INFO says about the master and its replicas.
 func Replication(b *strings.Builder, m Master) {
 	if m.Self {
 		b.WriteString("role:master\r\n")
