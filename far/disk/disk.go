@@ -146,8 +146,8 @@ func (s *Store) openData() (err error) {
 	return nil
 }
 
-// Close closes the store, whose segments must not be used any more. If the store is Fresh, its data is removed.
-// Closing twice is a no-op.
+// Close closes the store, whose segments must not be used any more. It waits for the writes to Copies that were given
+// up. If the store is Fresh, its data is removed. Closing twice is a no-op.
 func (s *Store) Close() error {
 	var err error
 	s.once.Do(func() { err = s.close() })
