@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"sync"
 
 	"polder/far/store"
 )
@@ -56,7 +57,7 @@ func (c *Copies) Alloc(ctx context.Context) (store.Segment, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &copySegment{seg.(*segment)}, nil
+	return newCopySegment(seg), nil
 }
 
 // Reopen implements store.Keeper.
@@ -65,7 +66,7 @@ func (c *Copies) Reopen(ctx context.Context, name string) (store.Segment, error)
 	if err != nil {
 		return nil, err
 	}
-	return &copySegment{seg.(*segment)}, nil
+	return newCopySegment(seg), nil
 }
 
 // Read implements store.Store.
@@ -76,31 +77,82 @@ func (c *Copies) Read(ctx context.Context, ops []store.ReadOp) {
 	c.Store.Read(ctx, ops)
 }
 
-// copySegment is a segment to which writes can be given up when the disk does not answer.
-type copySegment struct{ *segment }
+// copySegment is a segment to which writes can be given up when the disk does not answer. A write that was given up
+// goes on in its goroutine. Later writes to the segment happen after it, the slot is lent again after it, and Close
+// waits for it.
+type copySegment struct {
+	*segment
+
+	turn  sync.Mutex
+	last  <-chan struct{} // closed when the write that was begun last has ended; guarded by turn
+	freed bool            // it was given back, and no more writes begin; guarded by turn
+}
+
+func newCopySegment(seg store.Segment) *copySegment {
+	none := make(chan struct{})
+	close(none)
+	return &copySegment{segment: seg.(*segment), last: none}
+}
 
 // Write implements store.Segment. When ctx ends it returns, and the write may still take effect. Writes to a segment
-// wait for each other.
+// happen one after the other, in the order in which they were begun, so a write that was given up never replaces what
+// a later write has written.
 func (g *copySegment) Write(ctx context.Context, p []byte, off int) error {
 	return g.Start(ctx, p, off, func() {}).End(ctx)
 }
 
-// Start implements store.Starter.
+// Start implements store.Starter. The order of writes to a segment is that of the calls of Start.
 func (g *copySegment) Start(ctx context.Context, p []byte, off int, landed func()) store.Flight {
 	f := &flight{done: make(chan struct{})}
-	if ctx.Err() != nil {
-		f.err = context.Cause(ctx)
+	before, err := g.begin(ctx, f.done)
+	if err != nil {
+		f.err = err
 		close(f.done)
 		landed()
 		return f
 	}
 	own := bytes.Clone(p)
 	g.store.wg.Go(func() {
+		<-before
 		f.err = g.segment.Write(ctx, own, off)
 		close(f.done)
 		landed()
 	})
 	return f
+}
+
+// begin puts a write behind all writes that were begun earlier. The caller waits until before is closed, writes, and
+// closes done.
+func (g *copySegment) begin(ctx context.Context, done <-chan struct{}) (before <-chan struct{}, err error) {
+	g.turn.Lock()
+	defer g.turn.Unlock()
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case g.freed:
+		return nil, fmt.Errorf("%s of %s was given back", g.Name(), g.store.cfg.Dir)
+	}
+	before, g.last = g.last, done
+	return before, nil
+}
+
+// Free implements store.Segment. It does not wait for writes that were given up. But the slot counts as lent until
+// the last of them has ended: otherwise they could land in the segment of whoever borrows the slot next.
+func (g *copySegment) Free(ctx context.Context) error {
+	g.turn.Lock()
+	g.freed = true
+	last := g.last
+	g.turn.Unlock()
+	select {
+	case <-last:
+		return g.segment.Free(ctx)
+	default:
+	}
+	g.store.wg.Go(func() {
+		<-last
+		_ = g.segment.Free(ctx) // if that fails, the slot takes room until the store is opened again
+	})
+	return nil
 }
 
 // flight is a write under way.

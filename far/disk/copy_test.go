@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"polder/far/store"
 )
@@ -80,4 +81,133 @@ func TestCopiesAreReopenedByName(t *testing.T) {
 	if _, err := OpenCopies(Config{Dir: heap, SegmentSize: 1 << 20}); err == nil || !strings.Contains(err.Error(), "lies nowhere else") {
 		t.Errorf("the directory of a heap was opened for copies: %v", err)
 	}
+}
+
+func openCopies(t *testing.T) *Copies {
+	t.Helper()
+	c, err := OpenCopies(Config{Dir: t.TempDir(), SegmentSize: store.MinSegmentSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// giveUp begins a write of p to seg, and gives it up. The write does not reach the disk before goOn is called. The
+// test runs in a bubble of synctest, where it can wait until nothing else is under way.
+func giveUp(t *testing.T, c *Copies, seg store.Segment, p string) (goOn func()) {
+	t.Helper()
+	all, none := c.bufs, make(chan []byte)
+	ctx, cancel := context.WithCancel(t.Context())
+	c.bufs = none
+	f := seg.(store.Starter).Start(ctx, []byte(p), 0, func() {})
+	synctest.Wait() // it waits for a buffer
+	c.bufs = all
+	cancel()
+	if err := f.End(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("a write that was given up: %v", err)
+	}
+	return func() { none <- <-all }
+}
+
+func checkBytes(t *testing.T, c *Copies, seg store.Segment, want string) {
+	t.Helper()
+	ops := []store.ReadOp{{Seg: seg, Buf: make([]byte, len(want))}}
+	if c.Read(t.Context(), ops); ops[0].Err != nil || string(ops[0].Buf) != want {
+		t.Errorf("%s has %q, %v, want %q", seg.Name(), ops[0].Buf, ops[0].Err, want)
+	}
+}
+
+func allocCopy(t *testing.T, c *Copies) store.Segment {
+	t.Helper()
+	seg, err := c.Alloc(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return seg
+}
+
+// TestAWriteThatWasGivenUpIsNotTheLast of several: a write that was begun later takes effect later, too.
+func TestAWriteThatWasGivenUpIsNotTheLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := openCopies(t)
+		defer closeStore(t, c.Store)
+		seg := allocCopy(t, c)
+		goOn := giveUp(t, c, seg, "first")
+		second := seg.(store.Starter).Start(t.Context(), []byte("later"), 0, func() {})
+		synctest.Wait()
+		if second.Landed() {
+			t.Error("a write has ended, and one that was begun before it has not")
+		}
+		goOn()
+		if err := second.End(t.Context()); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		checkBytes(t, c, seg, "later")
+	})
+}
+
+// TestASlotIsLentAgainWhenItsWritesHaveEnded, and not when the segment is given back: whoever gives it back does not
+// wait for a write that was given up.
+func TestASlotIsLentAgainWhenItsWritesHaveEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := openCopies(t)
+		defer closeStore(t, c.Store)
+		seg := allocCopy(t, c)
+		goOn := giveUp(t, c, seg, "stale")
+		if err := seg.Free(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if lent, _ := c.Stats(); lent != store.MinSegmentSize {
+			t.Errorf("%d bytes are lent, want those that are still being written to, %d", lent, store.MinSegmentSize)
+		}
+		next := allocCopy(t, c)
+		if err := next.Write(t.Context(), []byte("fresh"), 0); err != nil {
+			t.Fatal(err)
+		}
+		goOn()
+		synctest.Wait()
+		checkBytes(t, c, next, "fresh")
+		if lent, _ := c.Stats(); lent != store.MinSegmentSize {
+			t.Errorf("%d bytes are lent when the write has ended, want only the next segment, %d", lent, store.MinSegmentSize)
+		}
+		if again := allocCopy(t, c); again.Name() != seg.Name() {
+			t.Errorf("%s is lent next, want what was given back, %s", again.Name(), seg.Name())
+		}
+		if err := seg.Write(t.Context(), []byte("after"), 0); err == nil {
+			t.Error("a segment that was given back was written to")
+		}
+		if err := seg.Free(t.Context()); err == nil {
+			t.Error("a segment was given back twice")
+		}
+	})
+}
+
+// TestCloseWaitsForWhatWasGivenUp: writes, and the giving back of their segments.
+func TestCloseWaitsForWhatWasGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := openCopies(t)
+		seg := allocCopy(t, c)
+		goOn := giveUp(t, c, seg, "stale")
+		if err := seg.Free(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- c.Close() }()
+		synctest.Wait()
+		select {
+		case err := <-closed:
+			t.Errorf("the store was closed during a write: %v", err)
+			return
+		default:
+		}
+		goOn()
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+		if lent, _ := c.Stats(); lent != 0 {
+			t.Errorf("%d bytes are lent, want none", lent)
+		}
+	})
 }

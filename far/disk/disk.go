@@ -66,6 +66,7 @@ type Store struct {
 	lent  int        // slots that are borrowed; under mu
 
 	quit chan struct{} // closed when the store is closed
+	once sync.Once     // closes the store
 }
 
 // Open opens the directory of cfg. It fails with ErrInUse if another process has it open.
@@ -145,8 +146,15 @@ func (s *Store) openData() (err error) {
 	return nil
 }
 
-// Close closes the store, whose segments must not be used any more. If the store is Fresh, its data is removed.
+// Close closes the store, whose segments must not be used any more. It waits for the writes to Copies that were given
+// up. If the store is Fresh, its data is removed. Closing twice is a no-op.
 func (s *Store) Close() error {
+	var err error
+	s.once.Do(func() { err = s.close() })
+	return err
+}
+
+func (s *Store) close() error {
 	close(s.jobs)
 	close(s.quit)
 	s.wg.Wait()

@@ -235,6 +235,16 @@ func TestADirectoryHasOneUser(t *testing.T) {
 	closeStore(t, open(t, Config{Dir: dir}))
 }
 
+// TestClosingTwiceIsOnce, for a store that keeps nothing as well.
+func TestClosingTwiceIsOnce(t *testing.T) {
+	for _, cfg := range []Config{{Sync: true}, {Fresh: true}} {
+		cfg.Dir = t.TempDir()
+		s := open(t, cfg)
+		closeStore(t, s)
+		closeStore(t, s)
+	}
+}
+
 // What was kept is there again, under its name, and what was not reopened is given back.
 func TestSegmentsAreReopened(t *testing.T) {
 	dir := t.TempDir()

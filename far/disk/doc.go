@@ -26,5 +26,7 @@
 // # Failures
 //
 // A full disk is store.ErrStoreFull: room for a segment is reserved when it is borrowed, so later writes do not run
-// out of it. When the disk cannot read something, whoever asks gets an error, each time.
+// out of it. When the disk cannot read something, whoever asks gets an error, each time. When the disk does not
+// answer, a write to Copies can be given up; it may still land, but neither after a later write to the segment nor
+// when the slot has been lent again.
 package disk
