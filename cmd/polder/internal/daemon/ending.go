@@ -15,14 +15,14 @@ import (
 const DefaultEndWithin = time.Minute
 
 const (
-	// lastPart is the part of that time which is kept for giving up what a heap needs at nodes and witnesses.
+	// lastPart says which part of that time is kept for the end: in the last eighth, kept.close gives up the heap.
 	lastPart = 8
-	// overtime is for how long those are waited for whose time is over, who should then end at once.
+	// overtime is how long close waits, after the time is over, for parts that should then end at once.
 	overtime = time.Second
 )
 
-// An ending is the one time by which a daemon that ends has done everything that belongs to that. Each phase gets what those before it have left. A partition of a server
-// has that of the server. Nil is that of nothing, and never begins.
+// An ending is the time limit for all that a daemon does when it ends. Each phase may use the time that the phases
+// before it have left. A server's partitions share the server's ending. A nil ending never begins.
 type ending struct {
 	within time.Duration
 
@@ -30,7 +30,7 @@ type ending struct {
 	until time.Time // zero before it begins; guarded by mu
 }
 
-// begin has the time run, from the first call on.
+// begin starts the time. Only the first call does.
 func (e *ending) begin() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -39,7 +39,7 @@ func (e *ending) begin() {
 	}
 }
 
-// left is how long there is, if it has begun.
+// left returns how much time is left. begun is false if begin was not called yet.
 func (e *ending) left() (d time.Duration, begun bool) {
 	if e == nil {
 		return 0, false
@@ -49,7 +49,8 @@ func (e *ending) left() (d time.Duration, begun bool) {
 	return time.Until(e.until), !e.until.IsZero()
 }
 
-// phase is for a phase that may take so long at most, and as long as there is if it is to leave something to others.
+// phase returns the context of a phase of the ending. It lasts for most, or, once the ending has begun, for the time
+// that is left if that is less. With others, the phase leaves the last part of the time to other phases.
 func (e *ending) phase(most time.Duration, others bool) (context.Context, context.CancelFunc) {
 	why := context.DeadlineExceeded
 	if left, begun := e.left(); begun {
@@ -65,19 +66,20 @@ func (e *ending) phase(most time.Duration, others bool) (context.Context, contex
 
 // closer is a part of a daemon that ends with it.
 type closer struct {
-	what  string // for who is told that it has not ended; "" for what takes no time
+	what  string // names the part in the error that it has not ended; "" if it ends quickly
 	close func() error
 }
 
-// onClose has close called at the end, before what was given earlier.
+// onClose adds a function that close calls. Functions that were added later are called first.
 func (p *process) onClose(close func() error) { p.onEnd("", close) }
 
-// onEnd is onClose for what may take long.
+// onEnd is onClose for a part that may take long to end. what is its name in errors.
 func (p *process) onEnd(what string, close func() error) {
 	p.closers = append(p.closers, closer{what, close})
 }
 
-// close ends everything, last started first, and adds what goes wrong to err. What has not ended in time is named and left alone.
+// close ends everything, last started first, and joins what goes wrong to err. If a part does not end in time, err
+// names it, and close returns without waiting for it any longer.
 func (p *process) close(err *error) {
 	if p.mine == nil {
 		p.ends.begin()
@@ -98,7 +100,7 @@ func (p *process) close(err *error) {
 		defer close(ended)
 		var err error
 		if p.answers != nil {
-			err = p.answers.Close() // it shows what ends now
+			err = p.answers.Close() // first: it shows the parts that end now
 		}
 		for _, c := range slices.Backward(p.closers) {
 			if !next(c.what, err) {
@@ -128,17 +130,18 @@ func (p *process) close(err *error) {
 	*err = errors.Join(append([]error{*err}, errs...)...)
 }
 
-// A drainer has a process end only when nothing is lent any more.
+// A drainer ends a process only when its nodes lend nothing any more.
 type drainer struct {
 	nodes    []*memnode.Node
-	withdraw func(bool) // them from the directory, or has them there again
-	done     chan error // capacity 1: they have been drained because somebody asked for it; what was given up by force
+	withdraw func(bool) // true takes the nodes out of the directory, false puts them back
+	// done, of capacity 1, gets a value when drain succeeds: nil, or what was lost by force.
+	done chan error
 }
 
 func newDrainer() *drainer { return &drainer{withdraw: func(bool) {}, done: make(chan error, 1)} }
 
-// drain has the process end when nothing is lent any more, or with force when the time is over. Otherwise it stays, and
-// the error says who has what.
+// drain ends the process when the nodes lend nothing any more. If something is still lent after within, drain ends
+// the process with force, and lost says what was lent; without force the process stays, and err says who has what.
 func (d *drainer) drain(ctx context.Context, within time.Duration, force bool) (lost, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("it was not moved elsewhere within %v", within))
 	defer cancel()
@@ -154,14 +157,16 @@ func (d *drainer) drain(ctx context.Context, within time.Duration, force bool) (
 	if err == nil {
 		select {
 		case d.done <- lost:
-		default: // it ends already
+		default: // the process ends already
 		}
 	}
 	return lost, err
 }
 
-// waitDrained is wait for a process that lends: when ctx is done, it ends within so long if nothing is lent then,
-// and stays otherwise. main ends it with the second signal.
+// waitDrained is wait for a process that lends. When ctx is done, it tries to drain the nodes for as long as within
+// says, and returns when they are drained. If that fails, the process stays until a second signal, on which main
+// exits. If within is 0, waitDrained returns as soon as ctx is done. It also returns when an operator has drained the
+// nodes.
 func (p *process) waitDrained(ctx context.Context, d *drainer, within time.Duration) error {
 	signal := ctx.Done()
 	for {

@@ -23,19 +23,19 @@ import (
 
 // Removal says how a heap in the memory of nodes is to be removed.
 type Removal struct {
-	BorrowConfig      // Witness and Heap, and how nodes are reached
-	Force        bool // also if another process has it open, and if nodes cannot be reached
+	BorrowConfig      // Heap, Witness or TwoNodes, and how to reach the nodes
+	Force        bool // remove it even if another process has it open, or nodes cannot be reached
 	Control      *operator.Control
 
 	gone func(ctx context.Context, owner string) bool // see named.Config.Gone
-	made func(number int) bool                        // which partitions are removed with the heap; nil for all
+	made func(number int) bool                        // whether to remove a partition with the heap; nil for all
 }
 
 const (
-	nodeTime  = 10 * time.Second // how long a node may take that gets its memory back
-	reachTime = 2 * time.Second  // for how long a node is tried that does not answer
-	takeovers = 20               // how often it is tried to take a heap away from an owner that beats just then
-	atOnce    = time.Millisecond // the patience of who takes it away
+	nodeTime  = 10 * time.Second // how long a node may take to get its memory back
+	reachTime = 2 * time.Second  // how long to try to reach a node that does not answer
+	takeovers = 20               // how often to try to take a heap from an owner that changes the manifest meanwhile
+	atOnce    = time.Millisecond // named.Config.Patience when a heap is taken from its owner by force
 )
 
 // tool is what a command that is no daemon calls itself as the owner of a heap.
@@ -44,9 +44,10 @@ func tool(what string) string {
 	return fmt.Sprintf("polder heap %s at %s, process %d", what, cmp.Or(host, "a host without a name"), os.Getpid())
 }
 
-// RemoveHeap gives back what a heap in the memory of nodes has, and has its manifest forget it: its name is free again.
-// If nodes cannot be reached the manifest keeps what it takes to give back what they have, unless r.Force is set, and
-// done is told of each of them. It fails with a *named.OwnedError if another process has the heap open, unless r.Force is set.
+// RemoveHeap gives back the memory that a heap has at nodes, and clears the heap's manifest, so that its name is free
+// again. It calls done for each node, with the error if the node has not given back the memory. For these nodes the
+// manifest keeps what it takes to do so later, and RemoveHeap fails, unless r.Force is set. RemoveHeap fails with a
+// *named.OwnedError if another process has the heap open, unless r.Force is set.
 func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error)) (err error) {
 	if r.gone == nil {
 		r.gone = ownerGone("")
@@ -54,7 +55,7 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 	p := newProcess("heap", r.Control)
 	defer p.close(&err)
 	var k kept
-	defer func() { err = errors.Join(err, k.hangUp()) }() // the owner is closed already, if all went well
+	defer func() { err = errors.Join(err, k.hangUp()) }() // after the owner is closed below
 	if err := errors.Join(k.keeper(p, &r.BorrowConfig), k.reach(ctx)); err != nil {
 		return err
 	}
@@ -137,7 +138,8 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 // removersAtOnce is how many partitions are removed at a time.
 const removersAtOnce = 8
 
-// removePartitions is RemoveHeap for a heap whose partitions servers share: they are removed, and then the map.
+// removePartitions is RemoveHeap for a heap whose partitions servers share. It removes the partitions, and then the
+// map.
 func removePartitions(ctx context.Context, r Removal, reg holder.Register, done func(node string, err error)) error {
 	m, version, err := partition.BeginRemoval(ctx, reg, r.Force)
 	if err != nil {
@@ -170,7 +172,7 @@ func removePartitions(ctx context.Context, r Removal, reg holder.Register, done 
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	// What is left is the epoch, as of any heap.
+	// As with any heap, only the epoch is left.
 	if _, err := reg.Swap(ctx, version, (&named.Manifest{Epoch: m.Epoch}).Encode()); err != nil {
 		return fmt.Errorf("heap %s: cannot remove the map of its partitions: %w", r.Heap, err)
 	}
@@ -182,7 +184,7 @@ type NoHeapError string
 
 func (e NoHeapError) Error() string { return fmt.Sprintf("there is no heap %s", string(e)) }
 
-// own makes this process the heap's owner, with Force also if another one is that lives.
+// own makes this process the heap's owner; with Force, even if the present owner is alive.
 func (r *Removal) own(ctx context.Context, cfg named.Config, k *kept) (o *named.Owner, err error) {
 	if !r.Force {
 		return named.Own(ctx, k.register, cfg)
@@ -197,7 +199,8 @@ func (r *Removal) own(ctx context.Context, cfg named.Config, k *kept) (o *named.
 	return nil, err
 }
 
-// giveBack has a node take back what it keeps in a session, and returns when the node does not know the session any more.
+// giveBack makes a node take back the memory of a session, and returns when the node does not know the session any
+// more.
 func giveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session) error {
 	began := time.Now()
 	for pause := firstPause / 10; ; pause = min(2*pause, lastPause/5) {
@@ -221,8 +224,8 @@ func giveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session)
 	}
 }
 
-// tryGiveBack is one try. A node forgets a session that has nothing when its client has gone; with whoever asks
-// for one that it does not know it begins another.
+// tryGiveBack is one try of giveBack. A node forgets an empty session when its client has gone. If a client asks for
+// a session that the node does not know, the node begins another one: then the session is gone.
 func tryGiveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session) (gone bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, nodeTime, errNoAnswer)
 	defer cancel()
@@ -237,12 +240,13 @@ func tryGiveBack(ctx context.Context, cfg pool.Config, node string, s pool.Sessi
 	return false, lent.Prune(ctx, node)
 }
 
-// CheckHeap opens a heap in the memory of nodes that nobody has open, and has check read it.
+// CheckHeap opens a heap in the memory of nodes that no process has open, and calls check with it.
 func CheckHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, check func(*far.Heap) error) error {
 	return useHeap(ctx, c, cfg, "check", func(_ *process, m *memory, _ *named.Manifest) error { return check(m.heap) })
 }
 
-// useHeap opens a heap in the memory of nodes that nobody has open for a tool, with the manifest that it had.
+// useHeap opens, for a tool, a heap in the memory of nodes that no process has open. It calls use with the heap, and
+// with the manifest as it was before. what names the tool.
 func useHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, what string, use func(p *process, m *memory, had *named.Manifest) error) (err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
@@ -267,7 +271,7 @@ func useHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, what st
 		cfg.Far = slices.Sorted(maps.Keys(had.Sessions))
 	}
 	if cfg.Copies == 0 && had.Copies <= len(had.Sessions) {
-		cfg.Copies = had.Copies // its checkpoint at the end is as its server's are
+		cfg.Copies = had.Copies // the tool's checkpoint at the end has as many copies as the server's checkpoints
 	}
 	from, err := p.borrow(ctx, cfg)
 	if err != nil {
@@ -285,7 +289,7 @@ func useHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, what st
 	return use(p, &m, had)
 }
 
-// explain says in words whose heap it is.
+// explain is the console's text about the owner of the heap of that name.
 func (k *kept) explain(name string) string {
 	st := k.owner.Stats()
 	text := fmt.Sprintf("Heap %s is this process's, in epoch %d, and outlives it as of its last checkpoint.", name, st.Epoch)
@@ -295,7 +299,8 @@ func (k *kept) explain(name string) string {
 	return text
 }
 
-// SessionOf is the number of a node's session in a manifest; false if it is none.
+// SessionOf returns the number of the session that b, an entry of named.Manifest.Sessions, is about; false if b is
+// too short.
 func SessionOf(b []byte) (uint64, bool) {
 	if len(b) < 8 {
 		return 0, false

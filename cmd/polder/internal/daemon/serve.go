@@ -55,7 +55,7 @@ type UpConfig struct {
 	NodeListen string // a Unix socket where others borrow from Node; "" for nowhere
 }
 
-// Check finds what is wrong with values that fit each by itself.
+// Check refuses values that are valid by themselves but not together.
 func (c *ServeConfig) Check() error {
 	if 2*c.MaxValue > c.ClientMemory {
 		return refuse("max-value", config.FormatSize(c.MaxValue), "at most half of --client-memory, which is %s", config.FormatSize(c.ClientMemory))
@@ -77,7 +77,7 @@ func (c *ServeConfig) Check() error {
 	return errors.Join(c.BorrowConfig.Check(), c.checkPartitions())
 }
 
-// Check finds what is wrong with values that fit each by itself.
+// Check refuses values that are valid by themselves but not together.
 func (c *UpConfig) Check() error {
 	if err := c.ServeConfig.Check(); err != nil {
 		return err
@@ -202,7 +202,7 @@ func (p *process) listen(cfg ServeConfig) error {
 		return err
 	}
 	p.redis = lis
-	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it, if it comes to that
+	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it first, if one was started
 	p.addrs[ServiceRedis] = listen.Address(lis)
 	if len(cfg.Witness) > 0 {
 		p.reached = cfg.Advertise

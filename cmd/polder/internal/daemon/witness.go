@@ -23,7 +23,7 @@ type WitnessConfig struct {
 	MaxClients int
 }
 
-// Check finds what is wrong with values that fit each by itself.
+// Check refuses an empty Dir.
 func (c *WitnessConfig) Check() error {
 	if c.Dir == "" {
 		return &config.Error{Source: "--dir", Err: errors.New(
@@ -43,7 +43,7 @@ func RunWitness(ctx context.Context, cfg WitnessConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it, if it comes to that
+	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it first, if one was started
 	p.addrs[ServiceWitness] = listen.Address(lis)
 	if err := p.listenAdmin(); err != nil {
 		return err
