@@ -37,14 +37,16 @@ import (
 	"polder/resp/forward"
 )
 
-// maxSharedName is the longest name of a heap of partitions, each of which has its number behind it.
+// maxSharedName is the longest name of a heap of partitions: the heap of a partition has the partition's number
+// behind that name.
 const maxSharedName = 58
 
-// PartitionHeap is the name of the heap that has a partition.
+// PartitionHeap is the name of a partition's heap.
 func PartitionHeap(heap string, number int) string { return heap + "." + strconv.Itoa(number) }
 
-// shared is what a server has of a heap that it shares with others: each partition is a heap of its own, with its own memory at
-// nodes, manifest and log. Which of them this server has is agreed on in a register, see package partition.
+// shared is what a server keeps about a heap that it shares with other servers. Each partition is a heap of its own,
+// with its own memory at nodes, manifest and log. The servers agree in a register on who has which partition, see
+// package partition.
 type shared struct {
 	p       *process
 	cfg     ServeConfig
@@ -52,30 +54,30 @@ type shared struct {
 	least   int64 // the budget of a partition at a server that has all of them
 	largest int   // bytes of a value
 	server  *resp.Server
-	made    chan struct{} // closed when server is there
+	made    chan struct{} // closed when server is set, or will stay nil
 	member  *partition.Member
 	links   *forward.Links     // to the other servers
-	kept    Registers          // of the map, and of the manifests of all partitions
-	others  []partition.Server // that were in the map before; changed's
+	kept    Registers          // the registers of the map, and of the manifests of all partitions
+	others  []partition.Server // the servers in the last map; used by changed only
 	left    sync.Once
-	ended   chan struct{} // closed when it has left
-	arrived atomic.Bool   // it has had its share since it is in the map
+	ended   chan struct{} // closed when this server has left
+	arrived atomic.Bool   // this server has had its share of partitions since it joined the map
 
 	dividing sync.Mutex // held while the budget is divided; locked before mu
-	looked   int        // how often reads of far entries have been counted since there were enough; under dividing
-	undone   bool       // budgets are not all what the weights say, since one has yet to shrink; under dividing
+	looked   int        // calls of reweighOnce since the weights were last considered; guarded by dividing
+	undone   bool       // some budgets differ from the weights, since one has yet to shrink; guarded by dividing
 
 	mu      sync.Mutex
 	open    map[int]*sharedPart // guarded by mu
 	opening int                 // partitions that are being opened; guarded by mu
 }
 
-// sharedPart is a partition that is here.
+// sharedPart is a partition that this server has.
 type sharedPart struct {
-	of     *process // of its own, which has it as its only part
+	of     *process // a process of the partition's own, in name only: the partition is its only part
 	m      memory
-	opened memory // m as it was opened: others look at that while m is being closed
-	weigh  weight // what it has of the budget; under dividing
+	opened memory // a copy of m made when it was opened, for other goroutines to read while m is being closed
+	weigh  weight // its share of the budget; guarded by dividing
 }
 
 func (c *ServeConfig) checkPartitions() error {
@@ -156,17 +158,18 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 	}
 	close(s.made)
 	p.serveRedis(s.server)
-	p.onEnd("the partitions", s.leave) // before the front end ends
+	p.onEnd("the partitions", s.leave) // again, so that it is called before the front end ends
 	p.wg.Go(s.reweigh)
 	return p.nowShow(s.usable, s.report, s.server.Collector(), s)
 }
 
 const (
-	leaveTime  = 20 * time.Second // how long the partitions of a server that ends may take to get to the others
-	lingerTime = time.Second      // for how long it then tells clients where they are
+	leaveTime  = 20 * time.Second // how long a server that ends may take to give its partitions to other servers
+	lingerTime = time.Second      // how long it goes on telling clients where the partitions are
 )
 
-// leave gives the partitions to the others, if there are any, and then tells clients for a while. It is idempotent.
+// leave gives the partitions to the other servers, if there are any, and then goes on telling clients where the
+// partitions are for lingerTime. It is idempotent.
 func (s *shared) leave() (err error) {
 	s.left.Do(func() {
 		ctx, cancel := s.p.ends.phase(leaveTime, true)
@@ -174,7 +177,7 @@ func (s *shared) leave() (err error) {
 		err = s.member.Close(ctx)
 		close(s.ended)
 		switch {
-		case errors.Is(err, partition.ErrRemoved): // which has been said
+		case errors.Is(err, partition.ErrRemoved): // the daemon has failed with that already, see servePartitions
 			err = nil
 		case s.server != nil && len(s.member.Map().Servers) > 0:
 			linger, cancel := s.p.ends.phase(lingerTime, true)
@@ -200,7 +203,7 @@ func (s *shared) join(ctx context.Context, reg holder.Register) (*partition.Memb
 	return m, nil
 }
 
-// changed acts on a map that is another one: commands that wait are told, and links to servers that have left are of no more use.
+// changed is called with each new map. It tells commands that wait, and forgets the links to servers that have left.
 func (s *shared) changed(m *partition.Map) {
 	for _, was := range s.others {
 		if _, ok := m.Server(was.ID); !ok {
@@ -217,7 +220,8 @@ func (s *shared) changed(m *partition.Map) {
 	}
 }
 
-// checkNames fails if a heap of partitions is not there yet, by its register, and another heap has the name of one of them: it would be taken for that.
+// checkNames fails if the heap of partitions whose register is reg does not exist yet, and another heap has the name
+// of one of its partitions: that heap would be taken for the partition.
 func checkNames(ctx context.Context, all Registers, heap string, partitions int, reg holder.Register) error {
 	if ok, err := vacant(ctx, reg); err != nil || !ok {
 		return err
@@ -242,7 +246,8 @@ func checkNames(ctx context.Context, all Registers, heap string, partitions int,
 		if ok {
 			continue
 		}
-		if ok, err := vacant(ctx, reg); err != nil || !ok { // another server has made the map meanwhile, and the heap is a partition's
+		// If another server has made the map meanwhile, the heap is a partition.
+		if ok, err := vacant(ctx, reg); err != nil || !ok {
 			return err
 		}
 		return fmt.Errorf("there is a heap %s, which would be taken for a partition of heap %s: expected another name with --heap, or that %s is removed (polder heap rm)",
@@ -251,7 +256,7 @@ func checkNames(ctx context.Context, all Registers, heap string, partitions int,
 	return nil
 }
 
-// vacant reports whether there is no heap in a register.
+// vacant reports whether a register has no heap.
 func vacant(ctx context.Context, reg holder.Register) (bool, error) {
 	b, _, err := reg.Read(ctx)
 	if err != nil || len(b) == 0 {
@@ -261,7 +266,7 @@ func vacant(ctx context.Context, reg holder.Register) (bool, error) {
 	return gone, nil
 }
 
-// explainJoin adds to the error of a join what is to be done about it.
+// explainJoin adds to an error of partition.Join what to do about it.
 func explainJoin(err error) error {
 	var count *partition.CountError
 	switch {
@@ -273,7 +278,7 @@ func explainJoin(err error) error {
 	return err
 }
 
-// dial connects to another server's clients' address.
+// dial connects to the address of another server at which its clients connect.
 func (s *shared) dial(ctx context.Context, addr string) (net.Conn, error) {
 	nc, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if certs := s.p.Security.Certificates; err == nil && certs != nil && certs.Has(listen.Client) {
@@ -289,16 +294,16 @@ func (s *shared) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return nc, err
 }
 
-// owner is what others are told who has a partition's heap.
+// owner is this server's name as the owner of a partition's heap.
 func (s *shared) owner() string { return s.p.me() + " " + s.id }
 
-// gone reports whether the server that has called itself so is known to have left.
+// gone reports whether the server with this name, as owner returns it, is known to have left.
 func (s *shared) gone(ctx context.Context, owner string) bool {
 	_, id, ok := strings.Cut(owner, " ")
 	return ok && s.member.Gone(ctx, id)
 }
 
-// openPart makes a partition served here, when it is this server's.
+// openPart implements partition.Config.Open: it prepares a partition, and serves it once it is this server's.
 func (s *shared) openPart(ctx context.Context, number int, mine <-chan struct{}) error {
 	<-s.made
 	if s.server == nil {
@@ -323,7 +328,7 @@ func (s *shared) openPart(ctx context.Context, number int, mine <-chan struct{})
 		s.p.Logger.Warn("a partition has less memory than it could have", "partition", number, "error", err)
 	}
 	s.p.wg.Go(func() {
-		if err := <-part.of.failed; err != nil { // nil when it is closed
+		if err := <-part.of.failed; err != nil { // nil when the partition is closed
 			s.p.Logger.Warn("a partition is another server's", "partition", number, "error", err)
 			ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 			defer cancel()
@@ -334,12 +339,12 @@ func (s *shared) openPart(ctx context.Context, number int, mine <-chan struct{})
 	return nil
 }
 
-// openAs makes room in the budget, and opens a partition there.
+// openAs makes room in the budget for a partition, and opens it.
 func (s *shared) openAs(ctx context.Context, number int, cfg ServeConfig, mine <-chan struct{}) (*sharedPart, error) {
 	if err := s.divide(ctx); err != nil {
 		return nil, err
 	}
-	// How a heap is laid out follows from the budget with which it is opened, so that is the least which it may have.
+	// A heap's layout depends on the budget with which it is opened. So it is opened with the least that it may get.
 	cfg.Local, cfg.MaxLocal = s.least, cfg.Local
 	part := &sharedPart{of: newProcess("serve", &operator.Control{Out: io.Discard, Logger: s.p.Logger.With("partition", number), Security: s.p.Security})}
 	part.of.reached, part.of.owner, part.of.gone, part.of.manifests, part.of.mine, part.of.ends = s.p.me(), s.owner(), s.gone, s.kept, mine, s.p.ends
@@ -364,18 +369,18 @@ func (s *shared) openHeap(ctx context.Context, number int, part *sharedPart, cfg
 	})
 }
 
-// close ends what a partition has here. Its front end has been removed.
+// close closes a partition. It must have been removed from the front end.
 func (part *sharedPart) close() error {
 	err := part.m.close()
 	select {
 	case part.of.failed <- nil:
-	default: // it has failed
+	default: // the partition has failed
 	}
 	part.of.close(&err)
 	return err
 }
 
-// preparePart has little be left to do when a partition is closed.
+// preparePart implements partition.Config.Prepare: it takes a checkpoint, so that closePart has little left to do.
 func (s *shared) preparePart(ctx context.Context, number int) error {
 	s.mu.Lock()
 	part := s.open[number]
@@ -386,7 +391,7 @@ func (s *shared) preparePart(ctx context.Context, number int) error {
 	return part.opened.heap.Checkpoint(ctx)
 }
 
-// closePart ends the serving of a partition, and gives it up.
+// closePart implements partition.Config.Close: it ends the serving of a partition, and gives it up.
 func (s *shared) closePart(ctx context.Context, number int) error {
 	s.mu.Lock()
 	part := s.open[number]
@@ -395,7 +400,7 @@ func (s *shared) closePart(ctx context.Context, number int) error {
 	if part == nil {
 		return nil
 	}
-	// No command waits for longer; a reply may, for room in the log, and its client is not told.
+	// No command waits longer than this. A reply may, for room in the log: then it is not sent.
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.OpTimeout+shutdownTimeout)
 	defer cancel()
 	owner := s.member.Map().Owner[number]
@@ -404,21 +409,21 @@ func (s *shared) closePart(ctx context.Context, number int) error {
 	s.p.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 		defer cancel()
-		_ = s.divide(ctx) // what it had is for the others, now or when the next one comes or goes
+		_ = s.divide(ctx) // gives its budget to the others; if this fails, the next call of divide does
 	})
 	return err
 }
 
-// divide gives each partition its part of the budget, of which those that are being opened get theirs, too: the least that one may have, and
-// as much of the rest as its weight says.
+// divide gives each partition its part of the budget: the least that a partition may have, and as much of the rest as
+// its weight says. Partitions that are being opened count, too.
 func (s *shared) divide(ctx context.Context) error {
-	s.dividing.Lock() // so that the last one goes by what there is then
+	s.dividing.Lock() // so that the last of several calls sees the partitions as they are then
 	defer s.dividing.Unlock()
 	parts, opening := s.sharing()
 	return s.divideAmong(ctx, parts, opening)
 }
 
-// sharing is who shares the budget.
+// sharing returns the partitions that share the budget, and how many that are being opened do.
 func (s *shared) sharing() (parts []*sharedPart, opening int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -426,7 +431,7 @@ func (s *shared) sharing() (parts []*sharedPart, opening int) {
 }
 
 func (s *shared) divideAmong(ctx context.Context, parts []*sharedPart, opening int) error {
-	all := float64(opening) // as if each of them had the weight of one that is new
+	all := float64(opening) // each counts with 1, the weight of a new partition
 	for _, part := range parts {
 		all += part.weigh.value()
 	}
@@ -434,7 +439,7 @@ func (s *shared) divideAmong(ctx context.Context, parts []*sharedPart, opening i
 	want := func(part *sharedPart) int64 {
 		return s.least + int64(float64(rest)*(part.weigh.value()/all))
 	}
-	// Who gets less comes first, so that in all they never have more than the budget.
+	// Partitions that get less come first, so that all together never have more than the budget.
 	slices.SortFunc(parts, func(x, y *sharedPart) int {
 		return cmp.Compare(want(x)-x.opened.heap.Local(), want(y)-y.opened.heap.Local())
 	})
@@ -446,27 +451,33 @@ func (s *shared) divideAmong(ctx context.Context, parts []*sharedPart, opening i
 	return nil
 }
 
-// weight is how much of the budget a partition has beside others. The zero value is that of one that is new.
+// weight is how much of the budget a partition gets, relative to others. The zero value is the weight of a new
+// partition.
 type weight struct {
-	log    float64 // its logarithm
-	missed uint64  // reads of far entries, when there were enough last
+	log    float64 // the logarithm of the weight
+	missed uint64  // reads of far entries in all, when the weights were last considered
 }
 
 func (w *weight) value() float64 { return math.Exp(w.log) }
 
 const (
-	reweighEvery  = 2 * time.Second
-	reweighWithin = 300 * time.Millisecond // that one waits for budgets to shrink: a partition that is to be opened waits for as long
-	reweighFrom   = 1000                   // reads of far entries: fewer say nothing yet, and are added to the next
-	reweighOver   = 10                     // for so many times reweighEvery: if there are fewer by then, it does not matter who has what
-	// mostReweigh is how much a weight may change at a time, and leastReweigh what is not worth it: budgets follow the load within
-	// ten seconds or so, and stay as they are when it only wavers.
+	reweighEvery = 2 * time.Second
+	// reweighWithin is how long a round waits for budgets to shrink. A partition that is to be opened waits
+	// meanwhile.
+	reweighWithin = 300 * time.Millisecond
+	// reweighFrom is from how many reads of far entries, in all partitions, the weights are changed. With fewer, the
+	// reads of the next round are added to them; after reweighOver rounds, they are dropped, since so few do not
+	// matter.
+	reweighFrom = 1000
+	reweighOver = 10
+	// mostReweigh is the largest factor by which a weight may change in a round; a factor below leastReweigh changes
+	// nothing. So budgets follow the load within ten seconds or so, and stay as they are when the load only wavers.
 	mostReweigh, leastReweigh = 1.25, 1.1
-	mostWeight                = 16 // or as small a part of 1
+	mostWeight                = 16 // the largest weight; the smallest is 1/mostWeight
 )
 
-// reweigh has memory go to the partitions that use it. Their budgets are those of one server, but each has a log, an evacuator and indexes of its
-// own, so that memory cannot go to what is used by itself.
+// reweigh moves memory to the partitions that use it. They share one server's budget, but each has a log, an
+// evacuator and indexes of its own, so that memory does not move to the data that is used unless somebody moves it.
 func (s *shared) reweigh() {
 	tick := time.NewTicker(reweighEvery)
 	defer tick.Stop()
@@ -512,10 +523,13 @@ func (s *shared) reweighOnce() error {
 	ctx, cancel := context.WithTimeout(context.Background(), reweighWithin)
 	defer cancel()
 	err := s.divideAmong(ctx, slices.Clone(parts), opening)
-	if s.undone = ctx.Err() != nil; s.undone { // who has less goes on shrinking, and next time the others get it
+	// If a partition is still shrinking, it goes on, and the next round gives its memory to the others.
+	if s.undone = ctx.Err() != nil; s.undone {
 		return err
 	}
-	if err != nil { // one cannot shrink, by what its indexes take; so that none has less for nothing:
+	// If a partition's indexes keep it from shrinking, restore the weights, so that no other partition shrinks for
+	// nothing.
+	if err != nil {
 		for i, part := range parts {
 			part.weigh.log = were[i]
 		}
@@ -524,9 +538,10 @@ func (s *shared) reweighOnce() error {
 	return err
 }
 
-// reweighed returns the logarithms of the weights that partitions get which have had those of logs, and have missed so often with that much
-// local memory. Whoever misses more than the others for each byte gets more: where a byte more spares the most reads, if misses become fewer
-// with memory everywhere in the same way.
+// reweighed returns the logarithms of the partitions' new weights. For each partition, missed is how often it has
+// missed since the last round, local its local memory in bytes, and logs the logarithm of its old weight. A partition
+// that misses more for each byte than the others gets more memory: if misses fall with memory in the same way
+// everywhere, another byte spares the most reads there.
 func reweighed(missed, local, logs []float64) []float64 {
 	sumMissed, sumLocal := 0.0, 0.0
 	for i := range missed {
@@ -548,7 +563,7 @@ func reweighed(missed, local, logs []float64) []float64 {
 	return out
 }
 
-// parts are the partitions that are here, by their numbers.
+// parts returns the partitions that this server has, by their numbers.
 func (s *shared) parts() map[int]*sharedPart {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -559,7 +574,8 @@ func (s *shared) parts() map[int]*sharedPart {
 	return all
 }
 
-// usable fails until this server has its share of the partitions, and if one that is its own is not served, or cannot be.
+// usable fails until this server has its share of the partitions. It also fails if one of its partitions is not open
+// yet, or cannot be used.
 func (s *shared) usable() error {
 	m := s.member.Map()
 	if err := s.awaits(m); err != nil {
@@ -581,7 +597,8 @@ func (s *shared) usable() error {
 	return nil
 }
 
-// awaits says what is yet to happen before this server has its share, by the map. Partitions that come later, because of load or of what others do, do not matter.
+// awaits returns, as an error, what is yet to happen, by the map, before this server has its share. Once it had its
+// share, awaits does not wait for partitions that come later because of load or of other servers.
 func (s *shared) awaits(m *partition.Map) error {
 	me, ok := m.Server(s.id)
 	has, come := 0, 0
@@ -616,7 +633,7 @@ func (s *shared) report(st *console.State) {
 	}
 }
 
-// PartitionsOf says how many partitions a server has, and how much of a processor's time they take there.
+// PartitionsOf says how many partitions a server has, and what part of a processor's time they take there.
 func PartitionsOf(m *partition.Map, id string) string {
 	n, t, known := m.Burden(id)
 	load := "not known yet"
@@ -626,7 +643,7 @@ func PartitionsOf(m *partition.Map, id string) string {
 	return fmt.Sprintf("%d of %d partitions, load %s", n, m.Partitions, load)
 }
 
-// spent is how much time has been spent on a partition that is open here.
+// spent implements partition.Config.Spent.
 func (s *shared) spent(number int) time.Duration { return s.server.Spent(number) }
 
 func (s *shared) stats() []resp.Stat {
@@ -641,7 +658,7 @@ func (s *shared) stats() []resp.Stat {
 	return sum
 }
 
-// Describe implements prometheus.Collector: what there is changes with the partitions.
+// Describe implements prometheus.Collector. It describes nothing, since the metrics change with the partitions.
 func (s *shared) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.

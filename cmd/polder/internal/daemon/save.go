@@ -17,8 +17,9 @@ import (
 	"polder/resp/clientmem"
 )
 
-// SaveHeap opens a heap that nobody has open, as its server would, and gives save a snapshot of it, for which have says what
-// there is of it already. If the server died with changes in its log, they are in the snapshot.
+// SaveHeap opens a heap that no process has open, as its server would, and calls save with a snapshot of the heap.
+// have returns what the copy has already, see far.Heap.Snapshot. If the server died with changes in its log, they are
+// in the snapshot.
 func SaveHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, have func() map[uint64]uint64, save func(*saved.Snapshot) error) error {
 	use := func(p *process, m *memory, tail bool) (err error) {
 		if tail {
@@ -54,7 +55,8 @@ func SaveHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, have f
 	return useHeap(ctx, c, cfg, "save", func(p *process, m *memory, had *named.Manifest) error { return use(p, m, len(had.Tail) > 0) })
 }
 
-// useDisk opens a heap on a disk that nobody has open, and says whether there is a journal beside it.
+// useDisk opens a heap on a disk that no process has open, and calls use with it. tail reports whether it has a
+// journal.
 func useDisk(ctx context.Context, c *operator.Control, cfg BorrowConfig, use func(p *process, m *memory, tail bool) error) (err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
@@ -67,8 +69,8 @@ func useDisk(ctx context.Context, c *operator.Control, cfg BorrowConfig, use fun
 	return use(p, &m, journal == nil)
 }
 
-// LoadHeap makes a new heap of a snapshot, which has contents. If that fails there is no heap of the name, or one
-// that is empty where nodes could not be told.
+// LoadHeap makes a new heap from a snapshot that has these contents. If that fails, there is no heap of that name,
+// or, if nodes could not be reached, an empty one.
 func LoadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *saved.Contents) error {
 	if cfg.onDisk() {
 		return loadOnDisk(ctx, cfg, from, contents)
@@ -93,7 +95,7 @@ func loadOnDisk(ctx context.Context, cfg BorrowConfig, from io.ReadSeeker, conte
 		return err
 	}
 	if err := os.Mkdir(dir, 0o700); errors.Is(err, fs.ErrExist) {
-		return HeapError(cfg.Heap) // or whatever it is, which is not ours to write to
+		return HeapError(cfg.Heap) // it may be something other than a heap, but we must not write to that either
 	} else if err != nil {
 		return err
 	}
@@ -107,7 +109,7 @@ func loadOnDisk(ctx context.Context, cfg BorrowConfig, from io.ReadSeeker, conte
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	// The heap had a journal if its server was durable, of which the copy has all: so it begins anew.
+	// The journal begins empty: if the heap had one, the copy has all that was in it.
 	if err := os.Mkdir(cfg.journalDir(), 0o700); err != nil {
 		return err
 	}
@@ -117,7 +119,7 @@ func loadOnDisk(ctx context.Context, cfg BorrowConfig, from io.ReadSeeker, conte
 	return saved.Restore(ctx, st, from, contents)
 }
 
-// loadHeap also says whether the heap was this process's meanwhile.
+// loadHeap is LoadHeap at nodes. owned reports whether this process became the heap's owner.
 func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *saved.Contents) (owned bool, err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
@@ -134,7 +136,7 @@ func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 		if err != nil {
 			return false, fmt.Errorf("heap %s: %w", cfg.Heap, err)
 		}
-		if had.Root != nil { // without one it was never opened: its loading did not come to its end
+		if had.Root != nil { // without a root, loading it did not finish, and it was never opened
 			return false, HeapError(cfg.Heap)
 		}
 	}
@@ -144,10 +146,10 @@ func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 	}
 	p.addrs[ServiceAdmin] = tool("load")
 	m := memory{restore: func(ctx context.Context, st *named.Store) error {
-		if _, err := from.Seek(0, io.SeekStart); err != nil { // it may be the second try
+		if _, err := from.Seek(0, io.SeekStart); err != nil { // this may be the second try
 			return err
 		}
-		if err := st.Prune(ctx); err != nil { // of what another one has begun to load
+		if err := st.Prune(ctx); err != nil { // removes what an earlier try or process has begun to load
 			return err
 		}
 		return saved.Restore(ctx, st, from, contents)
@@ -157,8 +159,9 @@ func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 	return m.kept != nil && m.kept.owner != nil, err
 }
 
-// LoadPartitions makes a new heap of partitions in the memory of nodes, of a snapshot of each of them, which have contents. No server joins it before it has
-// everything. If that fails what was made of it is removed, as far as nodes could be told.
+// LoadPartitions makes a new heap of partitions in the memory of nodes from one snapshot for each partition; contents
+// are what the snapshots have. No server joins the heap before it is complete. If that fails, what was made of the
+// heap is removed, as far as nodes can be reached.
 func LoadPartitions(ctx context.Context, c *operator.Control, cfg BorrowConfig, from []io.ReadSeeker, contents []*saved.Contents) (err error) {
 	return WithRegisters(ctx, c, cfg, func(all Registers) (err error) {
 		reg, err := all.Register(cfg.Heap)
@@ -183,7 +186,9 @@ func LoadPartitions(ctx context.Context, c *operator.Control, cfg BorrowConfig, 
 			}
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), nodeTime)
 			defer cancel()
-			ours := func(number int) bool { return number < made } // a heap may have been made under a partition's name since it was looked for
+			// Remove only what was made here: since checkNames, somebody may have made a heap with a partition's
+			// name.
+			ours := func(number int) bool { return number < made }
 			err = errors.Join(err, RemoveHeap(ctx, Removal{BorrowConfig: cfg, Control: c, made: ours}, func(string, error) {}))
 		}()
 		for number := range from {

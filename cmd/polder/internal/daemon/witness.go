@@ -16,10 +16,10 @@ const ServiceWitness = "witness"
 // WitnessConfig configures a witness.
 type WitnessConfig struct {
 	*operator.Control
-	Dir        string // what it keeps
+	Dir        string // the directory of all that it keeps
 	Listen     string // where clients connect
-	Registers  int    // most that it keeps
-	Bytes      int64  // most of their names and values
+	Registers  int    // the most registers that it keeps
+	Bytes      int64  // the most bytes of their names and values together
 	MaxClients int
 }
 
