@@ -51,7 +51,7 @@ type shared struct {
 	p       *process
 	cfg     ServeConfig
 	id      string
-	least   int64 // the budget of a partition at a server that has all of them
+	least   int64 // the least budget of a partition: what it has if this server has all partitions
 	largest int   // bytes of a value
 	server  *resp.Server
 	made    chan struct{} // closed when server is set, or will stay nil
@@ -539,9 +539,9 @@ func (s *shared) reweighOnce() error {
 }
 
 // reweighed returns the logarithms of the partitions' new weights. For each partition, missed is how often it has
-// missed since the last round, local its local memory in bytes, and logs the logarithm of its old weight. A partition
-// that misses more for each byte than the others gets more memory: if misses fall with memory in the same way
-// everywhere, another byte spares the most reads there.
+// missed since weights were last considered, local its local memory in bytes, and logs the logarithm of its old
+// weight. A partition that misses more for each byte than the others gets more memory: if misses fall with memory in
+// the same way everywhere, another byte spares the most reads there.
 func reweighed(missed, local, logs []float64) []float64 {
 	sumMissed, sumLocal := 0.0, 0.0
 	for i := range missed {
