@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is the copy of a heap of partitions that is being written: a directory with a file for each of them. As a file it is called DIR.part until it is
-// complete, and one process at a time has it.
+// Dir is the copy of a heap of partitions that is being written: a directory with a file for each partition. Like a
+// file, it is called DIR.part until it is complete, and one process at a time has it.
 type Dir struct {
 	path  string
 	parts int
@@ -18,11 +18,12 @@ type Dir struct {
 	f     *os.File
 }
 
-// partName is the file of a partition. It says how many there are, so that none can be missing without being missed.
+// partName is the name of a partition's file. It says how many partitions there are, so that a missing file is
+// noticed.
 func partName(number, parts int) string { return fmt.Sprintf("%d-of-%d", number, parts) }
 
-// CreateDir begins the copy of a heap of so many partitions, or goes on with one that has broken off. It fails if there is something at path, unless
-// force is set and that is another copy.
+// CreateDir begins the copy of a heap of so many partitions, or continues a copy that has broken off. It fails if
+// there is something at path, unless force is set and there is a copy of a heap of partitions at path.
 func CreateDir(path string, parts int, force bool) (*Dir, error) {
 	if _, err := os.Lstat(path); err == nil {
 		if !force {
@@ -47,7 +48,7 @@ func CreateDir(path string, parts int, force bool) (*Dir, error) {
 	return d, nil
 }
 
-// check takes the directory, and looks whether a copy of so many partitions has been begun there.
+// check locks the directory, and fails if anything is in it but a copy of so many partitions.
 func (d *Dir) check() error {
 	if err := unix.Flock(int(d.f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("cannot write %s: another process does: %w", d.f.Name(), err)
@@ -69,7 +70,8 @@ func (d *Dir) check() error {
 	return nil
 }
 
-// Create begins or continues the file of a partition, unless that is complete: then it returns nil, and how many bytes the file has.
+// Create begins or continues the file of a partition. If the file is complete, Create returns a nil File, and how
+// many bytes the file has.
 func (d *Dir) Create(number int) (f *File, size int64, err error) {
 	path := filepath.Join(d.f.Name(), partName(number, d.parts))
 	if st, err := os.Lstat(path); err == nil {
@@ -79,7 +81,7 @@ func (d *Dir) Create(number int) (f *File, size int64, err error) {
 	return f, 0, err
 }
 
-// Commit gives the directory its name. All partitions have to be complete.
+// Commit gives the directory its name. It fails unless all partitions are complete.
 func (d *Dir) Commit() error {
 	if _, err := partsOf(d.f.Name()); err != nil {
 		return err
@@ -98,13 +100,13 @@ func (d *Dir) Commit() error {
 	return syncDir(filepath.Dir(d.path))
 }
 
-// Close leaves what is not complete where it is, if it is anything.
+// Close closes the directory. If the copy is not complete, it stays where it is; if it is empty, Close removes it.
 func (d *Dir) Close() error {
-	_ = os.Remove(d.f.Name()) // which a directory with files in it refuses
+	_ = os.Remove(d.f.Name()) // fails if there are files in the directory
 	return d.f.Close()
 }
 
-// Parts are the files of a copy of a heap of partitions, in the order of these.
+// Parts returns the files of a copy of a heap of partitions, in the order of the partitions.
 func Parts(dir string) ([]string, error) {
 	paths, err := partsOf(dir)
 	if err != nil {
