@@ -221,7 +221,7 @@ const (
 type memory struct {
 	lent   *pool.Pool    // nil if all far memory is on a disk
 	disk   *disk.Store   // nil if nodes lend the far memory
-	copies *copies.Store // over lent, if there are several nodes, or a disk has a copy
+	copies *copies.Store // over lent; nil for an unnamed heap at one node
 	beside *disk.Copies  // the disk's copy of what is in lent; nil if there is none
 	kept   *kept         // nil unless the heap is in lent and outlives the process
 	name   string        // of the heap; "" if it ends with the process

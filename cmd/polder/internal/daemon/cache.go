@@ -15,9 +15,9 @@ import (
 	softprom "polder/soft/prom"
 )
 
-// CacheConfig configures a Redis front end over soft memory. It uses only what
-// concerns clients of ServeConfig: Far, Manager and Local have no effect, and OpTimeout
-// has one only with an Origin.
+// CacheConfig configures a Redis front end over soft memory. It uses only the
+// fields of ServeConfig that concern clients: Far, Manager and Local have no effect,
+// and OpTimeout has one only with an Origin.
 type CacheConfig struct {
 	ServeConfig
 	Budget      int64  // bytes, unless a coordinator says otherwise; the default of MaxValue depends on it, too

@@ -65,7 +65,7 @@ type process struct {
 	started time.Time
 	addrs   map[string]string                            // not changed once the administrative address is served
 	redis   net.Listener                                 // nil in a node
-	reached string                                       // redis, as told to clients by other servers; or ""
+	reached string                                       // address that other servers tell clients; or ""
 	owner   string                                       // its name as the owner of a heap; "" for its address
 	gone    func(ctx context.Context, owner string) bool // see named.Config; nil to ask at the owner's address
 	// manifests and mine are set only for a partition, which is one of several in a server: the registers of all
@@ -79,9 +79,10 @@ type process struct {
 	wg         sync.WaitGroup
 	answers    *admin.Server // at the administrative address; nil until it is served
 	collectors []prometheus.Collector
-	drain      func(ctx context.Context, within time.Duration, force bool) (lost, err error)        // see admin.Config
-	lend       func(ctx context.Context, most int64, within time.Duration) (said string, err error) // see admin.Config
-	forget     func(heap string) (said string, err error)                                           // see admin.Config
+	// drain, lend and forget are Drain, Lend and Forget of admin.Config.
+	drain  func(ctx context.Context, within time.Duration, force bool) (lost, err error)
+	lend   func(ctx context.Context, most int64, within time.Duration) (said string, err error)
+	forget func(heap string) (said string, err error)
 
 	mu      sync.Mutex
 	reports []func(*console.State) // each adds what no metric says; guarded by mu once answers is set

@@ -87,7 +87,7 @@ func (p *process) close(err *error) {
 	var mu sync.Mutex
 	what, over := "the administrative address", false
 	var errs []error
-	next := func(name string, err error) bool { // ends one part, and begins the next
+	next := func(name string, err error) bool { // notes how a part has ended, and which part is next
 		mu.Lock()
 		defer mu.Unlock()
 		if errs = append(errs, err); name != "" {
@@ -166,7 +166,7 @@ func (d *drainer) drain(ctx context.Context, within time.Duration, force bool) (
 // waitDrained is wait for a process that lends. When ctx is done, it tries to drain the nodes for as long as within
 // says, and returns when they are drained. If that fails, the process stays until a second signal, on which main
 // exits. If within is 0, waitDrained returns as soon as ctx is done. It also returns when an operator has drained the
-// nodes.
+// nodes, or with the first part that failed.
 func (p *process) waitDrained(ctx context.Context, d *drainer, within time.Duration) error {
 	signal := ctx.Done()
 	for {

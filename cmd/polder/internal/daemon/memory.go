@@ -12,12 +12,12 @@ import (
 	"polder/internal/hostmem"
 )
 
-// The Go runtime's part of a serving process's memory. The far heap's budget
-// is not part of it: it holds connections, the pool's bookkeeping and
-// garbage. The garbage is kept small: the collector runs before the total
-// exceeds goLimit. With the 16 MiB of clients' buffers that may be mapped, the
-// pool's slab of 8 MiB and some 13 MiB of the program itself it stays below the
-// 64 MiB that a process may have beside its budget.
+// The Go runtime's part of a serving process's memory: connections, the pool's
+// bookkeeping and garbage, but not the far heap's budget. The garbage is kept
+// small: the collector runs before the total exceeds goLimit. So with the 16 MiB
+// of clients' buffers that may be mapped, the pool's slab of 8 MiB and some 13 MiB
+// of the program itself, a process stays below the 64 MiB that it may have beside
+// its budget.
 const (
 	goLimit      = 15 << 20
 	goPercent    = 400 // the live heap is a few MiB: collect when the limit is near, not after every 4 MiB

@@ -38,7 +38,7 @@ type NodeConfig struct {
 	Grace        time.Duration
 	Zone         string        // what the node fails together with, such as a rack, or ""
 	Cluster      string        // whose clients the node lends to, or ""
-	Drain        time.Duration // before the end, how long clients have to move what they hold; 0 is no time
+	Drain        time.Duration // before the end, how long clients have to move what they hold; 0 ends at once
 	Directory    string        // the cluster in etcd in which to announce the node, or ""
 	Advertise    string        // the address to announce; where it listens if empty
 	EtcdAuth     string        // file of a name and a password for etcd; "" for none
@@ -321,7 +321,7 @@ func (p *process) nodeElsewhere(cfg NodeConfig, addrs []string) (*memnode.Node, 
 		}
 		return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return ibv.Listen(dev, addr, security) })
 	}
-	// The nodes of a heap with two nodes keep its manifest themselves, in memory as what they lend.
+	// The manifests of heaps with two nodes are at these nodes, in memory only, like what the nodes lend.
 	cells, err := witness.NewCells(witness.Config{Registers: maxManifests, Bytes: maxManifests * (holder.MaxValue + 128), Logger: p.Logger})
 	if err != nil {
 		return nil, nil, err
@@ -341,7 +341,7 @@ func (p *process) nodeHere(cfg NodeConfig, addrs []string) (*memnode.Node, []str
 	if err != nil {
 		return nil, nil, err
 	}
-	cfg.Manager, cfg.outliving, cfg.InPlace = memnode.MemFD, nil, false // in place anyway
+	cfg.Manager, cfg.outliving, cfg.InPlace = memnode.MemFD, nil, false // its clients map the memory anyway
 	return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return shm.Listen(dev, addr, shm.Config{Log: p.Logger}) })
 }
 

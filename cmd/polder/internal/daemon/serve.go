@@ -262,7 +262,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 	if err := server.Open(ctx, m.heap); err != nil {
 		return err
 	}
-	heap, lent := m.heap, m.lent // copies, since more also runs while m is being closed
+	heap, lent := m.heap, m.lent // copies: more is also called while m is being closed
 	more := func() []resp.Stat {
 		var borrowed pool.Stats
 		if lent != nil {
