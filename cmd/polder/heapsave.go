@@ -170,8 +170,9 @@ func (s *heapSaver) savePart(cmd *cobra.Command, name string, dir *heapfile.Dir,
 	return err
 }
 
-// copy saves a heap to to. If the server takes back the memory that the snapshot has pinned, or the heap is a
-// partition and has moved to another server, copy takes another snapshot, and goes on with what the copy has already.
+// copy saves the heap called name into to. If the server takes back the memory that the snapshot has pinned, or the
+// heap is a partition and has moved to another server, copy takes another snapshot, and goes on with what the copy
+// has already.
 func (s *heapSaver) copy(cmd *cobra.Command, name string, to out) error {
 	ctx, w, since := cmd.Context(), to.Writer(), time.Now()
 	for try := 1; ; try++ {
