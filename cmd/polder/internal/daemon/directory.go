@@ -80,7 +80,9 @@ type members struct {
 	log       *slog.Logger
 
 	absent map[string]time.Time // by node, since when the directory has not named it
-	said   map[string]string    // the last warning about a node; under "" about the directory
+	// said is the last warning about each node. Under "" it is about the directory, under "too many" about nodes that
+	// cannot join since there are too many.
+	said map[string]string
 
 	named   atomic.Int64 // how many nodes the directory named when it last answered
 	answers atomic.Bool  // whether the directory answered when it was last asked
