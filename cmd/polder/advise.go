@@ -43,7 +43,7 @@ func newAdvise() *cobra.Command {
 			}
 			logging.Disable() // what goes wrong is in the error
 			c := redis.NewClient(server)
-			defer func() { _ = c.Close() }() // it has been read only
+			defer func() { _ = c.Close() }() // the server was only read
 			show, end := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			cfg.Progress = show
 			s, err := advise.Look(cmd.Context(), c, cfg)
@@ -68,8 +68,8 @@ func newAdvise() *cobra.Command {
 	return cmd
 }
 
-// redisServer is how to reach the server of a URL. A command line can be read by
-// every user of the machine, so that it is no place for a password.
+// redisServer returns how to reach the server of a URL. It refuses a password in the
+// URL, since every user of the machine can read a command line.
 func redisServer(url, password string) (*redis.Options, error) {
 	o, err := redis.ParseURL(url)
 	if err != nil {
@@ -82,6 +82,6 @@ func redisServer(url, password string) (*redis.Options, error) {
 	o.PoolSize, o.MaxRetries = 1, -1
 	o.ReadTimeout, o.WriteTimeout, o.DialTimeout = adviseTimeout, adviseTimeout, adviseTimeout
 	o.ContextTimeoutEnabled = true
-	o.DisableIdentity = true // older servers would say that they do not know the command
+	o.DisableIdentity = true // older servers do not know CLIENT SETINFO
 	return o, nil
 }

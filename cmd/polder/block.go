@@ -20,7 +20,7 @@ const (
 	defaultBlockAdmin = "127.0.0.1:7078"
 )
 
-// compressUsage is of block and of pager.
+// compressUsage is the usage of --compress, a flag of block and of pager.
 const compressUsage = "compress pages that take an eighth less then, in local memory and on the way to nodes; what was written without it, or with it, is read either way"
 
 func newBlock() daemonCommand {
@@ -28,8 +28,8 @@ func newBlock() daemonCommand {
 	return d
 }
 
-// block returns the command, what its flags configure, and what completes and refuses
-// that when it is run.
+// block returns the command, the configuration that its flags set, and a function that
+// completes this configuration, or refuses it, when the command runs.
 func block() (daemonCommand, *daemon.BlockConfig, func() error) {
 	var op operator.Flags
 	cfg := daemon.BlockConfig{BorrowConfig: daemon.DefaultBorrow(), Listen: defaultBlock, Name: "polder", MaxClients: 16}

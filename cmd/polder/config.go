@@ -14,19 +14,19 @@ import (
 	"polder/internal/config"
 )
 
-// secrets are the flags whose values are shown to nobody.
+// secrets are the flags whose values are never shown.
 var secrets = map[string]bool{"password": true}
 
-// hostDefaults stand in the reference files for defaults that this machine
-// decides.
+// hostDefaults are shown in the reference files in place of defaults that depend on
+// this machine.
 var hostDefaults = map[string]string{"node lend": "1GiB", "up lend": "1GiB", "coordinator socket": "/run/polder/coordinator.sock"}
 
 // daemonCommand is the command of a daemon.
 type daemonCommand struct {
 	*cobra.Command
-	// check refuses what the daemon would refuse of its flags, once they are loaded:
-	// those that contradict one another. It opens no files and no addresses, and what
-	// depends on what there is on this host is not its matter.
+	// check refuses flags that contradict one another, as the daemon does once its
+	// flags are loaded. It opens no files and no addresses, and checks nothing that
+	// depends on this host.
 	check func() error
 }
 
@@ -53,7 +53,7 @@ func newConfig() *cobra.Command {
 	return cmd
 }
 
-// newConfigOf returns the subcommand for a daemon that is called so.
+// newConfigOf returns the subcommand for a daemon that is called name.
 func newConfigOf(daemon daemonCommand, name string) *cobra.Command {
 	var check, comments bool
 	cmd := &cobra.Command{
@@ -86,8 +86,8 @@ func keys(flags *pflag.FlagSet, yield func(*pflag.Flag)) {
 	})
 }
 
-// effective prints the values that were loaded into all, those of the daemon's
-// flags, and where they come from.
+// effective prints the values of the daemon's flags that were loaded into all, and
+// where each value comes from.
 func effective(w io.Writer, all, daemon *pflag.FlagSet) error {
 	var b bytes.Buffer
 	keys(daemon, func(f *pflag.Flag) {
@@ -98,7 +98,7 @@ func effective(w io.Writer, all, daemon *pflag.FlagSet) error {
 		}
 		line := fmt.Sprintf("%s: %s", f.Name, yamlValue(f, f.Value.String()))
 		if origin == "default" {
-			line = "#" + line // such as "", which nobody could ask for
+			line = "#" + line // a default may be a value that a file cannot set, such as ""
 		}
 		fmt.Fprintf(&b, "%-40s  # %s\n", line, origin)
 	})
@@ -124,8 +124,8 @@ func reference(w io.Writer, daemon *cobra.Command, name string) error {
 	return err
 }
 
-// yamlValue writes what a flag's String has said as a value in YAML that Load reads
-// as the same.
+// yamlValue returns text, a flag's String, as a YAML value that Load reads as the same
+// value.
 func yamlValue(f *pflag.Flag, text string) string {
 	var v any = text
 	if _, ok := f.Value.(pflag.SliceValue); ok {
@@ -133,7 +133,7 @@ func yamlValue(f *pflag.Flag, text string) string {
 	}
 	switch f.Value.Type() {
 	case "bool", "number", "float64", "size":
-		return text // they look as they do on the command line
+		return text // as on the command line
 	}
 	var node yaml.Node
 	if err := node.Encode(v); err != nil {

@@ -103,8 +103,8 @@ func (f *weightFlags) load() ([]coordinator.Weight, error) {
 	return append(list, more...), err
 }
 
-// curves shows how much of the cost of its reads each client would save with more
-// memory, as it measures itself.
+// curves returns, for each client, how much of the cost of its reads the client would
+// save with more memory, as the client has measured.
 func curves(c *coordinator.Coordinator) (list []console.Curve) {
 	for _, client := range c.Stats().MoreByClient {
 		from := client.Curve
@@ -134,7 +134,7 @@ func runCoordinator(ctx context.Context, cfg coordinator.Config, weights weightF
 		if err != nil {
 			return "", err
 		}
-		c.SetWeights(list) // the same ones, too: a client may be in another control group now
+		c.SetWeights(list) // even if the list is the same: a client may be in another control group now
 		if slices.Equal(list, cfg.Weights) {
 			return "", nil
 		}
@@ -162,8 +162,8 @@ func runCoordinator(ctx context.Context, cfg coordinator.Config, weights weightF
 	return nil
 }
 
-// serveAdmin serves the administrative address of a daemon that is always well, and
-// adds it to addrs.
+// serveAdmin serves the administrative address of a daemon that is always healthy, and
+// adds the address to addrs.
 func serveAdmin(op *operator.Control, service string, began time.Time, addrs map[string]string, cfg admin.Config) (*admin.Server, error) {
 	lis, err := op.Security.Listen(listen.Admin, "admin", op.Admin)
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 	"polder/internal/operator"
 )
 
-// A demand is what an operator has a memory node do, at its administrative address.
+// A demand is a command by which an operator tells a memory node to do something, at its administrative address.
 type demand struct {
 	use, short, long string
-	after            string // what is to follow the address, such as " and a size"
-	example          string // of that
+	after            string // what has to follow the address, such as " and a size"
+	example          string // an example of after
 	do               func(cmd *cobra.Command, client *tls.Config, token string, args []string) (said string, err error)
 }
 
@@ -105,7 +105,7 @@ func sayLent(w io.Writer, s *console.State) {
 	_, _ = fmt.Fprintf(w, "polder: %s is still lent\n", config.FormatSize(s.Metrics.Int("polder_node_memory_bytes", "use=lent")))
 }
 
-// lendAll is the size that lets a node lend all that it was started with.
+// lendAll, given as the size, lets a node lend all that it was started with.
 const lendAll = "all"
 
 func newLend() *cobra.Command {

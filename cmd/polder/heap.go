@@ -21,7 +21,7 @@ import (
 	"polder/internal/config"
 )
 
-// newHeap are the tools for heaps that have names.
+// newHeap returns the command "polder heap" with the tools for heaps that have names.
 func newHeap() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "heap",
@@ -35,14 +35,15 @@ func newHeap() *cobra.Command {
 	return cmd
 }
 
-// heapTool is what they have in common.
+// heapTool is what the tools have in common.
 type heapTool struct {
 	dir  string
 	json bool
-	kept keptTool // if dir is empty
+	kept keptTool // used if dir is empty
 }
 
-// command is a tool, which acts on heaps on a disk or on heaps in the memory of nodes.
+// command returns the command of a tool. It calls onDisk for heaps on a disk, and atNodes for heaps in the memory of
+// nodes.
 func (t *heapTool) command(use, short string, args cobra.PositionalArgs, onDisk, atNodes func(cmd *cobra.Command, names []string) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short, Args: args,
@@ -113,7 +114,7 @@ func newHeapLs() *cobra.Command {
 		var rows []heapRow
 		for _, e := range entries {
 			if !config.IsName(e.Name()) {
-				continue // such as the copy of a heap that nodes have
+				continue // such as the directory of a copy of what nodes have
 			}
 			if r, err := t.row(e.Name()); err == nil {
 				rows = append(rows, r)
@@ -240,7 +241,7 @@ func checkMaps(cmd *cobra.Command, h *far.Heap) error {
 	return nil
 }
 
-// checkMap reads all entries of a map, and prints what is wrong with any.
+// checkMap reads all entries of a map, and prints what is wrong with them.
 func checkMap(ctx context.Context, out io.Writer, m *far.ByteMap, name string) (entries, bad int, err error) {
 	var keys [][]byte
 	read := func() {

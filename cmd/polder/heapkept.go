@@ -26,7 +26,7 @@ import (
 	"polder/partition"
 )
 
-// keptTool looks after heaps in the memory of nodes, whose manifests witnesses or etcd have.
+// keptTool looks after heaps in the memory of nodes, whose manifests witnesses, etcd or the two nodes have.
 type keptTool struct {
 	cfg   daemon.BorrowConfig
 	ask   witnessTool
@@ -54,20 +54,20 @@ func (t *keptTool) reach(fs *pflag.FlagSet) {
 type keptRow struct {
 	Name       string   `json:"name"`
 	Epoch      uint64   `json:"epoch"`
-	Owner      string   `json:"owner,omitempty"` // that has it open, or has died with it
+	Owner      string   `json:"owner,omitempty"` // has the heap open, or has died without closing it
 	Nodes      []string `json:"nodes,omitempty"`
 	Moved      int      `json:"moved,omitempty"` // segments with copies that were moved since the last checkpoint
 	Checkpoint uint64   `json:"checkpoint_bytes"`
 	Trouble    string   `json:"trouble,omitempty"`
-	Partitions int      `json:"partitions,omitempty"` // that servers share; the numbers above are sums over them
-	Servers    []string `json:"servers,omitempty"`    // that do, or have died with it
+	Partitions int      `json:"partitions,omitempty"` // that servers share; Moved and Checkpoint are sums over them
+	Servers    []string `json:"servers,omitempty"`    // that share them, or have died without leaving
 
 	shared *partition.Map // nil if it is not shared
-	of     *partition.Map // of the heap that it is a partition of, if it is; see partOf
-	number int            // of the partition
+	of     *partition.Map // if the heap is a partition, the map of all of them; set by partOf
+	number int            // of the partition, if of is set
 	m      *named.Manifest
 	root   *record.Root // nil if there is none
-	size   int          // of the manifest
+	size   int          // bytes of the manifest
 }
 
 func (r *keptRow) state() string {
@@ -86,7 +86,7 @@ func (r *keptRow) state() string {
 	return "closed"
 }
 
-// keptHeap reads the manifest of a heap.
+// keptHeap returns what the manifest of a heap says.
 func keptHeap(ctx context.Context, c daemon.Registers, name string) (*keptRow, error) {
 	reg, err := c.Register(name)
 	if err != nil {
@@ -139,7 +139,7 @@ func (r *keptRow) share(ctx context.Context, c daemon.Registers, b []byte) error
 		part, err := keptHeap(ctx, c, daemon.PartitionHeap(r.Name, number))
 		switch {
 		case errors.As(err, new(daemon.NoHeapError)):
-			continue // it was not opened yet
+			continue // no server has opened the partition yet
 		case err != nil:
 			return err
 		case part.Trouble != "":
@@ -154,7 +154,7 @@ func (r *keptRow) share(ctx context.Context, c daemon.Registers, b []byte) error
 	return nil
 }
 
-// partOf finds out of which heap r is a partition.
+// partOf sets r.of and r.number if the heap of r is a partition of another heap.
 func (r *keptRow) partOf(ctx context.Context, c daemon.Registers) error {
 	dot := strings.LastIndexByte(r.Name, '.')
 	number, err := strconv.Atoi(r.Name[dot+1:])
@@ -191,7 +191,7 @@ func (t *heapTool) listKept(cmd *cobra.Command, _ []string) error {
 		if err != nil {
 			return err
 		}
-		for _, name := range names { // in order: a heap comes before its partitions
+		for _, name := range names { // sorted, so a heap comes before its partitions
 			if isPart(name, rows) {
 				continue
 			}
@@ -250,8 +250,8 @@ func (t *heapTool) infoKept(cmd *cobra.Command, names []string) error {
 	})
 }
 
-// open is how a heap's manifest and nodes are reached, with certificates and a log that goes to the command's errors. Without
-// a name it is how all manifests are.
+// open returns how to reach a heap's manifest and nodes, and a Control with the certificates, and a log that goes to
+// the command's standard error. If name is empty, it returns how to reach the manifests of all heaps.
 func (t *keptTool) open(cmd *cobra.Command, name string) (cfg daemon.BorrowConfig, c *operator.Control, err error) {
 	cfg = t.cfg
 	cfg.Heap, cfg.Checkpoint, cfg.FarWait = cmp.Or(name, "all"), 0, t.ask.within
@@ -268,7 +268,7 @@ func (t *keptTool) open(cmd *cobra.Command, name string) (cfg daemon.BorrowConfi
 	}, nil
 }
 
-// run has ask use the registers that have the manifests.
+// run calls ask with the registers that have the manifests.
 func (t *keptTool) run(cmd *cobra.Command, name string, ask func(ctx context.Context, c daemon.Registers) error) error {
 	cfg, control, err := t.open(cmd, name)
 	if err != nil {
@@ -299,7 +299,7 @@ func (t *heapTool) removeKept(cmd *cobra.Command, names []string) error {
 	return errors.Join(errs...)
 }
 
-// newHeapOpen is the operator's word that a server is dead.
+// newHeapOpen returns the command by which an operator says that a heap's server is dead.
 func newHeapOpen() *cobra.Command {
 	t, force := heapTool{}, false
 	refused := func(*cobra.Command, []string) error {
@@ -331,7 +331,7 @@ func newHeapOpen() *cobra.Command {
 	return cmd
 }
 
-// checkKept reads all that is in a heap, for which it becomes its owner.
+// checkKept reads all that is in a heap. To do so, this process becomes the heap's owner.
 func (t *heapTool) checkKept(cmd *cobra.Command, name string, local int64) error {
 	cfg, control, err := t.kept.open(cmd, name)
 	if err != nil {

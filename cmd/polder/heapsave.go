@@ -28,19 +28,20 @@ import (
 )
 
 const (
-	// mostSaves is how often a snapshot is taken, if its server has to take memory back from it.
+	// mostSaves is how many snapshots to try, if the server takes back memory that a snapshot has pinned.
 	mostSaves = 8
-	// moveTime is for how long nothing may come of a partition that goes from one server to another, or whose server was killed.
+	// moveTime is for how long to go on without any progress, while a partition moves from one server to another or
+	// its server was killed.
 	moveTime = 15 * time.Second
-	// partsAhead is how many parts are asked for at a time.
+	// partsAhead is how many parts to ask for at a time.
 	partsAhead = 4
-	// haveBytes is how long an argument is that says what there is already.
+	// haveBytes is the length of an argument that says what the copy has already. There may be several.
 	haveBytes = 128 << 10
-	// snapshotTime is how long a server may take to answer: it takes a checkpoint.
+	// snapshotTime is how long a server may take to answer: it takes a checkpoint first.
 	snapshotTime = 5 * time.Minute
 )
 
-// heapSaver saves a heap to a file.
+// heapSaver saves a heap to a file, or to standard output.
 type heapSaver struct {
 	t      heapTool
 	file   string
@@ -113,7 +114,7 @@ func (s *heapSaver) run(cmd *cobra.Command, name string) (err error) {
 	return nil
 }
 
-// brokenOff is why a heap was not saved, of which there are so many bytes.
+// brokenOff is the error that a heap was not saved because of err. have is how many bytes of it were.
 func (s *heapSaver) brokenOff(name string, err error, have int64) error {
 	if s.file != "" && have > 0 {
 		err = fmt.Errorf("%w; %s has %s of it, and the same command goes on with that", err, heapfile.Partial(s.file), config.FormatSize(have))
@@ -152,7 +153,7 @@ func (s *heapSaver) runParts(cmd *cobra.Command, row *keptRow) (err error) {
 	return nil
 }
 
-// savePart saves a partition, and counts what there is of it, and was before.
+// savePart saves a partition. It adds the bytes of its copy to size, and those that were there before to had.
 func (s *heapSaver) savePart(cmd *cobra.Command, name string, dir *heapfile.Dir, number int, size, had *int64) (err error) {
 	to, there, err := dir.Create(number)
 	if to == nil {
@@ -169,8 +170,9 @@ func (s *heapSaver) savePart(cmd *cobra.Command, name string, dir *heapfile.Dir,
 	return err
 }
 
-// copy saves a heap to what is made for it. If its server needs the memory that a snapshot of it has kept, or another server has the partition
-// that it is, a later snapshot is taken, which goes on with what there is.
+// copy saves the heap called name into to. If the server takes back the memory that the snapshot has pinned, or the
+// heap is a partition and has moved to another server, copy takes another snapshot, and goes on with what the copy
+// has already.
 func (s *heapSaver) copy(cmd *cobra.Command, name string, to out) error {
 	ctx, w, since := cmd.Context(), to.Writer(), time.Now()
 	for try := 1; ; try++ {
@@ -198,7 +200,8 @@ func (s *heapSaver) copy(cmd *cobra.Command, name string, to out) error {
 	}
 }
 
-// refusal reports whether err is not about a connection, and whether another snapshot may be read where this one could not.
+// refusal reports whether err is a refusal and not a failed connection, and whether another snapshot may succeed
+// where this one has failed.
 func refusal(err error) (refused, again bool) {
 	var reply redis.Error
 	if !errors.As(err, &reply) {
@@ -208,7 +211,7 @@ func refusal(err error) (refused, again bool) {
 	return true, code == "OVERTAKEN" || code == "TRYAGAIN" || code == "LOADING"
 }
 
-// find returns what is known of a heap, and of which one it is a partition, if it is any's.
+// find returns what is known of a heap, and if it is a partition, of which heap.
 func (s *heapSaver) find(cmd *cobra.Command, name string) (row *keptRow, err error) {
 	if s.t.dir != "" {
 		return s.findOnDisk(name)
@@ -258,7 +261,7 @@ func (s *heapSaver) save(cmd *cobra.Command, row *keptRow, w *saved.Writer) erro
 		if !ok {
 			return errors.New("no server has it at the moment")
 		}
-		scheme, _, _ := strings.Cut(cmp.Or(s.server, "redis://"), "://") // the others are reached as that one
+		scheme, _, _ := strings.Cut(cmp.Or(s.server, "redis://"), "://") // other servers are reached as --server is
 		url = scheme + "://" + owner.Addr
 	}
 	if url == "" {
@@ -274,7 +277,7 @@ func (s *heapSaver) save(cmd *cobra.Command, row *keptRow, w *saved.Writer) erro
 		if err != nil {
 			return err
 		}
-		if c := control.Security.Dial(); c != nil { // what the witnesses are shown, and are known by
+		if c := control.Security.Dial(); c != nil { // the certificates by which we and the witnesses know each other
 			name := server.TLSConfig.ServerName
 			server.TLSConfig = c.Clone()
 			server.TLSConfig.ServerName = name
@@ -285,7 +288,7 @@ func (s *heapSaver) save(cmd *cobra.Command, row *keptRow, w *saved.Writer) erro
 	stop := context.AfterFunc(cmd.Context(), func() { _ = c.Close() })
 	defer func() {
 		if stop() {
-			_ = c.Close() // every reply has come, or none counts
+			_ = c.Close() // all replies have come, or saving has failed already
 		}
 	}()
 	answers := c.Ping(cmd.Context()).Err()
@@ -306,7 +309,7 @@ func (s *heapSaver) save(cmd *cobra.Command, row *keptRow, w *saved.Writer) erro
 	return err
 }
 
-// open saves a heap that nobody has open.
+// open saves a heap that no process has open: this process opens it.
 func (s *heapSaver) open(cmd *cobra.Command, name string, w *saved.Writer) error {
 	cfg, control, err := s.t.kept.open(cmd, name)
 	if err != nil {
@@ -329,7 +332,8 @@ func (s *heapSaver) open(cmd *cobra.Command, name string, w *saved.Writer) error
 	})
 }
 
-// saveFrom copies what a server has that goes on serving. Args ask for a snapshot.
+// saveFrom copies a heap from its server, which goes on serving. args is the command that asks for a snapshot. The
+// heap must have this number; 0 is any.
 func saveFrom(ctx context.Context, c *redis.Client, args []any, number uint64, w *saved.Writer) error {
 	var b []byte
 	for position, n := range w.Have() {
@@ -356,7 +360,7 @@ func saveFrom(ctx context.Context, c *redis.Client, args []any, number uint64, w
 		for i := range parts {
 			parts[i] = p.Do(ctx, "polder", "part")
 		}
-		_, _ = p.Exec(ctx) // each has its own error
+		_, _ = p.Exec(ctx) // each part has its own error
 		for _, part := range parts {
 			b, err := part.Text()
 			if errors.Is(err, redis.Nil) {
@@ -410,7 +414,7 @@ func newHeapLoad() *cobra.Command {
 	return cmd
 }
 
-// load makes a heap of a copy.
+// load makes a heap from a copy.
 func load(cmd *cobra.Command, path string, cfg daemon.BorrowConfig, control *operator.Control) error {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -433,7 +437,7 @@ func load(cmd *cobra.Command, path string, cfg daemon.BorrowConfig, control *ope
 		if err != nil {
 			return err
 		}
-		defer func() { _ = f.Close() }() // it has been read only
+		defer func() { _ = f.Close() }() // the file was only read
 		c, err := checkCopy(cmd, f)
 		if err != nil {
 			return fmt.Errorf("cannot load %s: %w; nothing was loaded", path, err)
@@ -462,7 +466,7 @@ func load(cmd *cobra.Command, path string, cfg daemon.BorrowConfig, control *ope
 	return nil
 }
 
-// checkCopy checks a file.
+// checkCopy checks a file of a copy, and returns what it contains.
 func checkCopy(cmd *cobra.Command, f *os.File) (*saved.Contents, error) {
 	begin := make([]byte, 5)
 	if n, _ := f.ReadAt(begin, 0); bytes.Equal(begin[:n], []byte("REDIS")) {

@@ -27,7 +27,7 @@ func runKeeper(cmd *cobra.Command, flags *operator.Flags, dir string) error {
 	op.OnReload("daemon", func() (string, error) {
 		select {
 		case hangups <- syscall.SIGHUP:
-		default: // one is on its way
+		default: // a SIGHUP is on its way already
 		}
 		return "told to reload", nil
 	})

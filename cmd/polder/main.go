@@ -4,9 +4,10 @@
 // them. Configuration comes from flags, then from environment variables
 // POLDER_..., then from a YAML file (package config).
 //
-// The first SIGINT or SIGTERM ends a subcommand cleanly, with exit code 0;
-// the second one at once, with 130. Errors exit with 1, and wrong
-// arguments or configuration with 2.
+// The first SIGINT or SIGTERM ends a daemon cleanly, with exit code 0; the
+// second one ends it at once, with 130. Other subcommands exit with 130 if they
+// are interrupted. Errors exit with 1, and wrong arguments or configuration
+// with 2.
 package main
 
 import (
@@ -58,7 +59,7 @@ func run(ctx context.Context, args []string) int {
 		fmt.Fprintf(os.Stderr, "polder: %v\n", err)
 		return exitUsage
 	case errors.Is(err, errInterrupted), ctx.Err() != nil && errors.Is(err, context.Canceled):
-		// A demonstration or benchmark that did not come to its end.
+		// For example a demonstration or benchmark that did not finish.
 		fmt.Fprintf(os.Stderr, "polder: %v\n", context.Cause(ctx))
 		return exitInterrupted
 	}
@@ -66,8 +67,8 @@ func run(ctx context.Context, args []string) int {
 	return exitFailure
 }
 
-// goStyle lets -json, -short and the flags of replays be written with one dash,
-// as in the go command and the documents, as well as with two.
+// goStyle allows one dash, as well as two, before json, short and the flags of
+// replays: the go command and the documents write them so.
 func goStyle(args []string) []string {
 	args = slices.Clone(args)
 	for i, a := range args {

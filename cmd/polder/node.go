@@ -78,12 +78,12 @@ func newNode() daemonCommand {
 	}}
 }
 
-// etcdAuthFlag is the flag that says who asks etcd.
+// etcdAuthFlag is the flag that says how to log in to etcd.
 func etcdAuthFlag(fs *pflag.FlagSet, file *string) {
 	fs.StringVar(file, "etcd-auth-file", "", "log in to etcd with what is in this `file` of mode 0600, NAME:PASSWORD")
 }
 
-// clusterFlag is the flag that says which cluster a node, or who borrows from nodes, is of.
+// clusterFlag is the flag that says to which cluster a node or a borrower belongs.
 func clusterFlag(fs *pflag.FlagSet, name *string, usage string) {
 	fs.Var(config.NewName(name), "cluster", usage)
 }
@@ -110,7 +110,7 @@ func lendFlags(fs *pflag.FlagSet, cfg *daemon.NodeConfig) {
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long a client's memory outlives its connection")
 }
 
-// overcommitFlag is the flag that lets a node lend what is not there.
+// overcommitFlag is the flag that lets a node lend more memory than there is.
 func overcommitFlag(fs *pflag.FlagSet, p *bool) {
 	fs.BoolVar(p, "overcommit", false, "lend more than this process can allocate; the kernel kills it when that is used")
 }
@@ -137,7 +137,7 @@ func queuePairFlags(fs *pflag.FlagSet, groups, pairs *int, of string) {
 	fs.Var(config.NewInt(pairs, 1, pool.MaxPairs), "alloc-pairs", of+"pairs of queue pairs to allocate and to free with, by the manager onesided")
 }
 
-// secretFlag is the flag of what a node and its brokers have in common.
+// secretFlag is the flag for the file of the secret that a node and its brokers have in common.
 func secretFlag(fs *pflag.FlagSet, file *string) {
 	fs.StringVar(file, "service-secret-file", "", "with the manager finemem: only brokers that know the secret in this `file` may allocate; 64 hexadecimal digits, with mode 0600")
 }

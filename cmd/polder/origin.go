@@ -22,8 +22,8 @@ func originFlags(fs *pflag.FlagSet, cfg *daemon.OriginConfig) {
 	fs.Var(config.NewDurationWithin(&cfg.Lag, 10*time.Millisecond, time.Minute), "origin-lag", "oldest answer from the cache if the origin has not been heard of since")
 }
 
-// checkOrigin refuses what makes no sense together: an origin's password where everybody
-// can read it, and one of our own, since clients show who they are to the origin.
+// checkOrigin refuses an origin's password where every user can read it, on the command line, and a
+// password of our own together with an origin, since clients give theirs to the origin.
 func checkOrigin(fs *pflag.FlagSet, cfg daemon.OriginConfig) error {
 	if err := cfg.Check(); err != nil || cfg.URL == "" {
 		return err
@@ -40,7 +40,7 @@ func checkOrigin(fs *pflag.FlagSet, cfg daemon.OriginConfig) error {
 	return nil
 }
 
-// originURL is a flag value that may hold a password, and does not show it.
+// originURL is a flag value that may hold a password. Its String leaves the password out.
 type originURL string
 
 func (v *originURL) Set(s string) error { *v = originURL(s); return nil }
@@ -59,7 +59,7 @@ func (v *originURL) String() string {
 // Type names the value in usage texts.
 func (v *originURL) Type() string { return "url" }
 
-// Secret reports whether the value is to be shown to nobody.
+// Secret reports whether the value must not be shown.
 func (v *originURL) Secret() bool {
 	u, err := origin.ParseURL(string(*v))
 	return *v != "" && (err != nil || u.Password != "")

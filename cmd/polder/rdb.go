@@ -15,7 +15,7 @@ import (
 	"polder/cmd/polder/internal/usage"
 )
 
-// newRDB are the tools for Redis's files.
+// newRDB returns the command "polder rdb" with the tools for Redis's files.
 func newRDB() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rdb",
@@ -60,10 +60,10 @@ func newRDBLoad() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			defer func() { _ = f.Close() }() // it has been read only
+			defer func() { _ = f.Close() }() // the file was only read
 			logging.Disable()                // what goes wrong is in the error
 			c := redis.NewClient(server)
-			defer func() { _ = c.Close() }() // every reply has come, or none counts
+			defer func() { _ = c.Close() }() // all replies have come, or loading has failed already
 			s, err := loadRDB(cmd.Context(), c, f, o, replace)
 			if err != nil {
 				return fmt.Errorf("cannot load %s: %w", args[0], err)
@@ -87,7 +87,7 @@ func loadRDB(ctx context.Context, c *redis.Client, f io.ReadSeeker, o rdbload.Op
 	case n > 0 && !replace:
 		return rdbload.Summary{}, fmt.Errorf("the server has %d keys: --replace loads it all the same, in the place of keys of the same name", n)
 	}
-	// A server that keeps its limit to itself refuses what is beyond it later.
+	// If the server does not say what its limit is, it refuses longer strings while the file is loaded.
 	if m, err := c.ConfigGet(ctx, "proto-max-bulk-len").Result(); err == nil {
 		o.Most, _ = strconv.Atoi(m["proto-max-bulk-len"])
 	}

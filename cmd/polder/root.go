@@ -12,7 +12,7 @@ import (
 	"polder/internal/config"
 )
 
-// newRoot returns the whole command tree. Environ is the environment that
+// newRoot returns the whole command tree. environ is the environment that
 // configures it.
 func newRoot(environ []string) *cobra.Command {
 	root := &cobra.Command{
@@ -61,13 +61,14 @@ func newRoot(environ []string) *cobra.Command {
 	return root
 }
 
-// newDaemons are the commands of all daemons.
+// newDaemons returns the commands of all daemons.
 func newDaemons() []daemonCommand {
 	return []daemonCommand{newUp(), newNode(), newServe(), newBlock(), newPager(), newBroker(), newShare(), newCoordinator(), newWitness()}
 }
 
-// configure makes wrong arguments of every command usage errors, and every
-// command that does something read the environment and a file before it runs.
+// configure makes every command report wrong arguments as usage errors. Commands
+// that have a flag for a configuration file read the environment and that file
+// before they run.
 func configure(root *cobra.Command, environ []string) {
 	var known []string // the flags of all commands, which a common environment may set
 	forEach(root, func(cmd *cobra.Command) {

@@ -86,13 +86,13 @@ func newServe() daemonCommand {
 	}}
 }
 
-// coordinatorFlag is the flag that says which coordinator a cache goes by.
+// coordinatorFlag is the flag that says which coordinator a cache obeys.
 func coordinatorFlag(fs *pflag.FlagSet, path *string, when string) {
 	fs.StringVar(path, "coordinator", "", when+"`path` of the coordinator's socket, or \"off\"; the default is where one listens by default, if one does")
 }
 
-// coordinatorOf is the path of the coordinator's socket that a cache goes by, which has so
-// many bytes without; "" for none.
+// coordinatorOf returns the path of the socket of the coordinator that a cache obeys, "" for
+// none. budget is the cache's memory in bytes if there is no coordinator.
 func coordinatorOf(path string, budget int64, log *slog.Logger) string {
 	switch path {
 	case "off":
@@ -114,9 +114,9 @@ const (
 	tierSoft = "soft"
 )
 
-// checkTier refuses what makes no sense together. It does not look at flags
-// with which nothing is asked for, such as a budget: the environment may hold
-// them for other commands.
+// checkTier refuses flags that ask for something that the tier does not have. It
+// does not look at flags that only set a quantity, such as a budget: the
+// environment may hold them for other commands.
 func checkTier(fs *pflag.FlagSet, tier string, cfg daemon.CacheConfig) error {
 	only := map[string]string{"far": tierFar, "disk": tierFar, "heap": tierFar, "witness": tierFar, "two-nodes": tierFar, "durable": tierFar, "manager": tierFar, "device": tierFar, "coordinator": tierSoft, "memcached": tierSoft, "origin": tierSoft}
 	given := map[string]bool{
@@ -149,13 +149,14 @@ func serveFlags(fs *pflag.FlagSet, cfg *daemon.ServeConfig) {
 	fs.Var(config.NewDuration(&cfg.IdleTimeout, 0), "idle-timeout", "disconnect clients that are silent for so long; 0 means never")
 }
 
-// nodesCluster is what --cluster says to those who borrow.
+// nodesCluster is the usage of --cluster for borrowers.
 const nodesCluster = "the cluster that the nodes are of, as their --cluster says: others are not used"
 
-// farUsage is what --far says where it has to be given.
+// farUsage is the usage of --far for commands that need it.
 const farUsage = "nodes to borrow from, HOST:PORT, unix:PATH or rdma://HOST:PORT, also some so and others so, with commas between, or broker:PATH for those of a broker, or dns://NAME:PORT for those of a name in the DNS, or etcd://HOST:PORT/NAME for those of a cluster in etcd (polder node --directory), which may change"
 
-// farAddresses looks for a node on this machine if no addresses were given.
+// farAddresses looks for a node on this machine if no addresses were given, and
+// fails if there is none. A heap on a disk needs no nodes.
 func farAddresses(cfg *daemon.BorrowConfig) error {
 	if cfg.Disk != "" && len(cfg.Witness) == 0 {
 		return nil
@@ -170,7 +171,7 @@ func farAddresses(cfg *daemon.BorrowConfig) error {
 	return nil
 }
 
-// borrowFlags are the flags of a heap over borrowed memory, but for whom it is borrowed from.
+// borrowFlags are the flags of a heap over borrowed memory, except --far. opTimeout is the usage of --op-timeout.
 func borrowFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig, opTimeout string) {
 	fs.StringVar(&cfg.Disk, "disk", "", "a `directory` on a fast disk, to use in the place of nodes; or with --far and --witness beside them, for a copy of what they have that survives a loss of power")
 	fs.Var(config.NewSize(&cfg.DiskSize, 16<<20, 0), "disk-size", "with --disk, the most to use of it; the default is what there is room for")
@@ -194,7 +195,7 @@ func twoNodesFlag(fs *pflag.FlagSet, choice *string) {
 	fs.Var(config.NewChoice(choice, daemon.Stop, daemon.GoOn), "two-nodes", "with --heap, in the place of --witness: the two nodes of --far keep what it takes to open the heap again; while one does not answer, writing stops, or the server goes on alone and no other takes over without an operator's word")
 }
 
-// heapFlags adds those of a heap that outlives its process.
+// heapFlags are the flags of a heap that outlives its process.
 func heapFlags(fs *pflag.FlagSet, cfg *daemon.BorrowConfig) {
 	fs.StringVar(&cfg.Heap, "heap", "", "with --disk or --witness, the `name` of the heap, which is there again after a restart, as its last checkpoint has it; without, what is stored ends with the process")
 	fs.Var(config.NewHolders(&cfg.Witness), "witness", "with --heap, the witnesses that keep what it takes to open the heap again in the memory of nodes, HOST:PORT or unix:PATH, with commas between, or a cluster in etcd that does, etcd://HOST:PORT/NAME")

@@ -27,7 +27,7 @@ import (
 // defaultShareDir is where the daemon keeps its log and its secret.
 const defaultShareDir = "/var/lib/polder/share"
 
-// shareFlags are what share's daemon is told.
+// shareFlags are the flags of share's daemon.
 type shareFlags struct {
 	operator   operator.Flags
 	dir        string
@@ -92,7 +92,7 @@ func newShare() daemonCommand {
 	}}
 }
 
-// run is the daemon, or its keeper.
+// run runs the daemon, or, with --keep, its keeper.
 func (f *shareFlags) run(cmd *cobra.Command) error {
 	if f.keep {
 		return runKeeper(cmd, &f.operator, f.dir)
@@ -132,7 +132,7 @@ func (f *shareFlags) runDaemon(ctx context.Context, op *operator.Control) error 
 	return f.serve(ctx, s, opt, op)
 }
 
-// serve waits for the end, and rescans on SIGHUP meanwhile.
+// serve serves until ctx is done, and looks for new pools on SIGHUP. Then it closes s.
 func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Options, op *operator.Control) (err error) {
 	defer func() { err = errors.Join(err, s.Close()) }()
 	began := time.Now()
@@ -176,7 +176,7 @@ func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Opt
 	return nil
 }
 
-// options are the daemon's, but for what is opened for it.
+// options are the daemon's options, except the ones that need something opened.
 func (f *shareFlags) options() (server.Options, error) {
 	opt := server.Options{
 		Dir: f.dir, Socket: f.socket, AllowUIDs: f.allow, LRU: f.lru, Sync: f.sync,
@@ -184,7 +184,7 @@ func (f *shareFlags) options() (server.Options, error) {
 		Poll: f.poll,
 	}
 	if opt.Poll == 0 {
-		opt.Poll = -1 // Options' zero is the default
+		opt.Poll = -1 // zero in Options means the default
 	}
 	mode, err := strconv.ParseUint(f.socketMode, 8, 32)
 	if err != nil || mode > 0o777 {

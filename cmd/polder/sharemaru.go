@@ -22,7 +22,7 @@ import (
 	"polder/share/server"
 )
 
-// maruFlags are what share's daemon is told of Maru's clients.
+// maruFlags are the flags of share's daemon about Maru's clients.
 type maruFlags struct {
 	directory []string
 	resources string
@@ -38,7 +38,7 @@ func (f *maruFlags) add(fs *pflag.FlagSet) {
 	fs.Var(config.NewDuration(&f.late, 10*time.Millisecond), "maru-late", "how long a registration may have waited until it is refused: less than the clients' own timeout, timeout_ms")
 }
 
-// check refuses what Maru's clients could not be served with.
+// check refuses pools and addresses with which Maru's clients cannot be served.
 func (f *maruFlags) check(pools []resource.Spec, insecure bool) error {
 	if len(f.directory) == 0 {
 		return nil
@@ -70,7 +70,7 @@ func (f *maruFlags) check(pools []resource.Spec, insecure bool) error {
 	return nil
 }
 
-// options completes the daemon's.
+// options sets the daemon's options that concern Maru's clients.
 func (f *maruFlags) options(opt *server.Options) error {
 	opt.Late, opt.MaruDir = f.late, f.dir
 	if f.dir != "" {
@@ -84,8 +84,8 @@ func (f *maruFlags) options(opt *server.Options) error {
 	if len(f.directory) > 0 {
 		return nil
 	}
-	// There may never have been a client of Maru's; or, of two daemons in containers that have only /dev/shm in common, the other
-	// one has them.
+	// The directory is missing if there never was a client of Maru's. It is locked by another daemon if two daemons
+	// in containers have only /dev/shm in common, and the other one has the clients.
 	there, err := os.Open(opt.MaruDir)
 	if err == nil {
 		err = resource.LockPool(there)
@@ -94,13 +94,13 @@ func (f *maruFlags) options(opt *server.Options) error {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EWOULDBLOCK):
 		opt.MaruDir = ""
 		return nil
-	case err != nil: // they may be ours, and would count as lost
+	case err != nil: // the regions may be ours, and would count as lost
 		return fmt.Errorf("cannot look whether regions of Maru's clients are there: %w", err)
 	}
 	return there.Close()
 }
 
-// start serves Maru's clients, if it is told to.
+// start serves Maru's clients, if --maru is given; otherwise it returns nil.
 func (f *maruFlags) start(s *server.Server, opt server.Options, op *operator.Control) (*maru.Door, error) {
 	if len(f.directory) == 0 {
 		return nil, nil

@@ -17,12 +17,12 @@ import (
 	"polder/internal/operator"
 )
 
-// usualShareAdmin is where the documents have a share daemon be looked at, which has
-// no administrative address unless it is given one.
+// usualShareAdmin is the administrative address of a share daemon in the documents. The
+// daemon has none unless it is given one.
 const usualShareAdmin = "127.0.0.1:7075"
 
-// The administrative addresses that status and top ask if they are not told: those
-// that up or serve, node, broker, coordinator, serve files and witness have by default, and share's.
+// The administrative addresses that status and top ask by default: the defaults of up and
+// serve, node, broker, coordinator, serve files and witness, and usualShareAdmin.
 var usualAdmin = []string{defaultAdmin, defaultNodeAdmin, defaultBrokerAdmin, defaultCoordinatorAdmin, usualShareAdmin, defaultFilesAdmin, defaultWitnessAdmin}
 
 func newStatus() *cobra.Command {
@@ -60,7 +60,7 @@ func newStatus() *cobra.Command {
 			}
 			switch usual := slices.Equal(addrs, usualAdmin); {
 			case usual && found > 0:
-				return nil // whoever runs one daemon need not run the others
+				return nil // not every host runs all daemons
 			case usual:
 				return fmt.Errorf("no daemon answers at the usual addresses: start one with polder up, or name its address with --admin\n%w",
 					errors.Join(errs...))

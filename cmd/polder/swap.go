@@ -15,7 +15,7 @@ import (
 	"polder/internal/scheme"
 )
 
-// newSwap has this machine swap to borrowed memory.
+// newSwap returns the command "polder swap", by which this machine swaps to borrowed memory.
 func newSwap() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "swap",
@@ -29,12 +29,13 @@ func newSwap() *cobra.Command {
 	return cmd
 }
 
-// kernelTimeouts is how often a request's time may pass until the kernel gives the server
-// up: behind one that waits there are 128 more on a connection, of which 16 wait at a time.
+// kernelTimeouts is after how many times --op-timeout the kernel gives the server up. It is
+// more than one since a request may wait for others: a connection has up to 128 requests, of
+// which the server handles 16 at a time.
 const kernelTimeouts = 12
 
-// Flags of polder block that are not for who swaps: polder swap on says how it listens, and
-// what is swapped out is worth nothing after a restart.
+// The flags of polder block that polder swap on does not have: swap on itself says how the
+// server listens, and what was swapped out is worth nothing after a restart.
 var notOfSwap = map[string]bool{
 	"listen": true, "name": true, "read-only": true, "max-clients": true, "swap": true, "ready-file": true, "tls-client-ca": true,
 	"heap": true, "checkpoint": true, "admin": true, "admin-token-file": true, "tls-admin-ca": true, "help": true,
@@ -57,7 +58,7 @@ func newSwapOn() *cobra.Command {
 			}
 			o.Args = []string{"block", "--swap", "--admin", "off", "--max-clients", "8"}
 			cmd.Flags().Visit(func(f *pflag.Flag) {
-				if server.Flags().Lookup(f.Name) != nil && f.Name != config.FileFlag { // which has been read
+				if server.Flags().Lookup(f.Name) != nil && f.Name != config.FileFlag { // the file was read already
 					o.Args = append(o.Args, "--"+f.Name+"="+f.Value.String())
 				}
 			})
@@ -89,7 +90,7 @@ func newSwapOn() *cobra.Command {
 	return cmd
 }
 
-// deviceOf is the flag that names a device.
+// deviceOf adds the flag --nbd, which names a device.
 func deviceOf(fs *pflag.FlagSet, device *string, usage string) {
 	fs.Func("nbd", usage, func(s string) error {
 		if !regexp.MustCompile(`^nbd[0-9]{1,4}$`).MatchString(s) {

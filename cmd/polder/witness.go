@@ -75,7 +75,7 @@ func (t *witnessTool) add(fs *pflag.FlagSet) {
 	fs.Var(config.NewDuration(&t.within, time.Millisecond), "within", "how long it may take")
 }
 
-// run has ask use a client of the witnesses at the addresses.
+// run calls ask with a client of the witnesses at the addresses, and a context that ends after --within.
 func (t *witnessTool) run(ctx context.Context, addrs []string, ask func(ctx context.Context, c *witness.Client) error) error {
 	var checked string
 	for _, addr := range addrs {
@@ -100,7 +100,7 @@ func (t *witnessTool) run(ctx context.Context, addrs []string, ask func(ctx cont
 	return ask(ctx, c)
 }
 
-// limit is ctx for as long as the command may take.
+// limit returns ctx with the time that the command may take.
 func (t *witnessTool) limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, t.within, fmt.Errorf("it has taken longer than %v (--within)", t.within))
 }
@@ -158,7 +158,7 @@ func newWitnessLs() *cobra.Command {
 	return cmd
 }
 
-// printWitnesses prints what witnesses say of themselves. It fails if one does not answer.
+// printWitnesses prints what witnesses say of themselves. It fails if any of them did not answer.
 func printWitnesses(out io.Writer, greetings []witness.Greeting) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "WITNESS\tIDENTITY\tSTATE")

@@ -54,8 +54,8 @@ func run(ctx context.Context, node string) (err error) {
 		}
 	}
 
-	// Read it back. What is local is copied; the rest is fetched, exactly
-	// the entry, once, however many goroutines ask for it.
+	// Read it back. An entry that is local is copied. An entry that is far is
+	// fetched, and nothing else with it: once, however many goroutines ask for it.
 	var buf []byte
 	for i := range n {
 		key := fmt.Appendf(nil, "page:%d", i)

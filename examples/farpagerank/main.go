@@ -1,5 +1,5 @@
-// Command farpagerank ranks the nodes of a graph that is larger than its memory:
-// of a file with a line "from to" for every edge, or a made-up one.
+// Command farpagerank ranks the nodes of a graph that is larger than its memory. The
+// graph comes from a file with a line "from to" for every edge, or is made up.
 //
 //	go run ./examples/farpagerank
 //	go run ./examples/farpagerank -node 127.0.0.1:7070 graph.edges
@@ -46,7 +46,7 @@ func run(ctx context.Context, node, file string, out io.Writer) error {
 	}
 	defer heap.Close()
 	edges, err := far.NewVector[[2]uint32](heap, far.StructureConfig{Name: "edges", Group: 512})
-	var degree []float64 // of every node: there are many more edges
+	var degree []float64 // of every node, on the Go heap: there are many more edges
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func run(ctx context.Context, node, file string, out io.Writer) error {
 	return err
 }
 
-// read calls edge for every edge of a file, or of a graph of 2,000,000.
+// read calls edge for every edge of a file, or, without a file, of a made-up graph of 2,000,000 edges.
 func read(file string, edge func(from, to uint32) error) (err error) {
 	if r := rand.New(rand.NewPCG(1, 1)); file == "" {
 		for i := 0; i < 2_000_000 && err == nil; i++ {

@@ -1,5 +1,5 @@
-// Command farprofiles is a service of user profiles without a cache: a map that
-// holds more than its memory is the cache and the database of it.
+// Command farprofiles is a service of user profiles. A map that is larger than the
+// service's memory is its database and its cache at the same time.
 //
 //	go run ./examples/farprofiles
 //	go run ./examples/farprofiles -node 127.0.0.1:7070
@@ -43,7 +43,7 @@ func (sv service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	err = sv.profiles.Update(r.Context(), id, func(p profile, ok bool) (profile, bool) {
 		p.Visits++
 		now, found = p, ok
-		return p, ok // who is not there is not made
+		return p, ok // a user that is not there is not added
 	})
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)

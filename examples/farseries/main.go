@@ -1,6 +1,6 @@
-// Command farseries keeps a day of a web server's requests, by time and by how long they took,
-// in more memory than it has: what happened in a minute is a range of one ordered map, and a
-// percentile is a rank of the other.
+// Command farseries keeps a day of a web server's requests in two ordered maps that are larger
+// than its memory: by time, and by how long the requests took. The requests of a minute are a
+// range of the first map, and a percentile is a rank of the second.
 //
 //	go run ./examples/farseries
 //	go run ./examples/farseries -node 127.0.0.1:7070
@@ -57,7 +57,8 @@ func run(ctx context.Context, node string, n int, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	byTook, err := ordered.NewMap[uint64](heap, ordered.Config[int64]{Name: "by duration"}) // microseconds, and a number below them
+	// The keys are microseconds in the upper bits, and a number in the lower bits that makes the key unique.
+	byTook, err := ordered.NewMap[uint64](heap, ordered.Config[int64]{Name: "by duration"})
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Command farwords is an index of the words of Go's source tree, or another one:
-// it says in which files a word is. The index is larger than its memory.
+// Command farwords indexes the words of Go's source tree, or another tree, and says
+// in which files a word is. The index is larger than the program's memory.
 //
 //	go run ./examples/farwords membarrier
 //	go run ./examples/farwords -node 127.0.0.1:7070 -dir . evacuator
@@ -37,7 +37,7 @@ func main() {
 
 func run(ctx context.Context, node, dir string, words []string, out io.Writer) error {
 	if dir == "" {
-		root, _ := exec.Command("go", "env", "GOROOT").Output() // if there is none, WalkDir says so
+		root, _ := exec.Command("go", "env", "GOROOT").Output() // if this fails, WalkDir finds no directory
 		dir = filepath.Join(strings.TrimSpace(string(root)), "src")
 	}
 	var store far.Store = far.NewMemStore(1<<20, 256)

@@ -1,13 +1,13 @@
-// Command pagesort sorts records in memory that is larger than what of it is local, which
-// polder pager serves:
+// Command pagesort sorts records in memory that polder pager serves, and of which only a
+// part is local:
 //
 //	polder node --lend 2GiB
 //	polder pager --far 127.0.0.1:7070
 //	go run ./examples/pagesort
 //
-// It sorts a quarter of the local memory at a time, which is what may be pinned, and merges
-// the runs. For 4 GiB of records with 512 MiB local the node has to lend 12 GiB, and the pager
-// needs --frames 512MiB:
+// It sorts runs of a quarter of the local memory, which is as much as may be pinned at a
+// time, and merges the runs. For 4 GiB of records with 512 MiB local, the node has to lend
+// 12 GiB, and the pager needs --frames 512MiB:
 //
 //	go run ./examples/pagesort -size 4096 -local 512
 package main
@@ -30,7 +30,7 @@ import (
 	"polder/pages/region"
 )
 
-// A record is its key and what belongs to it.
+// Bytes of a record, which begins with its key.
 const (
 	recordSize = 64
 	keySize    = 16
@@ -51,7 +51,7 @@ func run(ctx context.Context, pager string, size, local int64, out io.Writer) er
 		return errors.New("cannot sort without records, or with less than 1 MiB of local memory")
 	}
 	begin := time.Now()
-	// The records, and behind them where they go.
+	// The region has the records, and behind them the room for the sorted ones.
 	r, err := region.Map(ctx, pager, 2*size, region.Config{Local: local})
 	if err != nil {
 		return err
@@ -67,7 +67,7 @@ func run(ctx context.Context, pager string, size, local int64, out io.Writer) er
 	for off := int64(0); off < size; off += length {
 		n := min(length, size-off)
 		err := r.Do(ctx, off, n, region.Writing, func(b []byte) {
-			_, _ = random.Read(b) // which never fails
+			_, _ = random.Read(b) // never fails
 			before += sum(b)
 		})
 		if err != nil {
@@ -120,7 +120,7 @@ func run(ctx context.Context, pager string, size, local int64, out io.Writer) er
 	return nil
 }
 
-// records are in memory one after the other.
+// records are records that lie in memory one after the other.
 type records []byte
 
 func (r records) at(i int) []byte    { return r[i*recordSize:][:recordSize] }
@@ -142,7 +142,7 @@ func sum(b records) (sum uint64) {
 	return sum
 }
 
-// merge calls put with the records of all runs in order, and how many bytes came before.
+// merge calls put with the records of all runs in order. done is how many bytes of records came before.
 func merge(runs []*bufio.Reader, put func(done int64, record []byte) error) error {
 	heads := make([]records, len(runs)) // the next record of each run, nil after the last
 	var failed error

@@ -42,7 +42,7 @@ func run(ctx context.Context, addr string) (err error) {
 	}
 	fmt.Printf("session:42 is %s for another %v\n", name, ttl)
 
-	// A pipeline: what of it is far is fetched in one batch.
+	// A pipeline: the server fetches all its far entries in one batch.
 	pipe := c.Pipeline()
 	for i := range 100 {
 		pipe.HSet(ctx, fmt.Sprint("user:", i), "name", fmt.Sprint("user ", i), "visits", i)

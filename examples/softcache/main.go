@@ -1,5 +1,5 @@
-// Command softcache keeps what is dear to compute in memory that nobody needs
-// at the moment.
+// Command softcache keeps results that are expensive to compute in memory that
+// nobody needs at the moment.
 //
 //	go run ./examples/softcache
 //
@@ -39,8 +39,8 @@ func run(ctx context.Context, coordinator string) (err error) {
 	}
 	defer func() { err = errors.Join(err, heap.Close()) }()
 
-	// A cache in it. What is not there, or no longer, is computed: once,
-	// however many ask for it at the same time.
+	// A cache in this memory. A value that is not there, or not there any more, is
+	// computed: once, however many goroutines ask for it at the same time.
 	digests, err := soft.NewPool(heap, soft.PoolConfig[int, [4096]byte]{
 		Name: "digests",
 		TTL:  time.Hour,
@@ -58,7 +58,7 @@ func run(ctx context.Context, coordinator string) (err error) {
 	}
 	defer digests.Close()
 
-	// Twice as many pages as there is memory for, some more often than others.
+	// Ask for twice as many pages as there is memory for, some more often than others.
 	const requests = 100_000
 	often := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.05, 1, 16_383)
 	for range requests {

@@ -11,12 +11,12 @@ import (
 	"polder/far/store"
 )
 
-// Curve says which part of the uses of keys local memory answers, by its size.
+// Curve says what part of the uses of keys local memory of a given size answers.
 type Curve struct {
-	Keys     int64   // that there are
-	Bytes    int64   // that they take
-	Accesses float64 // uses, a second
-	points   []point // ascending; between the second and the last but one they are estimates
+	Keys     int64   // keys that there are
+	Bytes    int64   // bytes that the keys take
+	Accesses float64 // uses of keys, a second
+	points   []point // ascending; all but the first, of no bytes, and the last, of all bytes, are estimates
 }
 
 // point is a size of a cache, in bytes of entries, and its hit ratio.
@@ -25,22 +25,24 @@ type point struct {
 }
 
 const (
-	// fewestOfStep is how many keys at least a step of the curve is made of: with
-	// fewer, chance would say how steep it is.
+	// fewestOfStep is the least number of keys from which a step of the curve is made:
+	// with fewer keys, chance would decide how steep the step is.
 	fewestOfStep = 100
-	// burst is how many times as many keys of an age as of those before it are too
-	// many to be chance.
+	// burst is a factor: if a step has more than burst times as many keys for a second of
+	// age as the ages before it, this is not chance.
 	burst = 1.5
 )
 
-// step is the keys of some ages that follow each other.
+// step is the keys of a range of ages.
 type step struct {
-	to     float64 // none is older, in seconds
-	keys   float64 // that are younger than to
-	bytes  float64 // that the keys of the step take, and
-	behind float64 // those that are younger than all of them
-	misses float64 // how many grow older than that, by all uses: the miss ratio of a cache of the younger ones
-	weight float64 // seconds
+	to     float64 // the end of the range, in seconds: no key of the step is older
+	keys   float64 // keys that are younger than to
+	bytes  float64 // bytes of the keys of the step
+	behind float64 // bytes of all keys that are younger than the step
+	// misses is how many keys a second grow older than the ages of the step, divided by all uses a second: the miss
+	// ratio of a cache of the younger keys.
+	misses float64
+	weight float64 // length of the range in seconds
 }
 
 // NewCurve makes the curve of a sample.
@@ -66,8 +68,8 @@ func stepsOf(s *Sample) (steps []step) {
 	least := max(fewestOfStep, len(keys)/100)
 	uses, from, bytes := s.Accesses, 0.0, 0.0
 	for i := 0; i < len(keys); {
-		// Redis cuts the time of use and the time of the look to whole seconds, so
-		// that an age of n is n seconds, give or take one, and those up to n are
+		// Redis cuts the time of use and the time of the look to whole seconds. So an age
+		// of n is n seconds, give or take one, and we take keys with an age up to n to be
 		// younger than n and a half.
 		j, size := i, 0.0
 		for j < len(keys) && (j-i < least || keys[j].Idle == keys[j-1].Idle) {
@@ -87,10 +89,10 @@ func stepsOf(s *Sample) (steps []step) {
 	return steps
 }
 
-// level makes the miss ratios descend, since a larger cache misses less. What ascends by
-// chance, or because the load was not quite steady, is replaced by its mean. Where there
-// are many more keys of an age than of those before it, they were loaded together, and
-// not missed: such steps say nothing, and are left out.
+// level makes the miss ratios descend, since a larger cache misses less. Ratios that
+// ascend by chance, or because the load was not quite steady, are replaced by their mean.
+// If a step has many more keys than the steps before it, these keys were loaded together
+// and not missed: such a step says nothing, and is left out.
 func level(steps []step) []step {
 	var level [][]step // of one miss ratio each
 	for i, st := range steps {
@@ -117,7 +119,7 @@ func level(steps []step) []step {
 	return slices.Concat(level...)
 }
 
-// younger is how many keys are younger than so many seconds.
+// younger is how many keys are younger than age, in seconds.
 func younger(steps []step, age float64) float64 {
 	from, keys := 0.0, 0.0
 	for _, st := range steps {
@@ -142,9 +144,10 @@ func (c *Curve) of(bytes float64) float64 {
 	return a.hits + (b.hits-a.hits)*(bytes-a.bytes)/(b.bytes-a.bytes)
 }
 
-// Hits is the hit ratio with a local budget of so many bytes, and whether it could be
-// more than that: Redis counts ages in seconds, and the data may have been loaded a
-// short time ago. A curve is never below the straight line between two of its points.
+// Hits is the hit ratio with a local budget of so many bytes. atLeast reports whether the
+// true ratio may be higher, because Redis counts ages in seconds, or because the data was
+// loaded a short time ago. A curve is never below the straight line between two of its
+// points.
 func (c *Curve) Hits(local int64) (ratio float64, atLeast bool) {
 	bytes := c.entries(local)
 	ratio = c.of(bytes)
@@ -152,10 +155,10 @@ func (c *Curve) Hits(local int64) (ratio float64, atLeast bool) {
 }
 
 const (
-	// indexBytes is what an entry takes of the index, with the places that are empty.
+	// indexBytes is how many bytes of the index an entry takes, with its share of empty places.
 	indexBytes = 20
-	// filled is the part of the logs that holds entries: the rest is segments that
-	// are being filled, or are kept empty.
+	// filled is the part of the logs that holds entries. The rest is in segments that
+	// are being filled or are kept empty.
 	filled = 0.9
 )
 
@@ -182,8 +185,8 @@ func (c *Curve) Budget(ratio float64) int64 {
 // Far is how much the nodes should lend: everything, and room to clean in.
 func (c *Curve) Far() int64 { return c.Bytes + c.Bytes/4 }
 
-// Budgets are sizes to show: from the smallest that there can be until everything is
-// local, each by half an octave larger than the one before.
+// Budgets are the sizes to show, from the smallest possible budget to the one with which
+// everything is local. Each is √2 times the size before it.
 func (c *Curve) Budgets() []int64 {
 	const mib = 1 << 20
 	var list []int64

@@ -38,7 +38,7 @@ func (c *Curve) Print(w io.Writer, s *Sample) error {
 	return err
 }
 
-// PrintJSON writes it for programs, as one object.
+// PrintJSON writes the curve for programs, as one JSON object.
 func (c *Curve) PrintJSON(w io.Writer, s *Sample) error {
 	type size struct {
 		Local    int64   `json:"local_bytes"`
@@ -50,7 +50,7 @@ func (c *Curve) PrintJSON(w io.Writer, s *Sample) error {
 		Bytes     int64   `json:"bytes"`
 		Accesses  float64 `json:"accesses_per_second"`
 		Looked    int     `json:"keys_looked_at"`
-		Unserved  int     `json:"keys_unserved"` // of those, neither strings nor hashes
+		Unserved  int     `json:"keys_unserved"` // those of Looked that are neither strings nor hashes
 		LendBytes int64   `json:"lend_bytes"`
 		Curve     []size  `json:"curve"`
 	}{c.Keys, c.Bytes, c.Accesses, len(s.Looked), s.Foreign, c.Far(), nil}

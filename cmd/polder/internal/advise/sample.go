@@ -14,7 +14,7 @@ import (
 
 // Sample is what a look at a server has found.
 type Sample struct {
-	Keys     int64   // that the database has
+	Keys     int64   // keys that the database has
 	Accesses float64 // uses of keys, a second
 	Looked   []Key   // some of the keys, chosen by their hashes
 	Foreign  int     // those of Looked that are neither strings nor hashes
@@ -22,21 +22,21 @@ type Sample struct {
 
 // Key is one key of a sample.
 type Key struct {
-	Idle  int   // seconds since it was last used, cut to whole ones at both ends
-	Bytes int64 // what it takes, name and value
+	Idle  int   // age: seconds from the last use to the look, both times cut to whole seconds
+	Bytes int64 // what name and value take
 }
 
 // Config says how to look.
 type Config struct {
-	Keys     int                                // how many to look at, at most
-	Watch    time.Duration                      // how long to count how many keys are used
+	Keys     int                                // the most keys to look at
+	Watch    time.Duration                      // for how long to count uses of keys
 	Progress func(done, total int, what string) // nil for nobody
 }
 
 const (
 	batch = 64 // keys that are looked at in one round trip
-	// rest is how long the server is left alone after a batch, in terms of the time
-	// that the batch took.
+	// rest is for how many times the duration of a batch the server is left alone after
+	// the batch.
 	rest = 4
 	// fewest is how many keys a curve needs.
 	fewest = 200
@@ -99,7 +99,7 @@ func accesses(ctx context.Context, c *redis.Client, watch time.Duration) (float6
 	return (after - before) / time.Since(began).Seconds(), err
 }
 
-// used is how many uses of keys INFO tells of: reads that found one, and writes.
+// used returns how many uses of keys INFO has counted: reads that found their key, and writes.
 func used(info string, writes func(command string) bool) (sum float64) {
 	for line := range strings.Lines(info) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -119,8 +119,8 @@ func used(info string, writes func(command string) bool) (sum float64) {
 	return sum
 }
 
-// look adds keys to s. SCAN goes by the hashes of the keys, so that the first ones are
-// as good a sample as any.
+// look adds keys to s. SCAN returns keys in the order of their hashes, so the first keys
+// are as good a sample as any.
 func (s *Sample) look(ctx context.Context, c *redis.Client, cfg Config) error {
 	var cursor uint64
 	for len(s.Looked) < cfg.Keys {

@@ -7,9 +7,10 @@ import (
 	"polder/verbs"
 )
 
-// dialAhead connects to nodes before there is a pool, so that the pool need not wait for connections. A node serves
-// nobody over such a connection before the pool says whose it is, so this ends nothing of another owner's. Make the
-// pool of the nodes that dialAhead returns. end closes the connections that the pool has not taken.
+// dialAhead connects to nodes before there is a pool, so that the pool need not wait for the connections. This does
+// not disturb the heap's present owner: a node begins to serve a connection only when a pool says whose session it
+// is. The pool must be opened with the nodes that are returned. end closes the connections that the pool has not
+// taken.
 func dialAhead(ctx context.Context, nodes []pool.NodeConfig) (ready []pool.NodeConfig, end func()) {
 	ctx, cancel := context.WithTimeoutCause(ctx, openTimeout, errNoAnswer)
 	var ends []func()
@@ -25,7 +26,7 @@ func dialAhead(ctx context.Context, nodes []pool.NodeConfig) (ready []pool.NodeC
 			select {
 			case c, ok := <-made:
 				if !ok {
-					break // the pool has taken it, or there is none
+					break // the connection was taken, or there is none
 				}
 				select {
 				case <-c.Done():

@@ -24,13 +24,13 @@ type BlockConfig struct {
 	ReadOnly   bool
 	MaxClients int
 	Compress   bool
-	Swap       bool // this process has become a swap server
+	Swap       bool // BecomeSwapServer has made this process a swap server
 }
 
 // ServiceNBD is the name of the service of a block device.
 const ServiceNBD = "nbd"
 
-// Check refuses values that do not fit each other.
+// Check refuses values that are valid by themselves but not together.
 func (c *BlockConfig) Check() error {
 	if c.Size%pages.Size != 0 {
 		return refuse("size", config.FormatSize(c.Size), "a multiple of %s", config.FormatSize(pages.Size))
@@ -38,7 +38,8 @@ func (c *BlockConfig) Check() error {
 	return c.BorrowConfig.Check()
 }
 
-// RunBlock serves a block device until ctx is done. Clients that connect before a node has answered wait.
+// RunBlock serves a block device until ctx is done. Clients that connect before a node has
+// answered wait.
 func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	p := newProcess("block", cfg.Control)
 	p.ends.within = cmp.Or(cfg.EndWithin, p.ends.within)
@@ -50,7 +51,7 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it, if it comes to that
+	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it first, if one was started
 	p.addrs[ServiceNBD] = listen.Address(lis)
 	if err := p.listenAdmin(); err != nil {
 		return err
@@ -111,7 +112,7 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	return p.wait(ctx)
 }
 
-// nbdURI is what clients call the export.
+// nbdURI is the URI by which clients reach the export.
 func nbdURI(addr, name string, secure bool) string {
 	if path, ok := strings.CutPrefix(addr, scheme.Unix); ok {
 		return fmt.Sprintf("'nbd+unix:///%s?socket=%s'", name, path)

@@ -36,30 +36,32 @@ import (
 
 // BorrowConfig says how a daemon borrows memory, and how much it keeps of its own.
 type BorrowConfig struct {
-	Disk       string        // directory of a disk to use in the place of nodes, or with Witness beside them
-	DiskSize   int64         // the most bytes of it; 0 is what there is room for
-	Heap       string        // name of a heap that survives a restart; "" if it ends with the process
-	Witness    []string      // witnesses, or a cluster in etcd: they keep the manifest of a named heap at nodes
-	TwoNodes   string        // Stop or GoOn, instead of Witness: the two nodes keep the manifest
+	Disk     string // directory on a disk for all far memory, or, with Witness, for a copy of what nodes have
+	DiskSize int64  // the most bytes to use in Disk; 0 is what there is room for
+	Heap     string // name of a heap that is there again after a restart; "" for a heap that ends with the process
+	// Witness are the witnesses, or one cluster in etcd, that keep the manifest of a named heap in the memory of
+	// nodes.
+	Witness    []string
+	TwoNodes   string        // Stop or GoOn, in place of Witness: the two nodes keep the manifest
 	Reads      string        // Lease, which is the default, or Fenced
-	Standby    bool          // wait until the process that has the heap is gone
-	Checkpoint time.Duration // between two checkpoints of a heap with a name
+	Standby    bool          // wait until another process that has the heap is gone
+	Checkpoint time.Duration // from one checkpoint of a named heap to the next; 0 takes one only at the end
 
-	Far         []string // nodes to borrow from
+	Far         []string // nodes to borrow from, or one directory or broker that knows them
 	EtcdAuth    string   // file of a name and a password for etcd, if that has the nodes or the manifest; "" for none
-	Cluster     string   // that the nodes are of; "" for none
+	Cluster     string   // the nodes' cluster; "" for none
 	Manager     string   // the nodes' way of managing memory; the default if empty
-	Device      string   // the RDMA device that reaches them; the only one if empty
+	Device      string   // the RDMA device that reaches the nodes; the only one if empty
 	Groups      int      // see pool.Config
 	Pairs       int      // see pool.Config
-	Copies      int      // of what is evacuated; 0 is 2 if there are two nodes or more
-	MinCopies   int      // see copies.Config, as for the following fields
+	Copies      int      // copies of evacuated data; 0 is 2 if there are two nodes or more
+	MinCopies   int      // see copies.Config.Min; the next two are Late and RepairAfter there
 	CopyLate    time.Duration
 	RepairAfter time.Duration
 	Local       int64 // bytes
 	MaxLocal    int64 // the most that Local may become; 0 is four times Local
 	OpTimeout   time.Duration
-	EndWithin   time.Duration // how long the end of the daemon may take in all
+	EndWithin   time.Duration // how long the daemon may take to end, including the last checkpoint
 	FarWait     time.Duration // how long to wait at the start for a node to answer
 }
 
@@ -68,7 +70,7 @@ func DefaultBorrow() BorrowConfig {
 	return BorrowConfig{MinCopies: 1, CopyLate: copies.DefaultLate, RepairAfter: copies.DefaultRepairAfter, Local: 64 << 20, OpTimeout: 2 * time.Second, EndWithin: DefaultEndWithin, FarWait: 30 * time.Second, Checkpoint: time.Minute}
 }
 
-// Check finds what is wrong with values that fit each by itself.
+// Check refuses values that are valid by themselves but not together.
 func (c *BorrowConfig) Check() error {
 	switch {
 	case c.Disk != "" && len(c.Far) > 0 && len(c.Witness) == 0:
@@ -136,7 +138,8 @@ func (c *BorrowConfig) Check() error {
 	return nil
 }
 
-// What becomes of a heap whose manifest its two nodes keep when one of them does not answer.
+// With TwoNodes, what a server does while one of the two nodes that keep its heap's manifest does not answer: Stop
+// writing, or GoOn with the other node.
 const (
 	Stop = "stop"
 	GoOn = "go-on"
@@ -148,7 +151,7 @@ func (c *BorrowConfig) keptAtNodes() bool { return c.Heap != "" && !c.onDisk() }
 // lendsNoName reports whether what is borrowed at addr cannot outlive the borrower.
 func lendsNoName(addr string) bool { return isBroker(addr) || scheme.Of(addr) == scheme.Unix }
 
-// copiesOf is how many copies there are to be at this many nodes; with joins, other nodes may join later.
+// copiesOf is how many copies a heap should have at so many nodes. joins says that more nodes may join later.
 func (c *BorrowConfig) copiesOf(nodes int, joins bool) (int, error) {
 	n := c.Copies
 	switch {
@@ -172,13 +175,14 @@ const noName = "_unnamed"
 // onDisk reports whether a disk is the only far memory.
 func (c *BorrowConfig) onDisk() bool { return c.Disk != "" && len(c.Witness) == 0 }
 
-// copyDir is the directory of the copy on disk of what is at nodes. No heap has such a name.
+// copyDir is the directory of the disk's copy of what nodes have. No heap can have its name: a name begins with a
+// letter or a digit.
 func (c *BorrowConfig) copyDir() string { return filepath.Join(c.Disk, "_copy-"+c.Heap) }
 
 // dir is the directory of the heap.
 func (c *BorrowConfig) dir() string { return filepath.Join(c.Disk, cmp.Or(c.Heap, noName)) }
 
-// journalDir is the directory of the journal: what no checkpoint of the heap has yet.
+// journalDir is the directory of the journal: the changes that no checkpoint of the heap has yet.
 func (c *BorrowConfig) journalDir() string { return filepath.Join(c.dir(), "journal") }
 
 // where says where the far memory is.
@@ -196,7 +200,7 @@ func (c *BorrowConfig) where() string {
 	return fmt.Sprintf("%s, where heap %s is kept", c.Disk, c.Heap)
 }
 
-// noAnswerYet is the health of a daemon that waits for its nodes.
+// noAnswerYet is what a daemon reports as its health while it waits for its nodes.
 func (c *BorrowConfig) noAnswerYet() error {
 	if c.onDisk() {
 		return fmt.Errorf("%s is being opened", c.Disk)
@@ -206,7 +210,8 @@ func (c *BorrowConfig) noAnswerYet() error {
 
 const (
 	openTimeout = 10 * time.Second
-	// restart is how long a node may take to start again with its memory, before its borrowers are told.
+	// restart is how long a node may take to start again with its memory before its
+	// borrowers notice.
 	restart    = 5 * time.Second
 	firstPause = 100 * time.Millisecond // between attempts to open a pool
 	lastPause  = 5 * time.Second
@@ -214,23 +219,24 @@ const (
 
 // memory is a heap over borrowed memory. It is empty until it is open.
 type memory struct {
-	lent   *pool.Pool // or
-	disk   *disk.Store
-	copies *copies.Store // over lent, if there are several nodes, or a disk beside
-	beside *disk.Copies  // copies of what is in lent; nil if there are none
-	kept   *kept         // of a heap in lent that outlives the process
+	lent   *pool.Pool    // nil if all far memory is on a disk
+	disk   *disk.Store   // nil if nodes lend the far memory
+	copies *copies.Store // over lent; nil for an unnamed heap at one node
+	beside *disk.Copies  // the disk's copy of what is in lent; nil if there is none
+	kept   *kept         // nil unless the heap is in lent and outlives the process
 	name   string        // of the heap; "" if it ends with the process
 	heap   *far.Heap
 	moves  bool                  // another process is about to open the heap: see far.Heap.HandOver
-	master func(topology.Master) // called with which process has the heap; nil if nobody wants to know
-	// restore, if set, makes the heap from a copy instead of opening it.
+	master func(topology.Master) // is told which process has the heap; nil if nobody wants to know
+	// restore, if it is set, fills a new heap from a copy, and the heap is not opened.
 	restore func(ctx context.Context, st *named.Store) error
-	// closeWithin is how long a last checkpoint may take; 0 is as long as there is time.
+	// closeWithin is how long close may try to take a last checkpoint; 0 is DefaultEndWithin. It never takes longer
+	// than ends allows.
 	closeWithin time.Duration
 	ends        *ending // the daemon's
 
-	members  *members // follows a directory, if there is one
-	unfollow func()   // ends following
+	members  *members // follow a directory, if there is one
+	unfollow func()   // ends members; nil if there are none
 }
 
 // close ends what is open.
@@ -267,7 +273,8 @@ func (m *memory) openDisk(ctx context.Context, p *process, cfg BorrowConfig, max
 	return err
 }
 
-// open opens a pool, waiting for nodes as cfg says, and over it a heap whose values have up to maxValue bytes.
+// open opens a pool and a heap over it. It waits for nodes as cfg says. maxValue is the
+// heap's longest value in bytes.
 func (m *memory) open(ctx context.Context, p *process, cfg BorrowConfig, from lenders, maxValue int) (err error) {
 	m.name, m.ends = cfg.Heap, p.ends
 	if cfg.onDisk() {
@@ -340,7 +347,7 @@ func (m *memory) follow(d nodeDirectory, log *slog.Logger) {
 
 // show makes the administrative address show the pool and the heap from now on.
 func (m *memory) show(p *process) error {
-	opened := *m // it is read also while m is being closed
+	opened := *m // a copy: the address also shows it while closing m sets its fields to nil
 	m = &opened
 	state := func(s *console.State) {
 		s.Advice = strings.Split(strings.TrimSpace(m.heap.Explain()), "\n")
@@ -367,8 +374,7 @@ func (m *memory) show(p *process) error {
 	return p.nowShow(m.usable, state, show...)
 }
 
-// usable fails if nothing can be read or written, or if replies wait because there is no evidence that this process
-// owns the heap.
+// usable fails if nothing can be read or written, or if replies wait for evidence that the heap is this process's.
 func (m *memory) usable() error {
 	if m.kept != nil {
 		if st := m.kept.owner.Stats(); !st.Shown {
@@ -378,14 +384,14 @@ func (m *memory) usable() error {
 	return anyNodeUp(m.lent.Stats())
 }
 
-// lenders is what a pool is opened with.
+// lenders says how to open a pool.
 type lenders struct {
 	pool.Config
-	directory nodeDirectory                     // of the nodes, if they are not in Config
-	node      func(addr string) pool.NodeConfig // a node that is not in Config
+	directory nodeDirectory                     // knows the nodes, if Config does not; else nil
+	node      func(addr string) pool.NodeConfig // how to reach a node that is not in Config
 }
 
-// borrow returns what it takes to open a pool over nodes that listen elsewhere.
+// borrow returns how to open a pool over nodes that listen elsewhere; nothing if all far memory is on a disk.
 func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (from lenders, err error) {
 	defer func() { from.Cluster = cfg.Cluster }()
 	if cfg.onDisk() {
@@ -414,7 +420,7 @@ func (p *process) borrow(ctx context.Context, cfg BorrowConfig) (from lenders, e
 	return from, nil
 }
 
-// borrowFound is borrow for nodes from a directory, which are reached over TCP.
+// borrowFound is borrow for nodes that a directory names. They are reached over TCP.
 func (p *process) borrowFound(cfg BorrowConfig, f *fabrics, from *lenders) (err error) {
 	if err := f.reach(scheme.TCP); err != nil {
 		return err
@@ -449,10 +455,10 @@ type fabrics struct {
 	p       *process
 	device  string                     // for RDMA
 	manager pool.Manager               // of nodes that are not at a socket; nil for the default
-	open    map[string]pool.NodeConfig // by the scheme of addresses: what their nodes have in common
+	open    map[string]pool.NodeConfig // by scheme: what all nodes with such an address have in common
 }
 
-// reach opens what is needed for addresses of a scheme.
+// reach opens the device for addresses of a scheme, unless it is open.
 func (f *fabrics) reach(by string) (err error) {
 	if _, ok := f.open[by]; ok {
 		return nil
@@ -476,8 +482,8 @@ func (f *fabrics) reach(by string) (err error) {
 	return nil
 }
 
-// node is how a node is reached. A node of a fabric that this machine does not have counts as one that does not
-// answer.
+// node returns how to reach a node. If this machine does not have the node's fabric, dialling the node fails, as if
+// it did not answer.
 func (f *fabrics) node(addr string) pool.NodeConfig {
 	by := scheme.Of(addr)
 	if err := f.reach(by); err != nil {
@@ -500,7 +506,8 @@ func (f *fabrics) node(addr string) pool.NodeConfig {
 	return n
 }
 
-// toNodes is how to connect to a node now: certificates may be new since the last time.
+// toNodes returns how to connect to a node now. It is called for each connection, since
+// certificates may have been replaced.
 func (p *process) toNodes() tcp.Config {
 	return tcp.Config{TLS: p.Security.Dial(), Insecure: p.Security.Insecure}
 }
@@ -516,7 +523,7 @@ func managerNamed(name string) (pool.Manager, error) {
 var errNoAnswer = errors.New("no answer in time")
 
 // awaitNodes opens a pool. If no node answers it tries again, for as long as wait
-// says: the nodes may have been started just now, too.
+// says: the nodes may be just starting, too.
 func (p *process) awaitNodes(ctx context.Context, wait time.Duration, cfg pool.Config) (*pool.Pool, error) {
 	deadline := time.Now().Add(wait)
 	defer p.Waiting("waiting for a node to answer")()
@@ -547,7 +554,7 @@ func (p *process) awaitNodes(ctx context.Context, wait time.Duration, cfg pool.C
 	}
 }
 
-// anyNodeUp fails if no node can be borrowed from.
+// anyNodeUp fails if no node can be used.
 func anyNodeUp(s pool.Stats) error {
 	var states []string
 	for _, n := range s.Nodes {

@@ -24,17 +24,18 @@ type BrokerConfig struct {
 	*operator.Control
 	Listen     string   // a socket's path
 	Far        []string // nodes to allocate from
-	Cluster    string   // that the nodes are of; "" for none
-	SecretFile string   // of the nodes' secret; "" for none
+	Cluster    string   // the nodes' cluster; "" for none
+	SecretFile string   // file of the nodes' secret; "" for none
 	Users      []int    // who may connect; nil for this process's user only
-	Quota      int64    // bytes of a user; 0 means all
+	Quota      int64    // the most bytes of a user; 0 means all
 	MaxApps    int
 	PerUser    int
 }
 
 func isBroker(addr string) bool { return scheme.Of(addr) == scheme.Broker }
 
-// Check refuses values that do not fit each other, and makes the path of the socket plain.
+// Check refuses values that do not go together, and reduces Listen to the path of
+// the socket.
 func (c *BrokerConfig) Check() error {
 	path := strings.TrimPrefix(strings.TrimPrefix(c.Listen, scheme.Broker), scheme.Unix)
 	if !filepath.IsAbs(path) {
@@ -125,7 +126,7 @@ func anyBrokered(s broker.Stats) error {
 // brokerTime bounds the wait for a broker's answer.
 const brokerTime = 5 * time.Second
 
-// borrowBrokered starts the front end over the nodes of a broker on this machine.
+// borrowBrokered returns how to open a pool over the nodes of a broker on this machine.
 func (p *process) borrowBrokered(ctx context.Context, cfg BorrowConfig) (c pool.Config, err error) {
 	d := broker.NewDialer(cfg.Far[0])
 	p.onClose(d.Close)

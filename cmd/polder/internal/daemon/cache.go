@@ -15,11 +15,12 @@ import (
 	softprom "polder/soft/prom"
 )
 
-// CacheConfig configures a Redis front end over soft memory. Of ServeConfig it
-// has what concerns clients; Far, Manager, Local and OpTimeout do not count.
+// CacheConfig configures a Redis front end over soft memory. It uses only the
+// fields of ServeConfig that concern clients: Far, Manager and Local have no effect,
+// and OpTimeout has one only with an Origin.
 type CacheConfig struct {
 	ServeConfig
-	Budget      int64  // bytes while no coordinator says otherwise; it bounds the default of MaxValue too
+	Budget      int64  // bytes, unless a coordinator says otherwise; the default of MaxValue depends on it, too
 	Coordinator string // path of the coordinator's socket; "" for none
 	Memcached   string // where memcached clients connect; "" for nowhere
 	Origin      OriginConfig
@@ -49,7 +50,7 @@ func RunCache(ctx context.Context, cfg CacheConfig) (err error) {
 		if mc, err = cfg.Security.Listen(listen.Client, ServiceMemcached, cfg.Memcached); err != nil {
 			return err
 		}
-		p.onClose(func() error { _ = mc.Close(); return nil }) // the server closes it, if it comes to that
+		p.onClose(func() error { _ = mc.Close(); return nil }) // the server closes it first, if one was started
 		p.addrs[ServiceMemcached] = listen.Address(mc)
 	}
 	if err := p.openCache(cfg, mc); err != nil {
@@ -71,7 +72,7 @@ func RunCache(ctx context.Context, cfg CacheConfig) (err error) {
 	return p.wait(ctx)
 }
 
-// openCache starts the heap and the front ends over it; that for memcached's
+// openCache starts the heap and the front ends over it. There is one for memcached's
 // clients if mc is not nil.
 func (p *process) openCache(cfg CacheConfig, mc net.Listener) error {
 	stopLimit := limitGoMemory()
@@ -130,14 +131,14 @@ func (p *process) openKeys(cfg CacheConfig, heap *soft.Heap, clients *clientmem.
 	return nil
 }
 
-// cacheName is what the coordinator calls a cache: with the last part of a path that is too
-// long for a name.
+// cacheName is what the coordinator calls a cache: the command and the path. If that is too
+// long for a name, the beginning of the path is left out.
 func cacheName(command, path string) string {
 	return command + path[max(0, len(path)-(soft.MaxName-len(command))):]
 }
 
-// cacheMax is how far the budget can be raised: by a coordinator as it likes,
-// by CONFIG SET to 16 times what it was.
+// cacheMax is soft.Config.Max: CONFIG SET may raise the budget to 16 times its first value, a
+// coordinator as far as soft allows by default (0).
 func cacheMax(cfg CacheConfig) int64 {
 	if cfg.Coordinator != "" {
 		return 0

@@ -2,19 +2,20 @@
 // memory node, a Redis front end over borrowed memory, both, or one over soft
 // memory.
 //
-// Each Run function starts everything, says where it listens, waits until its context is done or a part fails, and
-// ends everything in reverse order. When it returns, none of its goroutines is left, unless a part has not ended
-// within the time for the whole end (ending.go): then the error says which.
+// Each Run function starts everything, says where it listens, waits until its
+// context is done or a part fails, and ends everything in reverse order. When a Run
+// function returns, all its goroutines have ended, unless a part did not end in time
+// (ending.go): then the error names that part.
 //
 // # Files
 //
-// All daemons: daemon (starting), ending (within one time, or when nothing is lent any more), memory (of the Go
-// runtime), swap (a process that the kernel's memory reclaim may wait for), secret, tempdir, unix, stats.
+// All daemons: daemon (starting), ending (within a time limit, or when nothing is lent any more), memory (of the Go
+// runtime), swap (being a process that the kernel's reclaim may wait for), secret, tempdir, unix, stats.
 //
 // What is lent: node, idle (what the host does not need), outlive (memory that outlives a node), here (a node within
 // a server's process).
 //
-// What is borrowed: borrow (of nodes, or a disk), ahead (connections), directory, dns and etcd (which nodes there
+// What is borrowed: borrow (from nodes, or a disk), ahead (connections), directory, dns and etcd (which nodes there
 // are), registers (manifests), named (heaps that outlive the process), heap and save (the tools for them), witness.
 //
 // Who uses it: serve, partitions, cache, origin, files, block, pager, broker.
@@ -47,7 +48,7 @@ const (
 	ServiceRedis     = "redis"
 	ServiceMemcached = "memcached"
 	ServiceVerbs     = "verbs"  // where a node's clients connect: the first address
-	ServiceSocket    = "socket" // where clients on this machine connect, if others can, too
+	ServiceSocket    = "socket" // the Unix socket for clients on this machine, unless ServiceVerbs is that
 	ServiceAdmin     = "admin"
 	ServiceBroker    = "broker" // a socket's path after broker:
 )
@@ -57,36 +58,35 @@ func refuse(flag, value, expected string, args ...any) error {
 	return &config.Error{Source: "--" + flag, Value: value, Err: fmt.Errorf("expected "+expected, args...)}
 }
 
-// process is what is common to running daemons.
+// process is what all running daemons have in common.
 type process struct {
 	*operator.Control
 	kind    string
 	started time.Time
-	addrs   map[string]string // not changed once the administrative address is served
-	redis   net.Listener      // nil in a node
-	// reached is the address of redis that other servers tell clients, or "".
-	reached string
+	addrs   map[string]string                            // not changed once the administrative address is served
+	redis   net.Listener                                 // nil in a node
+	reached string                                       // address that other servers tell clients; or ""
 	owner   string                                       // its name as the owner of a heap; "" for its address
 	gone    func(ctx context.Context, owner string) bool // see named.Config; nil to ask at the owner's address
-	// manifests are of all partitions, closed by their server; nil for no partition.
-	manifests Registers
-	// mine is closed when the partition is this server's; nil for no partition.
+	// manifests and mine are set only for a partition, which is one of several in a server: the registers of all
+	// partitions, which the server closes, and a channel that is closed when the partition is this server's.
+	manifests  Registers
 	mine       <-chan struct{}
 	admin      net.Listener // nil if none is wanted
 	closers    []closer
-	ends       *ending    // the time that ending may take
-	failed     chan error // a part's end; the first ends the daemon
+	ends       *ending    // how long closing may take
+	failed     chan error // why a part ended; the first error ends the daemon
 	wg         sync.WaitGroup
 	answers    *admin.Server // at the administrative address; nil until it is served
 	collectors []prometheus.Collector
-	// See admin.Config.
+	// drain, lend and forget are Drain, Lend and Forget of admin.Config.
 	drain  func(ctx context.Context, within time.Duration, force bool) (lost, err error)
 	lend   func(ctx context.Context, most int64, within time.Duration) (said string, err error)
 	forget func(heap string) (said string, err error)
 
 	mu      sync.Mutex
-	reports []func(*console.State) // each adds what no metric says; guarded by mu once it is served
-	health  func() error           // guarded by mu once it is served
+	reports []func(*console.State) // each adds what no metric says; guarded by mu once answers is set
+	health  func() error           // guarded by mu once answers is set
 }
 
 func newProcess(kind string, c *operator.Control) *process {
@@ -101,7 +101,7 @@ func newProcess(kind string, c *operator.Control) *process {
 	}
 }
 
-// spawn runs serve in a goroutine. When it returns an error the daemon ends.
+// spawn runs serve in a goroutine. If serve returns an error, the daemon ends.
 func (p *process) spawn(what string, serve func() error) {
 	p.wg.Go(func() {
 		if err := serve(); err != nil {
@@ -113,8 +113,8 @@ func (p *process) spawn(what string, serve func() error) {
 	})
 }
 
-// listenAdmin opens the administrative address, if one is wanted, but answers nobody yet: a mistake in an address
-// should show before anything is started.
+// listenAdmin opens the administrative address, if one is wanted, but answers
+// nobody yet: a wrong address should be reported before anything is started.
 func (p *process) listenAdmin() error {
 	if p.Admin == "" {
 		return nil
@@ -124,13 +124,13 @@ func (p *process) listenAdmin() error {
 		return err
 	}
 	p.admin = lis
-	p.onClose(func() error { _ = lis.Close(); return nil }) // the admin server closes it, if it comes to that
+	p.onClose(func() error { _ = lis.Close(); return nil }) // the admin server closes it first, if one was started
 	p.addrs[ServiceAdmin] = listen.Address(lis)
 	return nil
 }
 
-// serveAdmin answers at the administrative address, until close. What it shows is
-// in place, or comes with nowShow.
+// serveAdmin answers at the administrative address, until close. Whatever it is to show
+// must be set before, or be added by nowShow.
 func (p *process) serveAdmin() error {
 	if p.admin == nil {
 		return nil
@@ -178,7 +178,7 @@ func (p *process) report(s *console.State) {
 	}
 }
 
-// ready greets, and writes the ready file.
+// ready prints the title, the addresses and what to try, and writes the ready file.
 func (p *process) ready(title string, try ...string) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", title)
@@ -213,7 +213,7 @@ func (p *process) wait(ctx context.Context) error {
 	}
 }
 
-// redisCLI is the command that talks to addr.
+// redisCLI is the redis-cli command that talks to addr.
 func (p *process) redisCLI(addr string) string {
 	if path, ok := strings.CutPrefix(addr, scheme.Unix); ok {
 		return "redis-cli -s " + path

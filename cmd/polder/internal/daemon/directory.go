@@ -18,7 +18,7 @@ import (
 	"polder/pool"
 )
 
-// isDirectory reports whether addr names a directory of nodes, which may have other nodes later.
+// isDirectory reports whether addr names a directory of nodes. Its nodes may change.
 func isDirectory(addr string) bool {
 	by := scheme.Of(addr)
 	return by == scheme.DNS || by == scheme.Etcd
@@ -26,26 +26,25 @@ func isDirectory(addr string) bool {
 
 // A nodeDirectory knows the nodes that there are.
 type nodeDirectory interface {
-	// String is what it is called.
+	// String is the directory's name.
 	String() string
 	// lookup returns the addresses of the nodes that there are now, at least one.
 	lookup(ctx context.Context) (addrs []string, err error)
 	// node is how to connect to a node that lookup has named.
 	node(addr string) pool.NodeConfig
-	// watch calls changed when the nodes may have changed, until ctx ends. A directory that cannot tell does nothing:
-	// it is looked up now and then anyway.
+	// watch calls changed when the nodes may have changed, until ctx ends. The watch of a directory that cannot tell
+	// does nothing: its users also call lookup every lookupEvery.
 	watch(ctx context.Context, changed func())
 }
 
 const (
 	lookupTimeout = 10 * time.Second
 	lookupEvery   = 5 * time.Second
-	// absentFor is how long a node must be missing from the directory before it is forgotten, if nothing is borrowed
-	// from it.
+	// absentFor is how long after the directory last named a node the node is forgotten, unless it is in use.
 	absentFor = time.Minute
 )
 
-// await waits until there are nodes, for at most wait.
+// await waits until the directory names nodes, but no longer than wait.
 func await(ctx context.Context, p *process, d nodeDirectory, wait time.Duration) (nodes []pool.NodeConfig, err error) {
 	defer p.Waiting("looking for nodes")()
 	deadline := time.Now().Add(wait)
@@ -72,22 +71,24 @@ func await(ctx context.Context, p *process, d nodeDirectory, wait time.Duration)
 	}
 }
 
-// members keeps a pool, and the store over it, in step with a directory: new nodes join, and nodes that have been
-// missing for long are forgotten.
+// members makes a pool, and a store over it, follow a directory: new nodes join, and nodes that the directory has not
+// named for absentFor are forgotten.
 type members struct {
 	directory nodeDirectory
 	lent      *pool.Pool
 	copies    *copies.Store
 	log       *slog.Logger
 
-	absent map[string]time.Time // since when a node is missing from the directory
-	said   map[string]string    // what was last said of a node, or of the directory, ""
+	absent map[string]time.Time // by node, since when the directory has not named it
+	// said is the last warning about each node. Under "" it is about the directory, under "too many" about nodes that
+	// cannot join since there are too many.
+	said map[string]string
 
-	named   atomic.Int64 // nodes that the directory named when it last answered
-	answers atomic.Bool  // the directory answered when it was last asked
+	named   atomic.Int64 // how many nodes the directory named when it last answered
+	answers atomic.Bool  // whether the directory answered when it was last asked
 }
 
-// newMembers makes members, which know the nodes that are in the pool already.
+// newMembers makes members for a pool whose present nodes have joined already.
 func newMembers(d nodeDirectory, lent *pool.Pool, store *copies.Store, log *slog.Logger) *members {
 	m := &members{directory: d, lent: lent, copies: store, log: log, absent: map[string]time.Time{}, said: map[string]string{}}
 	m.named.Store(int64(len(lent.Nodes())))
@@ -95,7 +96,7 @@ func newMembers(d nodeDirectory, lent *pool.Pool, store *copies.Store, log *slog
 	return m
 }
 
-// collectors show how things stand with the directory.
+// collectors are metrics of the directory: how many nodes it named, and whether it answers.
 func (m *members) collectors() []prometheus.Collector {
 	gauge := func(name, help string, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "polder_directory_" + name, Help: help}, value)
@@ -111,7 +112,7 @@ func (m *members) collectors() []prometheus.Collector {
 	}
 }
 
-// follow keeps them in step until ctx ends.
+// follow keeps the pool and the store up to date until ctx ends.
 func (m *members) follow(ctx context.Context) {
 	tick := time.NewTicker(lookupEvery)
 	defer tick.Stop()
@@ -122,7 +123,7 @@ func (m *members) follow(ctx context.Context) {
 		m.directory.watch(ctx, func() {
 			select {
 			case changed <- struct{}{}:
-			default: // a look-up is due anyway
+			default: // a lookup is due already
 			}
 		})
 	})
@@ -146,7 +147,7 @@ func (m *members) follow(ctx context.Context) {
 	}
 }
 
-// say warns of err, once.
+// say logs err as a warning, unless it was the last warning about the node. A nil err forgets the last warning.
 func (m *members) say(node string, err error) {
 	if err == nil {
 		delete(m.said, node)
@@ -158,7 +159,7 @@ func (m *members) say(node string, err error) {
 	}
 }
 
-// update acts on the nodes that there are now.
+// update has new nodes join, and forgets nodes that have been absent for long. addrs are the nodes that there are.
 func (m *members) update(now time.Time, addrs []string) {
 	var tooMany error
 	known := append(m.lent.Nodes(), m.copies.Places()...)
@@ -202,7 +203,8 @@ func (m *members) join(addr string) error {
 	return m.copies.Add(remote.Place(m.lent, addr))
 }
 
-// forget removes a node that is of no use any more. A node that cannot be removed yet is tried again later.
+// forget removes a node that is not used any more. If the node is still in use, it stays, and the next update tries
+// again.
 func (m *members) forget(name string) {
 	if m.lent.Forget(name) != nil && slices.Contains(m.lent.Nodes(), name) {
 		return

@@ -13,16 +13,15 @@ import (
 	"polder/verbs"
 )
 
-// A dnsDirectory is a name in the DNS that has the addresses of nodes, such as that of a headless service. With a
-// port, its A and AAAA records count; without one, its SRV records.
+// A dnsDirectory is a name in the DNS that has the addresses of nodes, such as the name of a headless service. With a
+// port, the addresses are the name's A and AAAA records; without one, its SRV records.
 type dnsDirectory struct {
 	name, port string
 	resolver   *net.Resolver
-	// dial connects to a node, whose certificate is for host.
-	dial func(ctx context.Context, addr, host string) (verbs.Conn, error)
+	dial       func(ctx context.Context, addr, host string) (verbs.Conn, error) // the node's certificate is for host
 }
 
-// newDNSDirectory makes the directory that addr names, which package config has checked: dns://[SERVER/]NAME[:PORT].
+// newDNSDirectory makes the directory that addr names: dns://[SERVER/]NAME[:PORT]. Package config has checked addr.
 func newDNSDirectory(addr string) *dnsDirectory {
 	d := &dnsDirectory{resolver: net.DefaultResolver}
 	server, name, ok := strings.Cut(strings.TrimPrefix(addr, scheme.DNS), "/")
@@ -72,8 +71,8 @@ func (d *dnsDirectory) lookup(ctx context.Context) (addrs []string, err error) {
 	return addrs, nil
 }
 
-// resolve returns the address to connect to for one of the addresses that lookup has returned, and the host whose
-// certificate to expect there: the name in the SRV record, or the name with the A and AAAA records.
+// resolve returns, for an address from lookup, the IP address and port to connect to, and the host for which the
+// node's certificate must be: the target of the SRV record, or the name that has the A and AAAA records.
 func (d *dnsDirectory) resolve(ctx context.Context, addr string) (ip, host string, err error) {
 	if d.port != "" {
 		return addr, d.name, nil

@@ -15,14 +15,14 @@ import (
 const DefaultEndWithin = time.Minute
 
 const (
-	// lastPart: this part (an eighth) of the time is kept for giving up what a heap needs at nodes and witnesses.
+	// lastPart says which part of that time is kept for the end: in the last eighth, kept.close gives up the heap.
 	lastPart = 8
-	// overtime is how much longer close waits for parts whose time is over: they should then end at once.
+	// overtime is how long close waits, after the time is over, for parts that should then end at once.
 	overtime = time.Second
 )
 
-// An ending is the time by which a daemon has to have ended, with everything that belongs to it. Each phase gets the
-// time that earlier phases have left. A server's partitions share the server's ending. A nil ending never begins.
+// An ending is the time limit for all that a daemon does when it ends. Each phase may use the time that the phases
+// before it have left. A server's partitions share the server's ending. A nil ending never begins.
 type ending struct {
 	within time.Duration
 
@@ -30,7 +30,7 @@ type ending struct {
 	until time.Time // zero before it begins; guarded by mu
 }
 
-// begin starts the time at its first call.
+// begin starts the time. Only the first call does.
 func (e *ending) begin() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -39,7 +39,7 @@ func (e *ending) begin() {
 	}
 }
 
-// left returns how much time is left, and whether the ending has begun.
+// left returns how much time is left. begun is false if begin was not called yet.
 func (e *ending) left() (d time.Duration, begun bool) {
 	if e == nil {
 		return 0, false
@@ -49,8 +49,8 @@ func (e *ending) left() (d time.Duration, begun bool) {
 	return time.Until(e.until), !e.until.IsZero()
 }
 
-// phase returns a context for a phase that may take most at most, and no longer than the time that is left; with
-// others, it leaves a part of that time to later phases.
+// phase returns the context of a phase of the ending. It lasts for most, or, once the ending has begun, for the time
+// that is left if that is less. With others, the phase leaves the last part of the time to other phases.
 func (e *ending) phase(most time.Duration, others bool) (context.Context, context.CancelFunc) {
 	why := context.DeadlineExceeded
 	if left, begun := e.left(); begun {
@@ -66,20 +66,20 @@ func (e *ending) phase(most time.Duration, others bool) (context.Context, contex
 
 // closer is a part of a daemon that ends with it.
 type closer struct {
-	what  string // for the message that it has not ended; "" for what takes no time
+	what  string // names the part in the error that it has not ended; "" if it ends quickly
 	close func() error
 }
 
-// onClose registers close to be called at the end, before those that were registered earlier.
+// onClose adds a function that close calls. Functions that were added later are called first.
 func (p *process) onClose(close func() error) { p.onEnd("", close) }
 
-// onEnd is onClose for parts that may take long.
+// onEnd is onClose for a part that may take long to end. what is its name in errors.
 func (p *process) onEnd(what string, close func() error) {
 	p.closers = append(p.closers, closer{what, close})
 }
 
-// close ends everything, last started first, and adds errors to err. It names parts that have not ended in time, and
-// leaves them alone.
+// close ends everything, last started first, and joins what goes wrong to err. If a part does not end in time, err
+// names it, and close returns without waiting for it any longer.
 func (p *process) close(err *error) {
 	if p.mine == nil {
 		p.ends.begin()
@@ -87,7 +87,7 @@ func (p *process) close(err *error) {
 	var mu sync.Mutex
 	what, over := "the administrative address", false
 	var errs []error
-	next := func(name string, err error) bool { // ends one part, and begins the next
+	next := func(name string, err error) bool { // notes how a part has ended, and which part is next
 		mu.Lock()
 		defer mu.Unlock()
 		if errs = append(errs, err); name != "" {
@@ -100,7 +100,7 @@ func (p *process) close(err *error) {
 		defer close(ended)
 		var err error
 		if p.answers != nil {
-			err = p.answers.Close() // last: it shows what is ending
+			err = p.answers.Close() // first: it shows the parts that end now
 		}
 		for _, c := range slices.Backward(p.closers) {
 			if !next(c.what, err) {
@@ -130,17 +130,18 @@ func (p *process) close(err *error) {
 	*err = errors.Join(append([]error{*err}, errs...)...)
 }
 
-// A drainer lets a process end only when nothing is lent any more.
+// A drainer ends a process only when its nodes lend nothing any more.
 type drainer struct {
 	nodes    []*memnode.Node
-	withdraw func(bool) // removes the nodes from the directory, or adds them again
-	done     chan error // capacity 1: drained at an operator's request; the error is what was lost by force
+	withdraw func(bool) // true takes the nodes out of the directory, false puts them back
+	// done, of capacity 1, gets a value when drain succeeds: nil, or what was lost by force.
+	done chan error
 }
 
 func newDrainer() *drainer { return &drainer{withdraw: func(bool) {}, done: make(chan error, 1)} }
 
-// drain ends the process when nothing is lent any more, or, with force, when the time is over. Otherwise the process
-// stays, and the error says who has borrowed what.
+// drain ends the process when the nodes lend nothing any more. If something is still lent after within, drain ends
+// the process with force, and lost says what was lent; without force the process stays, and err says who has what.
 func (d *drainer) drain(ctx context.Context, within time.Duration, force bool) (lost, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("it was not moved elsewhere within %v", within))
 	defer cancel()
@@ -156,14 +157,16 @@ func (d *drainer) drain(ctx context.Context, within time.Duration, force bool) (
 	if err == nil {
 		select {
 		case d.done <- lost:
-		default: // the process is ending already
+		default: // the process ends already
 		}
 	}
 	return lost, err
 }
 
-// waitDrained is wait for a process that lends. When ctx is done the process ends if nothing is lent any more by the
-// end of within, and stays otherwise. A second signal makes main end it.
+// waitDrained is wait for a process that lends. When ctx is done, it tries to drain the nodes for as long as within
+// says, and returns when they are drained. If that fails, the process stays until a second signal, on which main
+// exits. If within is 0, waitDrained returns as soon as ctx is done. It also returns when an operator has drained the
+// nodes, or with the first part that failed.
 func (p *process) waitDrained(ctx context.Context, d *drainer, within time.Duration) error {
 	signal := ctx.Done()
 	for {

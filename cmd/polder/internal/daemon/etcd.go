@@ -23,8 +23,8 @@ import (
 	"polder/verbs"
 )
 
-// etcdClient returns a client of the etcd cluster that a flag names; it uses the certificates that connections to
-// nodes use. The caller closes it.
+// etcdClient returns a client for the cluster in etcd that addr, the value of a flag, names. It shows etcd the
+// certificate that is shown to nodes. The caller closes the client.
 func (p *process) etcdClient(flag, addr, authFile string) (client *etcd.Client, cluster string, err error) {
 	endpoints, cluster, err := config.ParseEtcd(addr)
 	if err != nil {
@@ -52,7 +52,7 @@ func (p *process) etcdClient(flag, addr, authFile string) (client *etcd.Client, 
 	return client, cluster, err
 }
 
-// openEtcd opens the directory in etcd that a flag names, which ends with the process.
+// openEtcd opens the directory in etcd that addr, the value of a flag, names. The process closes it when it ends.
 func (p *process) openEtcd(flag, addr, authFile string) (*directory.Directory, error) {
 	client, cluster, err := p.etcdClient(flag, addr, authFile)
 	if err != nil {
@@ -62,14 +62,14 @@ func (p *process) openEtcd(flag, addr, authFile string) (*directory.Directory, e
 	return directory.New(client, cluster), nil
 }
 
-// An etcdDirectory is a cluster in etcd, in which nodes have announced themselves.
+// An etcdDirectory is the nodes that have announced themselves in etcd as members of a cluster.
 type etcdDirectory struct {
 	name string
 	*directory.Directory
 	dial  func(ctx context.Context, addr string) (verbs.Conn, error)
 	log   *slog.Logger
-	known []string // addresses that lookup has named last; of the goroutine that looks up
-	wrong string   // what was wrong with others then
+	known []string // the addresses that lookup returned last; used by lookup only
+	wrong string   // the error about the entries that lookup left out then; used by lookup only
 }
 
 func (p *process) openEtcdDirectory(cfg BorrowConfig, dial func(ctx context.Context, addr string) (verbs.Conn, error)) (*etcdDirectory, error) {
@@ -114,7 +114,7 @@ func (d *etcdDirectory) node(addr string) pool.NodeConfig {
 	return pool.NodeConfig{Name: addr, Dial: func(ctx context.Context) (verbs.Conn, error) { return d.dial(ctx, addr) }}
 }
 
-// calm is the least time between two look-ups because of changes.
+// calm is the least time between two calls of changed.
 const calm = 200 * time.Millisecond
 
 func (d *etcdDirectory) watch(ctx context.Context, changed func()) {
@@ -133,7 +133,7 @@ func (d *etcdDirectory) watch(ctx context.Context, changed func()) {
 	}
 }
 
-// announce keeps a node, which listens at addr, announced in a directory, until close.
+// announce announces a node that listens at addr in the directory that cfg names, until close.
 func (p *process) announce(cfg NodeConfig, addr string, node *memnode.Node) (*directory.Announcer, error) {
 	if cfg.Advertise != "" {
 		addr = cfg.Advertise
@@ -175,7 +175,7 @@ func (p *process) announce(cfg NodeConfig, addr string, node *memnode.Node) (*di
 	return a, nil
 }
 
-// checkDirectory refuses settings about the directory that do not fit.
+// checkDirectory refuses values about the directory that do not go together with the others.
 func (c *NodeConfig) checkDirectory() error {
 	_, elsewhere := c.places()
 	switch {

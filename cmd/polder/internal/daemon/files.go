@@ -20,7 +20,7 @@ type FilesConfig struct {
 	*operator.Control
 	Dir         string
 	Listen      string
-	Budget      int64  // bytes while no coordinator says otherwise
+	Budget      int64  // bytes, unless a coordinator says otherwise
 	Coordinator string // path of the coordinator's socket; "" for none
 	MaxClients  int
 }
@@ -36,7 +36,7 @@ func RunFiles(ctx context.Context, cfg FilesConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it, if it comes to that
+	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it first, if one was started
 	p.addrs[ServiceHTTP] = listen.Address(lis)
 	if err := p.listenAdmin(); err != nil {
 		return err
@@ -80,7 +80,7 @@ func memoryOf(budget int64, coordinator string) string {
 	return s
 }
 
-// curl is the command that asks for the files.
+// curl is the curl command that lists the files.
 func (p *process) curl() string {
 	addr := p.addrs[ServiceHTTP]
 	if path, ok := strings.CutPrefix(addr, scheme.Unix); ok {

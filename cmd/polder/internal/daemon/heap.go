@@ -23,19 +23,19 @@ import (
 
 // Removal says how a heap in the memory of nodes is to be removed.
 type Removal struct {
-	BorrowConfig      // Witness and Heap, and how nodes are reached
-	Force        bool // also if another process has it open, and if nodes cannot be reached
+	BorrowConfig      // Heap, Witness or TwoNodes, and how to reach the nodes
+	Force        bool // remove it even if another process has it open, or nodes cannot be reached
 	Control      *operator.Control
 
 	gone func(ctx context.Context, owner string) bool // see named.Config.Gone
-	made func(number int) bool                        // which partitions are removed with the heap; nil for all
+	made func(number int) bool                        // whether to remove a partition with the heap; nil for all
 }
 
 const (
-	nodeTime  = 10 * time.Second // how long a node may take that gets its memory back
-	reachTime = 2 * time.Second  // how long a node that does not answer is tried
-	takeovers = 20               // attempts to take a heap away from an owner, any of which a beat may foil
-	atOnce    = time.Millisecond // the Patience for taking a heap away
+	nodeTime  = 10 * time.Second // how long a node may take to get its memory back
+	reachTime = 2 * time.Second  // how long to try to reach a node that does not answer
+	takeovers = 20               // how often to try to take a heap from an owner that changes the manifest meanwhile
+	atOnce    = time.Millisecond // named.Config.Patience when a heap is taken from its owner by force
 )
 
 // tool is what a command other than a daemon calls itself as the owner of a heap.
@@ -44,10 +44,10 @@ func tool(what string) string {
 	return fmt.Sprintf("polder heap %s at %s, process %d", what, cmp.Or(host, "a host without a name"), os.Getpid())
 }
 
-// RemoveHeap gives back what a heap has in the memory of nodes, and empties its manifest, so that its name is free
-// again. It calls done for each node that cannot be reached. Then the manifest keeps what it takes to give back that
-// node's memory later, unless r.Force is set. It fails with a *named.OwnedError if another process has the heap open,
-// unless r.Force is set.
+// RemoveHeap gives back the memory that a heap has at nodes, and clears the heap's manifest, so that its name is free
+// again. It calls done for each node, with the error if the node has not given back the memory. For these nodes the
+// manifest keeps what it takes to do so later, and RemoveHeap fails, unless r.Force is set. RemoveHeap fails with a
+// *named.OwnedError if another process has the heap open, unless r.Force is set.
 func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error)) (err error) {
 	if r.gone == nil {
 		r.gone = ownerGone("")
@@ -55,7 +55,7 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 	p := newProcess("heap", r.Control)
 	defer p.close(&err)
 	var k kept
-	defer func() { err = errors.Join(err, k.hangUp()) }() // if all went well, the owner is closed already
+	defer func() { err = errors.Join(err, k.hangUp()) }() // after the owner is closed below
 	if err := errors.Join(k.keeper(p, &r.BorrowConfig), k.reach(ctx)); err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func RemoveHeap(ctx context.Context, r Removal, done func(node string, err error
 // removersAtOnce is how many partitions are removed at a time.
 const removersAtOnce = 8
 
-// removePartitions is RemoveHeap for a heap whose partitions servers share: it removes the partitions, and then the
+// removePartitions is RemoveHeap for a heap whose partitions servers share. It removes the partitions, and then the
 // map.
 func removePartitions(ctx context.Context, r Removal, reg holder.Register, done func(node string, err error)) error {
 	m, version, err := partition.BeginRemoval(ctx, reg, r.Force)
@@ -172,7 +172,7 @@ func removePartitions(ctx context.Context, r Removal, reg holder.Register, done 
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	// Only the epoch is left, as with any heap.
+	// As with any heap, only the epoch is left.
 	if _, err := reg.Swap(ctx, version, (&named.Manifest{Epoch: m.Epoch}).Encode()); err != nil {
 		return fmt.Errorf("heap %s: cannot remove the map of its partitions: %w", r.Heap, err)
 	}
@@ -184,7 +184,7 @@ type NoHeapError string
 
 func (e NoHeapError) Error() string { return fmt.Sprintf("there is no heap %s", string(e)) }
 
-// own makes this process the heap's owner; with Force also if another owner is alive.
+// own makes this process the heap's owner; with Force, even if the present owner is alive.
 func (r *Removal) own(ctx context.Context, cfg named.Config, k *kept) (o *named.Owner, err error) {
 	if !r.Force {
 		return named.Own(ctx, k.register, cfg)
@@ -199,7 +199,7 @@ func (r *Removal) own(ctx context.Context, cfg named.Config, k *kept) (o *named.
 	return nil, err
 }
 
-// giveBack makes a node take back what it keeps in a session. It returns when the node does not know the session any
+// giveBack makes a node take back the memory of a session, and returns when the node does not know the session any
 // more.
 func giveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session) error {
 	began := time.Now()
@@ -224,8 +224,8 @@ func giveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session)
 	}
 }
 
-// tryGiveBack is one attempt. A node forgets a session that has nothing once its client has gone; a client that asks
-// for a session that the node does not know gets a new one.
+// tryGiveBack is one try of giveBack. A node forgets an empty session when its client has gone. If a client asks for
+// a session that the node does not know, the node begins another one: then the session is gone.
 func tryGiveBack(ctx context.Context, cfg pool.Config, node string, s pool.Session) (gone bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, nodeTime, errNoAnswer)
 	defer cancel()
@@ -240,13 +240,13 @@ func tryGiveBack(ctx context.Context, cfg pool.Config, node string, s pool.Sessi
 	return false, lent.Prune(ctx, node)
 }
 
-// CheckHeap opens a heap in the memory of nodes that no process has open, and calls check to read it.
+// CheckHeap opens a heap in the memory of nodes that no process has open, and calls check with it.
 func CheckHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, check func(*far.Heap) error) error {
 	return useHeap(ctx, c, cfg, "check", func(_ *process, m *memory, _ *named.Manifest) error { return check(m.heap) })
 }
 
-// useHeap opens for a tool a heap in the memory of nodes that no process has open, and calls use with it and with the
-// manifest that it had.
+// useHeap opens, for a tool, a heap in the memory of nodes that no process has open. It calls use with the heap, and
+// with the manifest as it was before. what names the tool.
 func useHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, what string, use func(p *process, m *memory, had *named.Manifest) error) (err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
@@ -271,7 +271,7 @@ func useHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, what st
 		cfg.Far = slices.Sorted(maps.Keys(had.Sessions))
 	}
 	if cfg.Copies == 0 && had.Copies <= len(had.Sessions) {
-		cfg.Copies = had.Copies // so that the checkpoint at the end has as many copies as the server's
+		cfg.Copies = had.Copies // the tool's checkpoint at the end has as many copies as the server's checkpoints
 	}
 	from, err := p.borrow(ctx, cfg)
 	if err != nil {
@@ -289,7 +289,7 @@ func useHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, what st
 	return use(p, &m, had)
 }
 
-// explain says in words whose heap it is.
+// explain is the console's text about the owner of the heap of that name.
 func (k *kept) explain(name string) string {
 	st := k.owner.Stats()
 	text := fmt.Sprintf("Heap %s is this process's, in epoch %d, and outlives it as of its last checkpoint.", name, st.Epoch)
@@ -299,7 +299,8 @@ func (k *kept) explain(name string) string {
 	return text
 }
 
-// SessionOf returns the number of a node's session in a manifest, or false if b is no session.
+// SessionOf returns the number of the session that b, an entry of named.Manifest.Sessions, is about; false if b is
+// too short.
 func SessionOf(b []byte) (uint64, bool) {
 	if len(b) < 8 {
 		return 0, false

@@ -18,16 +18,16 @@ import (
 // hereName is what the node in this process is called.
 const hereName = "this process"
 
-// here is what a node in this process and its only client meet over.
+// here is how a node in this process and its client in this process reach each other.
 type here struct {
 	lender, borrower verbs.Device
 	listener         verbs.Listener
 	dial             func(ctx context.Context) (verbs.Conn, error)
 }
 
-// openHere starts a node in this process, and the front end over it. What the
-// node lends is accessed in place, unless --manager says how else or there is no
-// room for a socket; then they meet by direct calls.
+// openHere starts a node in this process, and the front end over it. The front end
+// accesses the node's memory in place, over a Unix socket. If --manager is given, or no
+// such socket can be made, it reaches the node by direct calls instead.
 func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
 	if err := p.checkLend(cfg.Node.Lend, cfg.Local, cfg.Node.Overcommit); err != nil {
 		return err
@@ -74,7 +74,7 @@ func (p *process) openHere(ctx context.Context, cfg UpConfig) error {
 	}})
 }
 
-// open opens both ends' devices.
+// open opens the devices of both ends.
 func (h *here) open(p *process, newDevice func(softnic.Config) (verbs.Device, error)) (err error) {
 	if h.lender, err = newDevice(softnic.Config{Name: "lender"}); err != nil {
 		return err
@@ -87,7 +87,7 @@ func (h *here) open(p *process, newDevice func(softnic.Config) (verbs.Device, er
 	return nil
 }
 
-// meetInPlace has them meet at a socket that nobody else can reach.
+// meetInPlace connects node and client by a Unix socket that nobody else can reach.
 func (p *process) meetInPlace() (h here, err error) {
 	dir, err := p.tempDir()
 	if err != nil {
@@ -104,7 +104,7 @@ func (p *process) meetInPlace() (h here, err error) {
 	return h, err
 }
 
-// meetByCall has them meet on a fabric.
+// meetByCall connects node and client by a fabric within the process.
 func (p *process) meetByCall() (h here, err error) {
 	fabric := inproc.NewFabric()
 	if err := h.open(p, fabric.NewDevice); err != nil {

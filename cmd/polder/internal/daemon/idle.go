@@ -12,8 +12,8 @@ import (
 	"polder/memnode"
 )
 
-// checkIdle refuses to lend more idle memory than there could ever be, and to lend idle memory where the kernel does
-// not say how long processes wait for memory.
+// checkIdle refuses to lend more idle memory than the host could ever have, and to lend idle memory at all on a host
+// whose kernel does not measure memory pressure.
 func (p *process) checkIdle(most int64) error {
 	host := hostmem.Host{}
 	if err := host.CheckPressure(); err != nil {
@@ -34,7 +34,7 @@ func checkIdle(m hostmem.Memory, most int64) error {
 		"expected at most idle:%s: there are %s in all, of which %s are the reserve of the host", mib(max(m.Total-m.Reserve(), 0)), mib(m.Total), mib(m.Reserve()))}
 }
 
-// idleSize formats a size as --lend reads it for idle memory.
+// idleSize is a size as --lend takes it for idle memory.
 func idleSize(n int64) string { return "idle:" + config.FormatSize(n) }
 
 // An idleLender makes a node lend what its host does not need.
@@ -48,10 +48,10 @@ type idleLender struct {
 	lending *memnode.Lending // guarded by mu
 	last    memnode.Yielded  // guarded by mu
 	most    int64            // what the node may lend; guarded by mu
-	late    bool             // guarded by mu
+	late    bool             // clients have not moved in time what the host needs; guarded by mu
 }
 
-// lendIdle makes node lend idle memory, at most most bytes, until the process ends.
+// lendIdle makes node lend what is idle, at most most bytes, until the process ends.
 func (p *process) lendIdle(node *memnode.Node, most int64) error {
 	host := hostmem.Host{}
 	m, err := host.Read()
@@ -93,7 +93,7 @@ func (l *idleLender) run(ctx context.Context) {
 	}
 }
 
-// look measures the host, makes the node lend what the host does not need, and returns when to look again.
+// look measures the host, sets what the node may lend to what the host does not need, and returns when to look again.
 func (l *idleLender) look() (again time.Duration, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,8 +151,8 @@ func (l *idleLender) report(s *console.State) {
 	}
 }
 
-// demand makes the node lend no more than most bytes from now on. It returns how much has been given back, or, as an
-// error, what clients have not moved in time.
+// demand limits what the node lends to most bytes from now on, and returns what was given back. If clients have not
+// moved enough within the time, it fails, and the error says what they still have. The limit then stays.
 func (l *idleLender) demand(ctx context.Context, most int64, within time.Duration) (said string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("they were not moved elsewhere within %v", within))
 	defer cancel()

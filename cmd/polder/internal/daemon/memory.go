@@ -12,35 +12,36 @@ import (
 	"polder/internal/hostmem"
 )
 
-// The Go runtime's part of a serving process's memory. The far heap's budget
-// lies outside of it; what is left is connections, the pool's bookkeeping and
-// garbage. The garbage is kept small: the collector runs before the total
-// exceeds goLimit. With the 16 MiB of clients' buffers that may be mapped, the
-// pool's slab of 8 MiB and some 13 MiB of the program itself it stays below the
-// 64 MiB that a process may have beside its budget.
+// The Go runtime's part of a serving process's memory: connections, the pool's
+// bookkeeping and garbage, but not the far heap's budget. The garbage is kept
+// small: the collector runs before the total exceeds goLimit. So with the 16 MiB
+// of clients' buffers that may be mapped, the pool's slab of 8 MiB and some 13 MiB
+// of the program itself, a process stays below the 64 MiB that it may have beside
+// its budget.
 const (
 	goLimit      = 15 << 20
-	goPercent    = 400 // the live heap is a few MiB: collect when that is needed, not at every 4
+	goPercent    = 400 // the live heap is a few MiB: collect when the limit is near, not after every 4 MiB
 	liveHeadroom = 4 << 20
 
-	// The limit for a process that serves swap. It asks the kernel for memory when it starts, and not when memory is
-	// short: for clients' buffers, and for garbage up to this limit.
+	// The same for a process that serves swap. It takes its memory from the kernel
+	// when it starts, not when memory is short: for clients' buffers, and for garbage,
+	// which is collected only at the limit.
 	swapGoLimit   = 64 << 20
 	swapGoPercent = -1
 )
 
 // limitGoMemory keeps the Go runtime's memory small until the returned
-// function is called. Where connections need more than goLimit, those of thousands of
-// clients or to several nodes, the limit gives way: with little room beside what is
-// live and what the runtime itself needs, the collector would run without end.
-// GOMEMLIMIT and GOGC, if set, are left to rule.
+// function is called. If the connections of thousands of clients, or to several nodes,
+// need more than goLimit, the limit grows: with little room beside what is live and
+// what the runtime itself needs, the collector would run without end. If GOMEMLIMIT
+// or GOGC is set, limitGoMemory changes nothing.
 func limitGoMemory() (stop func()) { return boundGoMemory(goLimit, goPercent) }
 
-// takeGoMemory is limitGoMemory for a process that serves swap: the runtime takes at once
-// what it will need, and keeps it.
+// takeGoMemory is limitGoMemory for a process that serves swap: the runtime takes the
+// memory that it will need at once, and keeps it.
 func takeGoMemory() (stop func()) {
 	stop = boundGoMemory(swapGoLimit, swapGoPercent)
-	runtime.KeepAlive(make([]byte, swapGoLimit/2)) // mapped, and resident since memory is locked
+	runtime.KeepAlive(make([]byte, swapGoLimit/2)) // mapped, and resident since the memory is locked
 	return stop
 }
 
@@ -60,9 +61,9 @@ func boundGoMemory(limit int64, percent int) (stop func()) {
 	}
 }
 
-// afterCollections calls f soon after each garbage collection, until stop is called. A process that opens a partition
-// has more live memory within milliseconds: if the limit lagged behind, one collection after another would hold it
-// up.
+// afterCollections calls f soon after each garbage collection, until stop is called. f must run so soon because
+// opening a partition makes much memory live within milliseconds: if the limit lagged behind, one collection after
+// another would hold up the opening.
 func afterCollections(f func()) (stop func()) {
 	var mu sync.Mutex
 	ended := false // guarded by mu
@@ -71,7 +72,8 @@ func afterCollections(f func()) (stop func()) {
 		mu.Lock()
 		defer mu.Unlock()
 		if !ended {
-			// Make the next object before calling f: the next collection may come while f runs.
+			// Make the next collection call collected, too. This comes before f: a collection may come while f runs,
+			// and the old object is still in use then.
 			runtime.SetFinalizer(new([16]byte), collected)
 			f()
 		}
@@ -96,17 +98,17 @@ func goMemory() (live, beside int64) {
 	return of(0), max(0, of(1)-of(2)-of(3)-of(4))
 }
 
-// memoryLimit is the limit for this many live bytes, and this many beside objects, which also count towards the
-// limit.
+// memoryLimit is the memory limit, at least least, for so many live bytes, and so many that the runtime needs beside
+// objects, which the limit counts, too.
 func memoryLimit(least, live, beside int64) int64 {
 	return max(least, beside+live+live/4+liveHeadroom)
 }
 
 const gib = 1 << 30
 
-// DefaultLend is how much memory a node lends if it is not told: half of what
-// can be allocated here, less what the process needs itself, at most 64 GiB. It
-// is in whole GiB, or below one in whole MiB.
+// DefaultLend is how many bytes a node lends by default: half of what can be
+// allocated here, at most 64 GiB, and leaving the host's reserve. It is in whole
+// GiB, or in whole MiB if it is below one GiB.
 func DefaultLend() int64 {
 	m, err := hostmem.Host{}.Read()
 	if err != nil {
@@ -124,8 +126,9 @@ func defaultLend(m hostmem.Memory) int64 {
 	return lend / unit * unit
 }
 
-// checkLend refuses to lend more memory than there is, beside the bytes that the process uses itself: beyond the
-// limit of a control group it would be killed, with everything that it holds.
+// checkLend refuses to lend more memory than there is. beside is how many bytes the
+// process will use itself. If it used more than its control group's limit, the kernel
+// would kill it, and all that it holds would be lost.
 func checkLend(m hostmem.Memory, lend, beside int64) error {
 	if lend <= m.Spare()-beside {
 		return nil
@@ -142,8 +145,8 @@ func checkLend(m hostmem.Memory, lend, beside int64) error {
 // mib is a size in whole MiB.
 func mib(n int64) string { return config.FormatSize(n >> 20 << 20) }
 
-// checkLend refuses to lend more than there is for it, beside what else the
-// process uses.
+// checkLend checks lend and beside against this host's memory. With overcommit it
+// only warns.
 func (p *process) checkLend(lend, beside int64, overcommit bool) error {
 	m, err := hostmem.Host{}.Read()
 	if err != nil {
@@ -159,15 +162,15 @@ func (p *process) checkLend(lend, beside int64, overcommit bool) error {
 	return nil
 }
 
-// sayMemory says what bounds the memory of a process that lends.
+// sayMemory logs what bounds the memory of a process that lends.
 func (p *process) sayMemory() {
 	if m, err := (hostmem.Host{}).Read(); err == nil {
 		p.Logger.Info("memory for lending", "bounded by", m.Bound, "in all", mib(m.Total), "available", mib(m.Available), "reserve", mib(m.Reserve()))
 	}
 }
 
-// warnInPlace logs who pays for memory that is mapped in place: the kernel charges a page to the control group of the
-// process that touches it first, which is the borrower.
+// warnInPlace logs who pays for memory that is mapped in place: the kernel charges a
+// page to the control group of the process that touches it first, which is the borrower.
 func (p *process) warnInPlace() {
 	m, err := hostmem.Host{}.Read()
 	if err != nil {

@@ -30,13 +30,13 @@ import (
 	"polder/resp/topology"
 )
 
-// kept is what a daemon has for a heap whose memory at nodes outlives it.
+// kept is what a daemon keeps about a heap whose memory at nodes outlives the daemon.
 type kept struct {
 	registers Registers
-	register  holder.Register
+	register  holder.Register // has the heap's manifest
 	owner     *named.Owner
-	sessions  sessions      // for the manifest
-	ended     chan struct{} // closed when this process has given the heap up
+	sessions  sessions      // the sessions at nodes that the manifest should know
+	ended     chan struct{} // closed when the daemon gives the heap up
 	store     *named.Store
 	log       atomic.Pointer[named.Log] // nil before it is open, or if there is none
 }
@@ -44,16 +44,16 @@ type kept struct {
 // nodeLog is the journal of a Redis front end at nodes.
 type nodeLog struct{ *named.Log }
 
-// Commit implements keyspace.RecordLog. Records at nodes survive this process; they are also on a disk, if there is
-// one.
+// Commit implements keyspace.RecordLog. Records that nodes have survive this process; if a disk has a copy, they are
+// on the disk, too.
 func (l nodeLog) Commit(number uint64, sync bool) error {
-	if !sync { // the caller bounds how long this may be put off
+	if !sync { // the caller limits for how long it may go on without sync
 		return nil
 	}
 	return l.Log.Commit(number)
 }
 
-// Snapshot implements keyspace.RecordLog. The manifest says whose log it is, so that it needs no name.
+// Snapshot implements keyspace.RecordLog. It ignores the name: the manifest says which heap the log belongs to.
 func (l nodeLog) Snapshot([]byte) (save func() error, discard func()) {
 	last := l.Last()
 	return func() error { l.Drop(last); return nil }, func() {}
@@ -78,7 +78,7 @@ func (k *kept) keeper(p *process, cfg *BorrowConfig) (err error) {
 	return err
 }
 
-// hangUp ends the use of the register.
+// hangUp closes the register and the registers.
 func (k *kept) hangUp() (err error) {
 	if k.register != nil {
 		err = k.register.Close()
@@ -89,20 +89,20 @@ func (k *kept) hangUp() (err error) {
 	return err
 }
 
-// close gives the heap up. What was opened over it is closed already.
+// close gives the heap up. What was opened over the heap must be closed already.
 func (k *kept) close(ends *ending) (err error) {
 	close(k.ended)
 	if k.owner != nil {
 		ctx, cancel := ends.phase(shutdownTimeout, false)
 		defer cancel()
 		if err = k.owner.Close(ctx); errors.Is(err, named.ErrSuperseded) {
-			err = nil // it has been logged
+			err = nil // the daemon has failed with that already, see openNamed
 		}
 	}
 	return errors.Join(err, k.hangUp())
 }
 
-// sessions are the sessions at nodes, by the nodes' names, as a manifest has them.
+// sessions are the sessions at nodes, by the names of the nodes, as a manifest has them.
 type sessions struct {
 	mu  sync.Mutex
 	all map[string][]byte // nil before they are known; guarded by mu
@@ -134,7 +134,7 @@ func (s *sessions) get() map[string][]byte {
 	return maps.Clone(s.all)
 }
 
-// pool returns the sessions in the form that a pool takes.
+// pool returns the sessions as a pool takes them.
 func (s *sessions) pool() (map[string]pool.Session, error) {
 	all := map[string]pool.Session{}
 	for node, b := range s.get() {
@@ -149,7 +149,7 @@ func (s *sessions) pool() (map[string]pool.Session, error) {
 	return all, nil
 }
 
-// began writes a new session into the manifest, before anything is borrowed in it.
+// began puts a session into the manifest before anything is borrowed in the session.
 func (k *kept) began(log *slog.Logger, within time.Duration, node string, s pool.Session) {
 	k.sessions.put(node, s)
 	ctx, cancel := context.WithTimeout(context.Background(), within)
@@ -159,8 +159,8 @@ func (k *kept) began(log *slog.Logger, within time.Duration, node string, s pool
 	}
 }
 
-// openNamed opens the heap with the name of cfg in the memory of nodes, as soon as this process owns it. The previous
-// owner's lease may still run then: see ready.
+// openNamed waits until this process owns the heap that cfg names, and opens it in the memory of nodes. The lease of
+// the owner before may still run when it returns: see ready.
 func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, from lenders, poolCfg pool.Config, maxValue int) (err error) {
 	k := &kept{ended: make(chan struct{})}
 	m.kept = k
@@ -210,7 +210,7 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 	poolCfg.Keep = &pool.Keep{Name: cfg.Heap, Epoch: k.owner.Epoch(), Changed: func(node string, s pool.Session) {
 		k.began(p.Logger, poolCfg.Timeout, node, s)
 	}}
-	for _, node := range slices.Sorted(maps.Keys(k.sessions.get())) { // also nodes that cfg does not name any more
+	for _, node := range slices.Sorted(maps.Keys(k.sessions.get())) { // also nodes that --far does not name any more
 		if !slices.ContainsFunc(poolCfg.Nodes, func(n pool.NodeConfig) bool { return n.Name == node }) {
 			poolCfg.Nodes = append(poolCfg.Nodes, from.node(node))
 		}
@@ -236,8 +236,8 @@ func (m *memory) openNamed(ctx context.Context, p *process, cfg BorrowConfig, fr
 	return nil
 }
 
-// ready returns when nobody else can answer from the heap any more: then its contents may be shown to clients, and
-// changed.
+// ready returns when no other process can answer from the heap any more. From then on, clients may see and change the
+// heap's data.
 func (m *memory) ready(ctx context.Context) error {
 	if m.kept == nil {
 		return nil
@@ -245,7 +245,7 @@ func (m *memory) ready(ctx context.Context) error {
 	return m.kept.owner.Ready(ctx)
 }
 
-// seen tells clients what the manifest says of the server that has the heap.
+// seen implements named.Config.Seen. It tells clients which server has the heap, as the manifest says.
 func (m *memory) seen(of *named.Manifest, still time.Duration) {
 	if directory.CheckAddress(of.Owner) != nil { // the heap was given up, or a tool has it, which serves nobody
 		m.tell(topology.Master{Epoch: of.Epoch, Down: true})
@@ -254,14 +254,14 @@ func (m *memory) seen(of *named.Manifest, still time.Duration) {
 	m.tell(topology.Master{Addr: of.Owner, Epoch: of.Epoch, Down: still > 2*named.DefaultBeat})
 }
 
-// tell says who has the heap, if there is a front end that tells its clients.
+// tell tells the front end, if there is one, who has the heap.
 func (m *memory) tell(who topology.Master) {
 	if m.master != nil {
 		m.master(who)
 	}
 }
 
-// tryNamed is one attempt to open the heap. If it fails, closeHeap ends what it has begun.
+// tryNamed tries once to open the heap. If it fails, closeHeap closes what it has opened.
 func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poolCfg pool.Config, joins bool, maxValue int) (err error) {
 	if poolCfg.Keep.Sessions, err = m.kept.sessions.pool(); err != nil {
 		return err
@@ -275,7 +275,7 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 	}
 	places := remote.Places(m.lent)
 	if cfg.Disk != "" {
-		// The disk is read past the page cache if possible: reads normally go to the nodes and not to the disk.
+		// If possible, the disk bypasses the page cache: data is read from nodes, not from this copy.
 		if m.beside, err = disk.OpenCopies(disk.Config{Dir: cfg.copyDir(), Size: cfg.DiskSize, SegmentSize: places[0].Store.SegmentSize()}); err != nil {
 			return err
 		}
@@ -297,7 +297,7 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 	return err
 }
 
-// closeHeap ends what was opened over nodes.
+// closeHeap closes the heap and what is below it, down to the pool.
 func (m *memory) closeHeap() (err error) {
 	ctx, cancel := m.ends.phase(cmp.Or(m.closeWithin, DefaultEndWithin), true)
 	defer cancel()
@@ -320,30 +320,30 @@ func (m *memory) closeHeap() (err error) {
 	return err
 }
 
-// me is what others are told about who has a heap.
+// me is the address by which others are told that this process has a heap.
 func (p *process) me() string {
 	return cmp.Or(p.reached, p.addrs[ServiceRedis], p.addrs[ServiceNBD], p.addrs[ServiceAdmin], "a process without an address")
 }
 
-// setHealth makes why the health of the daemon.
+// setHealth makes why the daemon's health.
 func (p *process) setHealth(why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.health = func() error { return why }
 }
 
-// goneWithin is how long to wait for an answer from an address when checking whether anybody listens there.
+// goneWithin is how long ownerGone waits for an answer from an owner's address.
 const goneWithin = 250 * time.Millisecond
 
-// ownerGone is named.Config.Gone for a process that calls itself me. An owner has died if its machine says that
-// nobody listens at its address, or if this process is the one that listens there.
+// ownerGone returns a named.Config.Gone for a process that calls itself me. An owner has died if its machine refuses
+// connections to its address, or if its address is now this process's.
 func ownerGone(me string) func(ctx context.Context, owner string) bool {
 	return func(ctx context.Context, owner string) bool {
 		if directory.CheckAddress(owner) != nil {
 			return false // a tool, which has no address
 		}
 		if a, err := netip.ParseAddrPort(owner); err == nil && a.Addr().IsLoopback() {
-			return false // the address may be that of another machine
+			return false // the owner may be on another machine
 		}
 		if owner == me {
 			return true
@@ -351,7 +351,7 @@ func ownerGone(me string) func(ctx context.Context, owner string) bool {
 		d := net.Dialer{Timeout: goneWithin}
 		c, err := d.DialContext(ctx, "tcp", owner)
 		if err == nil {
-			_ = c.Close() // nothing was said
+			_ = c.Close() // nothing was written to it
 		}
 		return errors.Is(err, unix.ECONNREFUSED)
 	}

@@ -31,14 +31,14 @@ type NodeConfig struct {
 	*operator.Control
 	Listen       []string // where clients connect: HOST:PORT or unix:PATH
 	Lend         int64    // bytes; if there are both kinds of address, each gets half
-	Idle         bool     // lend only as much of Lend as the host does not need
+	Idle         bool     // lend no more of Lend than the host does not need
 	Overcommit   bool     // lend more than there is memory for
 	Chunk        int64    // bytes
 	ClientBudget int64    // bytes; HalfOfAll, or 0 for all
 	Grace        time.Duration
-	Zone         string        // what it fails together with, or ""
-	Cluster      string        // whose clients it lends to, or ""
-	Drain        time.Duration // how long to have clients move what they hold before the end; 0 is not at all
+	Zone         string        // what the node fails together with, such as a rack, or ""
+	Cluster      string        // whose clients the node lends to, or ""
+	Drain        time.Duration // before the end, how long clients have to move what they hold; 0 ends at once
 	Directory    string        // the cluster in etcd in which to announce the node, or ""
 	Advertise    string        // the address to announce; where it listens if empty
 	EtcdAuth     string        // file of a name and a password for etcd; "" for none
@@ -46,20 +46,20 @@ type NodeConfig struct {
 	Fabric       string        // FabricTCP or FabricRDMA; FabricTCP if empty
 	Device       string        // the RDMA device; the only one if empty
 	TrustClients bool          // see memnode.Config
-	Groups       int           // most of a client, see memnode.Config; the default if 0
-	Pairs        int           // likewise
-	MaxClients   int           // at most; the default if 0
+	Groups       int           // the most groups of a client, see memnode.Config; the default if 0
+	Pairs        int           // the most pairs of a client, likewise
+	MaxClients   int           // the default if 0
 	Components   component.Config
-	SecretFile   string // of what brokers must show; "" for nothing
+	SecretFile   string // file of the secret that brokers must show; "" for none
 	InPlace      bool   // clients on this machine read in place what they write over TCP
-	Keep         bool   // under a keeper
+	Keep         bool   // run under a keeper
 	Dir          string // where a new keeper finds the node, or ""
 
-	outliving *ledger.Outliving     // the memory that nodeElsewhere lends; nil: it ends with the process
+	outliving *ledger.Outliving     // the memory that nodeElsewhere lends; nil if it ends with the process
 	secret    [wire.SecretSize]byte // from SecretFile
 }
 
-// Check finds what is wrong with values that fit each by itself.
+// Check refuses values that are valid by themselves but not together.
 func (c *NodeConfig) Check() error {
 	size := config.FormatSize
 	chunk := size(c.Chunk)
@@ -119,18 +119,19 @@ func (c *NodeConfig) Check() error {
 	return nil
 }
 
-// keeps reports whether memory lent as c says could outlive the process. Idle memory cannot, since it may be dropped,
-// and its owner might not have been told. Memory read in place cannot either, since clients are passed everything in
-// its file.
+// keeps reports whether memory that is lent as c says could outlive the process. Memory that the node may drop does
+// not outlive it: the borrower might not have been told that it was dropped. Nor does memory that is read in place:
+// the node passes clients the whole file, and memory that outlives the node has its clients' secrets in the same
+// file.
 func (c *NodeConfig) keeps() bool { return !c.Idle && !c.InPlace && c.fences() }
 
-// fences reports whether the manager can cut a client off from everything that it has.
+// fences reports whether the manager can cut a client off from everything that the client has borrowed.
 func (c *NodeConfig) fences() bool {
 	entry, ok := wire.ManagerNamed(c.Manager)
 	return c.Manager == "" || ok && entry.Keeps // the default managers can
 }
 
-// places returns the addresses of sockets on this machine, and the other addresses.
+// places divides the addresses into Unix sockets on this machine and the others.
 func (c *NodeConfig) places() (here, elsewhere []string) {
 	for _, a := range c.Listen {
 		if isUnix(a) {
@@ -148,14 +149,14 @@ func (c *NodeConfig) Elsewhere() []string {
 	return elsewhere
 }
 
-// both reports whether there are both kinds of address: then each kind gets half of the memory.
+// both reports whether there are both kinds of address. If so, each kind gets half of Lend.
 func (c *NodeConfig) both() bool {
 	here, elsewhere := c.places()
 	return len(here) > 0 && len(elsewhere) > 0
 }
 
-// components is c.Components as it makes sense: a client gets no more than there
-// is, and nothing where there is nothing.
+// components is c.Components with its values made consistent: a client's memory is at most
+// all the components' memory, and if there is none, everything is zero.
 func (c *NodeConfig) components() component.Config {
 	k := c.Components
 	if k.Memory == 0 {
@@ -165,11 +166,12 @@ func (c *NodeConfig) components() component.Config {
 	return k
 }
 
-// HalfOfAll is a client's budget: half of what is lent at the address where it borrows.
+// HalfOfAll as ClientBudget is half of what the node that the client borrows from lends.
 const HalfOfAll = -1
 
-// budget is the budget in bytes of a client of a node that lends c.Lend; 0 for all. However little there is, a client
-// gets a chunk, and its part of what components get.
+// budget is the budget in bytes of a client of a node that lends c.Lend; 0 for all.
+// With HalfOfAll, it is at least a chunk beside the client's part of the components'
+// memory, however little the node lends.
 func (c *NodeConfig) budget() int64 {
 	if c.ClientBudget != HalfOfAll {
 		return c.ClientBudget
@@ -235,7 +237,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 		title = fmt.Sprintf("polder node lends what this host does not need, at most %s, in chunks of %s", config.FormatSize(cfg.Lend), config.FormatSize(cfg.Chunk))
 	}
 	if cfg.both() {
-		// Each half is memory of its own: memory that clients map cannot become memory that is sent.
+		// Memory that clients map and memory that is sent to clients belong to two nodes, and stay there.
 		cfg.Lend /= 2
 		cfg.Components.Memory /= 2
 		title += ", half of it to clients on this machine"
@@ -289,7 +291,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) (err error) {
 	}
 	hint := "polder serve --far " + far
 	switch {
-	case cfg.SecretFile != "": // only a broker is let in
+	case cfg.SecretFile != "": // the node lets only brokers in
 		hint = "polder broker --far " + far + " --service-secret-file " + cfg.SecretFile
 	case cfg.Manager != "" && len(elsewhere) > 0:
 		hint += " --manager " + cfg.Manager
@@ -306,7 +308,7 @@ const (
 	FabricRDMA = "rdma"
 )
 
-// maxManifests is for how many heaps a node keeps the manifest, together with another node.
+// maxManifests is the most heaps whose manifests a node keeps, together with a second node (--two-nodes).
 const maxManifests = 64
 
 // nodeElsewhere starts a node for clients anywhere, over cfg.Fabric.
@@ -319,7 +321,7 @@ func (p *process) nodeElsewhere(cfg NodeConfig, addrs []string) (*memnode.Node, 
 		}
 		return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return ibv.Listen(dev, addr, security) })
 	}
-	// Heaps on two nodes have their manifests there, in memory, like what the nodes lend.
+	// The manifests of heaps with two nodes are at these nodes, in memory only, like what the nodes lend.
 	cells, err := witness.NewCells(witness.Config{Registers: maxManifests, Bytes: maxManifests * (holder.MaxValue + 128), Logger: p.Logger})
 	if err != nil {
 		return nil, nil, err
@@ -339,12 +341,12 @@ func (p *process) nodeHere(cfg NodeConfig, addrs []string) (*memnode.Node, []str
 	if err != nil {
 		return nil, nil, err
 	}
-	cfg.Manager, cfg.outliving, cfg.InPlace = memnode.MemFD, nil, false // in place anyway
+	cfg.Manager, cfg.outliving, cfg.InPlace = memnode.MemFD, nil, false // its clients map the memory anyway
 	return p.serveNode(dev, cfg, addrs, func(addr string) (verbs.Listener, error) { return shm.Listen(dev, addr, shm.Config{Log: p.Logger}) })
 }
 
-// serveNode starts a node on dev, which is closed with the process, and returns
-// the addresses at which it is to be found.
+// serveNode starts a node on dev, and returns the addresses at which the node listens. The
+// process closes dev when it ends.
 func (p *process) serveNode(dev verbs.Device, cfg NodeConfig, addrs []string, open func(addr string) (verbs.Listener, error)) (*memnode.Node, []string, error) {
 	p.onClose(dev.Close)
 	node, err := p.node(dev, cfg)
@@ -379,7 +381,7 @@ func (p *process) node(dev verbs.Device, cfg NodeConfig) (*memnode.Node, error) 
 	return node, nil
 }
 
-// show presents the nodes of this process as one node at the administrative address.
+// show has metrics and the console show the nodes of this process as if they were one.
 func (p *process) show(nodes ...*memnode.Node) {
 	p.sayMemory()
 	p.collectors = append(p.collectors, memnode.NewCollector(nodes...))
@@ -397,8 +399,8 @@ func (p *process) show(nodes ...*memnode.Node) {
 	})
 }
 
-// forget takes back what nodes keep for a heap whose owner is not connected: an operator says that nobody will open
-// it again.
+// forget takes back what nodes keep for a heap that nobody will open again, as an operator says. It fails if the
+// heap's owner is connected, or nothing is kept.
 func forget(nodes []*memnode.Node, heap string) (string, error) {
 	var bytes int64
 	sessions := 0

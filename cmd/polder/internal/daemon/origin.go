@@ -16,14 +16,14 @@ import (
 
 // OriginConfig configures a cache before a Redis that runs elsewhere.
 type OriginConfig struct {
-	URL          string // of package origin, perhaps with a password; "" for no origin
-	PasswordFile string // where the password is, if not in URL
+	URL          string // as package origin takes it, perhaps with a password; "" for no origin
+	PasswordFile string // file with the password, if that is not in URL
 	CA           string // PEM file of the authorities of the origin's certificate; the system's if empty
-	Cert, Key    string // PEM files of the certificate that the origin is shown; none if empty
+	Cert, Key    string // PEM files of the certificate to show to the origin; none if empty
 	Lag          time.Duration
 }
 
-// Check finds what is wrong with values that fit each by itself.
+// Check refuses values that are valid by themselves but not together.
 func (c *OriginConfig) Check() error {
 	for _, f := range []struct{ flag, value string }{
 		{"origin-password-file", c.PasswordFile}, {"origin-ca", c.CA}, {"origin-cert", c.Cert}, {"origin-key", c.Key},
@@ -53,7 +53,7 @@ func (c *OriginConfig) Check() error {
 	return nil
 }
 
-// url is where the origin is, with the password.
+// url is the origin's URL with the password, which it reads from PasswordFile if that is set.
 func (c *OriginConfig) url() (origin.URL, error) {
 	u, err := origin.ParseURL(c.URL)
 	if err != nil {
@@ -65,7 +65,7 @@ func (c *OriginConfig) url() (origin.URL, error) {
 	return u, err
 }
 
-// tls reads the files. It is called for each connection, so that new ones count.
+// tls makes the TLS configuration from the files. It is called for each connection, so that replaced files are used.
 func (c *OriginConfig) tls() (*tls.Config, error) {
 	t := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.CA != "" {
@@ -95,7 +95,7 @@ func (p *process) openOrigin(cfg CacheConfig, heap *soft.Heap, clients *clientme
 		return err
 	}
 	if _, err := cfg.Origin.tls(); err != nil {
-		return err // later, it would be in the log only
+		return err // once the server runs, the error would only be logged
 	}
 	server, err := origin.New(origin.Config{
 		Heap: heap, URL: u, TLS: cfg.Origin.tls,

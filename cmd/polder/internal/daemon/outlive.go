@@ -14,9 +14,11 @@ import (
 // memoryName is what a node's memory is called in the descriptor store.
 const memoryName = "node-memory"
 
-// outlive makes the memory that cfg lends to other machines outlive the process, if a service manager or a keeper has
-// started it. If an earlier node has left memory, cfg then lends as much as that. outlive returns how much of it is
-// populated. end is called when a new keeper has everything, and starts another node.
+// outlive makes the memory that cfg lends at addresses other than Unix sockets outlive the
+// process, if a service manager or a keeper has started the process. If an earlier node has left
+// memory, outlive sets cfg.Lend to what that node lent, and returns how many bytes of it are
+// populated. It calls end when a new keeper has got the memory, since that keeper starts
+// another node.
 func (p *process) outlive(ctx context.Context, cfg *NodeConfig, end func()) (populated int64, err error) {
 	if cfg.Dir != "" {
 		if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {

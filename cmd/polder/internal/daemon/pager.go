@@ -22,9 +22,9 @@ import (
 type PagerConfig struct {
 	*operator.Control
 	BorrowConfig
-	Listen     string // where they connect, unix:PATH
-	Size       int64  // bytes that all of them may map
-	Frames     int64  // bytes of that which may be local
+	Listen     string // where the processes connect, unix:PATH
+	Size       int64  // bytes that all processes together may map
+	Frames     int64  // bytes of mapped memory that may be local at a time
 	MaxClients int
 	Compress   bool
 }
@@ -32,8 +32,8 @@ type PagerConfig struct {
 // ServicePager is the name of the service of a pager.
 const ServicePager = "pager"
 
-// listenPager listens for clients of a pager. A standby waits until the process whose heap it has taken over has let
-// go of the socket, which may take long if that process does not run.
+// listenPager listens for clients of a pager. If the process from which a standby has taken over the heap still has
+// the socket, the standby waits until that process has closed it. If the process is stopped, that may take long.
 func listenPager(ctx context.Context, cfg PagerConfig) (*net.UnixListener, error) {
 	for {
 		lis, err := fdpass.Listen(strings.TrimPrefix(cfg.Listen, scheme.Unix), listen.SocketMode)
@@ -60,13 +60,13 @@ func RunPager(ctx context.Context, cfg PagerConfig) (err error) {
 		return err
 	}
 	var lis *net.UnixListener
-	p.onClose(func() error { // the server closes it, if it comes to that
+	p.onClose(func() error { // the server closes it first, if one was started
 		if lis != nil {
 			_ = lis.Close()
 		}
 		return nil
 	})
-	if !cfg.Standby { // a standby's socket still belongs to the process that has the heap
+	if !cfg.Standby { // for a standby, the process that has the heap has the socket, too
 		if lis, err = listenPager(ctx, cfg); err != nil {
 			return err
 		}

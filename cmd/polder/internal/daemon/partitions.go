@@ -37,47 +37,47 @@ import (
 	"polder/resp/forward"
 )
 
-// maxSharedName is the longest name of a heap of partitions, in bytes: the heap of each partition is called this
-// name, a dot and a number.
+// maxSharedName is the longest name of a heap of partitions: the heap of a partition has the partition's number
+// behind that name.
 const maxSharedName = 58
 
-// PartitionHeap is the name of the heap that has a partition.
+// PartitionHeap is the name of a partition's heap.
 func PartitionHeap(heap string, number int) string { return heap + "." + strconv.Itoa(number) }
 
-// shared is what a server has of a heap that it shares with others. Each partition is a heap of its own, with its own
-// memory at nodes, its own manifest and its own log. Servers agree in a register on which of them has which partition
-// (package partition).
+// shared is what a server keeps about a heap that it shares with other servers. Each partition is a heap of its own,
+// with its own memory at nodes, manifest and log. The servers agree in a register on who has which partition, see
+// package partition.
 type shared struct {
 	p       *process
 	cfg     ServeConfig
 	id      string
-	least   int64 // the budget of each partition if one server had all of them
+	least   int64 // the least budget of a partition: what it has if this server has all partitions
 	largest int   // bytes of a value
 	server  *resp.Server
-	made    chan struct{} // closed when server is there
+	made    chan struct{} // closed when server is set, or will stay nil
 	member  *partition.Member
 	links   *forward.Links     // to the other servers
-	kept    Registers          // of the map, and of the manifests of all partitions
-	others  []partition.Server // the servers of the map before; only changed uses it
+	kept    Registers          // the registers of the map, and of the manifests of all partitions
+	others  []partition.Server // the servers in the last map; used by changed only
 	left    sync.Once
 	ended   chan struct{} // closed when this server has left
-	arrived atomic.Bool   // this server has had its share once since it is in the map
+	arrived atomic.Bool   // this server has had its share of partitions since it joined the map
 
 	dividing sync.Mutex // held while the budget is divided; locked before mu
-	looked   int        // calls of reweighOnce since reads of far entries were last enough; under dividing
-	undone   bool       // budgets do not match the weights yet: a partition is still shrinking; under dividing
+	looked   int        // calls of reweighOnce since the weights were last considered; guarded by dividing
+	undone   bool       // some budgets differ from the weights, since one has yet to shrink; guarded by dividing
 
 	mu      sync.Mutex
 	open    map[int]*sharedPart // guarded by mu
 	opening int                 // partitions that are being opened; guarded by mu
 }
 
-// sharedPart is a partition that is here.
+// sharedPart is a partition that this server has.
 type sharedPart struct {
-	of     *process // a process that has this partition as its only part
+	of     *process // a process of the partition's own, in name only: the partition is its only part
 	m      memory
-	opened memory // a copy of m as it was opened, to be read while m is being closed
-	weigh  weight // its weight in the budget; under dividing
+	opened memory // a copy of m made when it was opened, for other goroutines to read while m is being closed
+	weigh  weight // its share of the budget; guarded by dividing
 }
 
 func (c *ServeConfig) checkPartitions() error {
@@ -158,18 +158,18 @@ func (p *process) servePartitions(ctx context.Context, cfg ServeConfig) error {
 	}
 	close(s.made)
 	p.serveRedis(s.server)
-	p.onEnd("the partitions", s.leave) // before the front end ends
+	p.onEnd("the partitions", s.leave) // again, so that it is called before the front end ends
 	p.wg.Go(s.reweigh)
 	return p.nowShow(s.usable, s.report, s.server.Collector(), s)
 }
 
 const (
-	leaveTime  = 20 * time.Second // how long handing partitions to other servers may take at the end
-	lingerTime = time.Second      // how long the server then tells clients where the partitions are
+	leaveTime  = 20 * time.Second // how long a server that ends may take to give its partitions to other servers
+	lingerTime = time.Second      // how long it goes on telling clients where the partitions are
 )
 
-// leave hands the partitions over to the other servers, if there are any, and then tells clients for a while where
-// they are. It is idempotent.
+// leave gives the partitions to the other servers, if there are any, and then goes on telling clients where the
+// partitions are for lingerTime. It is idempotent.
 func (s *shared) leave() (err error) {
 	s.left.Do(func() {
 		ctx, cancel := s.p.ends.phase(leaveTime, true)
@@ -177,7 +177,7 @@ func (s *shared) leave() (err error) {
 		err = s.member.Close(ctx)
 		close(s.ended)
 		switch {
-		case errors.Is(err, partition.ErrRemoved): // which has been logged
+		case errors.Is(err, partition.ErrRemoved): // the daemon has failed with that already, see servePartitions
 			err = nil
 		case s.server != nil && len(s.member.Map().Servers) > 0:
 			linger, cancel := s.p.ends.phase(lingerTime, true)
@@ -203,7 +203,7 @@ func (s *shared) join(ctx context.Context, reg holder.Register) (*partition.Memb
 	return m, nil
 }
 
-// changed acts on a new map: it tells commands that wait, and closes links to servers that have left.
+// changed is called with each new map. It tells commands that wait, and forgets the links to servers that have left.
 func (s *shared) changed(m *partition.Map) {
 	for _, was := range s.others {
 		if _, ok := m.Server(was.ID); !ok {
@@ -220,8 +220,8 @@ func (s *shared) changed(m *partition.Map) {
 	}
 }
 
-// checkNames fails if the register of a heap of partitions says that the heap is not there yet, and another heap has
-// the name of one of the partitions: it would be taken for the partition.
+// checkNames fails if the heap of partitions whose register is reg does not exist yet, and another heap has the name
+// of one of its partitions: that heap would be taken for the partition.
 func checkNames(ctx context.Context, all Registers, heap string, partitions int, reg holder.Register) error {
 	if ok, err := vacant(ctx, reg); err != nil || !ok {
 		return err
@@ -246,7 +246,7 @@ func checkNames(ctx context.Context, all Registers, heap string, partitions int,
 		if ok {
 			continue
 		}
-		// If the map is there now, another server has made it, and the heap is a partition's.
+		// If another server has made the map meanwhile, the heap is a partition.
 		if ok, err := vacant(ctx, reg); err != nil || !ok {
 			return err
 		}
@@ -256,7 +256,7 @@ func checkNames(ctx context.Context, all Registers, heap string, partitions int,
 	return nil
 }
 
-// vacant reports whether there is no heap in a register.
+// vacant reports whether a register has no heap.
 func vacant(ctx context.Context, reg holder.Register) (bool, error) {
 	b, _, err := reg.Read(ctx)
 	if err != nil || len(b) == 0 {
@@ -266,7 +266,7 @@ func vacant(ctx context.Context, reg holder.Register) (bool, error) {
 	return gone, nil
 }
 
-// explainJoin adds to the error of a join what can be done about it.
+// explainJoin adds to an error of partition.Join what to do about it.
 func explainJoin(err error) error {
 	var count *partition.CountError
 	switch {
@@ -278,7 +278,7 @@ func explainJoin(err error) error {
 	return err
 }
 
-// dial connects to the address at which another server's clients connect.
+// dial connects to the address of another server at which its clients connect.
 func (s *shared) dial(ctx context.Context, addr string) (net.Conn, error) {
 	nc, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if certs := s.p.Security.Certificates; err == nil && certs != nil && certs.Has(listen.Client) {
@@ -294,16 +294,16 @@ func (s *shared) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return nc, err
 }
 
-// owner is what others are told about who has a partition's heap.
+// owner is this server's name as the owner of a partition's heap.
 func (s *shared) owner() string { return s.p.me() + " " + s.id }
 
-// gone reports whether the server that calls itself owner is known to have left.
+// gone reports whether the server with this name, as owner returns it, is known to have left.
 func (s *shared) gone(ctx context.Context, owner string) bool {
 	_, id, ok := strings.Cut(owner, " ")
 	return ok && s.member.Gone(ctx, id)
 }
 
-// openPart opens a partition and serves it once it is this server's: it is partition.Config.Open.
+// openPart implements partition.Config.Open: it prepares a partition, and serves it once it is this server's.
 func (s *shared) openPart(ctx context.Context, number int, mine <-chan struct{}) error {
 	<-s.made
 	if s.server == nil {
@@ -328,7 +328,7 @@ func (s *shared) openPart(ctx context.Context, number int, mine <-chan struct{})
 		s.p.Logger.Warn("a partition has less memory than it could have", "partition", number, "error", err)
 	}
 	s.p.wg.Go(func() {
-		if err := <-part.of.failed; err != nil { // nil when it is closed
+		if err := <-part.of.failed; err != nil { // nil when the partition is closed
 			s.p.Logger.Warn("a partition is another server's", "partition", number, "error", err)
 			ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 			defer cancel()
@@ -339,13 +339,12 @@ func (s *shared) openPart(ctx context.Context, number int, mine <-chan struct{})
 	return nil
 }
 
-// openAs makes room in the budget, and opens a partition in it.
+// openAs makes room in the budget for a partition, and opens it.
 func (s *shared) openAs(ctx context.Context, number int, cfg ServeConfig, mine <-chan struct{}) (*sharedPart, error) {
 	if err := s.divide(ctx); err != nil {
 		return nil, err
 	}
-	// The layout of a heap follows from the budget with which it is opened: open it with the least budget that it may
-	// have.
+	// A heap's layout depends on the budget with which it is opened. So it is opened with the least that it may get.
 	cfg.Local, cfg.MaxLocal = s.least, cfg.Local
 	part := &sharedPart{of: newProcess("serve", &operator.Control{Out: io.Discard, Logger: s.p.Logger.With("partition", number), Security: s.p.Security})}
 	part.of.reached, part.of.owner, part.of.gone, part.of.manifests, part.of.mine, part.of.ends = s.p.me(), s.owner(), s.gone, s.kept, mine, s.p.ends
@@ -370,7 +369,7 @@ func (s *shared) openHeap(ctx context.Context, number int, part *sharedPart, cfg
 	})
 }
 
-// close ends what a partition has here. Its front end has been removed.
+// close closes a partition. It must have been removed from the front end.
 func (part *sharedPart) close() error {
 	err := part.m.close()
 	select {
@@ -381,7 +380,7 @@ func (part *sharedPart) close() error {
 	return err
 }
 
-// preparePart takes a checkpoint, so that little is left to do when the partition is closed.
+// preparePart implements partition.Config.Prepare: it takes a checkpoint, so that closePart has little left to do.
 func (s *shared) preparePart(ctx context.Context, number int) error {
 	s.mu.Lock()
 	part := s.open[number]
@@ -392,7 +391,7 @@ func (s *shared) preparePart(ctx context.Context, number int) error {
 	return part.opened.heap.Checkpoint(ctx)
 }
 
-// closePart ends the serving of a partition, and gives it up.
+// closePart implements partition.Config.Close: it ends the serving of a partition, and gives it up.
 func (s *shared) closePart(ctx context.Context, number int) error {
 	s.mu.Lock()
 	part := s.open[number]
@@ -401,7 +400,7 @@ func (s *shared) closePart(ctx context.Context, number int) error {
 	if part == nil {
 		return nil
 	}
-	// No command waits for longer. The reply to a command may wait for room in the log; its client then gets none.
+	// No command waits longer than this. A reply may, for room in the log: then it is not sent.
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.OpTimeout+shutdownTimeout)
 	defer cancel()
 	owner := s.member.Map().Owner[number]
@@ -410,21 +409,21 @@ func (s *shared) closePart(ctx context.Context, number int) error {
 	s.p.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 		defer cancel()
-		_ = s.divide(ctx) // give its budget to the others; if this fails, the next divide does
+		_ = s.divide(ctx) // gives its budget to the others; if this fails, the next call of divide does
 	})
 	return err
 }
 
-// divide gives each partition its part of the budget, and sets aside the parts of those that are being opened: the
-// least that a partition may have, and as much of the rest as its weight says.
+// divide gives each partition its part of the budget: the least that a partition may have, and as much of the rest as
+// its weight says. Partitions that are being opened count, too.
 func (s *shared) divide(ctx context.Context) error {
-	s.dividing.Lock() // so that the last call goes by the partitions that there are then
+	s.dividing.Lock() // so that the last of several calls sees the partitions as they are then
 	defer s.dividing.Unlock()
 	parts, opening := s.sharing()
 	return s.divideAmong(ctx, parts, opening)
 }
 
-// sharing returns the open partitions, and how many are being opened: they share the budget.
+// sharing returns the partitions that share the budget, and how many that are being opened do.
 func (s *shared) sharing() (parts []*sharedPart, opening int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -432,7 +431,7 @@ func (s *shared) sharing() (parts []*sharedPart, opening int) {
 }
 
 func (s *shared) divideAmong(ctx context.Context, parts []*sharedPart, opening int) error {
-	all := float64(opening) // each partition being opened counts with the weight of a new one, 1
+	all := float64(opening) // each counts with 1, the weight of a new partition
 	for _, part := range parts {
 		all += part.weigh.value()
 	}
@@ -440,7 +439,7 @@ func (s *shared) divideAmong(ctx context.Context, parts []*sharedPart, opening i
 	want := func(part *sharedPart) int64 {
 		return s.least + int64(float64(rest)*(part.weigh.value()/all))
 	}
-	// Partitions that get less come first, so that the sum of the budgets is never too large.
+	// Partitions that get less come first, so that all together never have more than the budget.
 	slices.SortFunc(parts, func(x, y *sharedPart) int {
 		return cmp.Compare(want(x)-x.opened.heap.Local(), want(y)-y.opened.heap.Local())
 	})
@@ -452,30 +451,33 @@ func (s *shared) divideAmong(ctx context.Context, parts []*sharedPart, opening i
 	return nil
 }
 
-// weight is how much of the budget a partition gets relative to others. The zero value is the weight of a new one.
+// weight is how much of the budget a partition gets, relative to others. The zero value is the weight of a new
+// partition.
 type weight struct {
-	log    float64 // logarithm of the weight
-	missed uint64  // the count of reads of far entries when they were last enough
+	log    float64 // the logarithm of the weight
+	missed uint64  // reads of far entries in all, when the weights were last considered
 }
 
 func (w *weight) value() float64 { return math.Exp(w.log) }
 
 const (
 	reweighEvery = 2 * time.Second
-	// reweighWithin is how long reweigh waits for budgets to shrink; opening a partition waits meanwhile.
+	// reweighWithin is how long a round waits for budgets to shrink. A partition that is to be opened waits
+	// meanwhile.
 	reweighWithin = 300 * time.Millisecond
-	reweighFrom   = 1000 // reads of far entries: fewer say nothing yet, and are added to the next ones
-	// reweighOver is after how many times reweighEvery the count begins anew: with so few reads of far entries the
-	// budgets do not matter.
+	// reweighFrom is from how many reads of far entries, in all partitions, the weights are changed. With fewer, the
+	// reads of the next round are added to them; after reweighOver rounds, they are dropped, since so few do not
+	// matter.
+	reweighFrom = 1000
 	reweighOver = 10
-	// mostReweigh is the largest factor by which a weight changes at a time; changes by less than leastReweigh are
-	// not made. So budgets follow the load within ten seconds or so, and stay as they are when it only wavers.
+	// mostReweigh is the largest factor by which a weight may change in a round; a factor below leastReweigh changes
+	// nothing. So budgets follow the load within ten seconds or so, and stay as they are when the load only wavers.
 	mostReweigh, leastReweigh = 1.25, 1.1
-	mostWeight                = 16 // weights are from 1/mostWeight to mostWeight
+	mostWeight                = 16 // the largest weight; the smallest is 1/mostWeight
 )
 
-// reweigh moves memory to the partitions that use it. They share the budget of one server, but each has a log, an
-// evacuator and indexes of its own, so memory does not move between them by itself.
+// reweigh moves memory to the partitions that use it. They share one server's budget, but each has a log, an
+// evacuator and indexes of its own, so that memory does not move to the data that is used unless somebody moves it.
 func (s *shared) reweigh() {
 	tick := time.NewTicker(reweighEvery)
 	defer tick.Stop()
@@ -521,10 +523,13 @@ func (s *shared) reweighOnce() error {
 	ctx, cancel := context.WithTimeout(context.Background(), reweighWithin)
 	defer cancel()
 	err := s.divideAmong(ctx, slices.Clone(parts), opening)
-	if s.undone = ctx.Err() != nil; s.undone { // partitions go on shrinking, and next time the others get the memory
+	// If a partition is still shrinking, it goes on, and the next round gives its memory to the others.
+	if s.undone = ctx.Err() != nil; s.undone {
 		return err
 	}
-	if err != nil { // one cannot shrink below its indexes: undo, so that no other one has shrunk in vain
+	// If a partition's indexes keep it from shrinking, restore the weights, so that no other partition shrinks for
+	// nothing.
+	if err != nil {
 		for i, part := range parts {
 			part.weigh.log = were[i]
 		}
@@ -533,9 +538,10 @@ func (s *shared) reweighOnce() error {
 	return err
 }
 
-// reweighed returns the logarithms of the partitions' new weights. logs are the old ones, missed is how often each
-// partition has missed since, and local its local memory. A partition that misses more per byte than the others gets
-// more, because there a byte more spares the most reads, if misses fall with memory in the same way everywhere.
+// reweighed returns the logarithms of the partitions' new weights. For each partition, missed is how often it has
+// missed since weights were last considered, local its local memory in bytes, and logs the logarithm of its old
+// weight. A partition that misses more for each byte than the others gets more memory: if misses fall with memory in
+// the same way everywhere, another byte spares the most reads there.
 func reweighed(missed, local, logs []float64) []float64 {
 	sumMissed, sumLocal := 0.0, 0.0
 	for i := range missed {
@@ -557,7 +563,7 @@ func reweighed(missed, local, logs []float64) []float64 {
 	return out
 }
 
-// parts returns the partitions that are open here, by number.
+// parts returns the partitions that this server has, by their numbers.
 func (s *shared) parts() map[int]*sharedPart {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -568,8 +574,8 @@ func (s *shared) parts() map[int]*sharedPart {
 	return all
 }
 
-// usable fails until this server has its share of the partitions, and while one of its partitions is not open, or is
-// not usable itself.
+// usable fails until this server has its share of the partitions. It also fails if one of its partitions is not open
+// yet, or cannot be used.
 func (s *shared) usable() error {
 	m := s.member.Map()
 	if err := s.awaits(m); err != nil {
@@ -591,8 +597,8 @@ func (s *shared) usable() error {
 	return nil
 }
 
-// awaits says what has yet to happen, by the map, before this server has its share. It ignores partitions that come
-// later, because of load or of what other servers do.
+// awaits returns, as an error, what is yet to happen, by the map, before this server has its share. Once it had its
+// share, awaits does not wait for partitions that come later because of load or of other servers.
 func (s *shared) awaits(m *partition.Map) error {
 	me, ok := m.Server(s.id)
 	has, come := 0, 0
@@ -627,7 +633,7 @@ func (s *shared) report(st *console.State) {
 	}
 }
 
-// PartitionsOf says how many partitions a server has, and how much of a processor's time they take.
+// PartitionsOf says how many partitions a server has, and what part of a processor's time they take there.
 func PartitionsOf(m *partition.Map, id string) string {
 	n, t, known := m.Burden(id)
 	load := "not known yet"
@@ -637,7 +643,7 @@ func PartitionsOf(m *partition.Map, id string) string {
 	return fmt.Sprintf("%d of %d partitions, load %s", n, m.Partitions, load)
 }
 
-// spent is how much time has been spent on a partition that is open here.
+// spent implements partition.Config.Spent.
 func (s *shared) spent(number int) time.Duration { return s.server.Spent(number) }
 
 func (s *shared) stats() []resp.Stat {
@@ -652,7 +658,7 @@ func (s *shared) stats() []resp.Stat {
 	return sum
 }
 
-// Describe implements prometheus.Collector. It describes nothing, because the metrics change with the partitions.
+// Describe implements prometheus.Collector. It describes nothing, since the metrics change with the partitions.
 func (s *shared) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.

@@ -17,24 +17,24 @@ import (
 	"polder/verbs/tcp"
 )
 
-// Registers has a register for each heap in the memory of nodes, with the manifest of the heap.
+// Registers are the registers that keep the manifests of heaps in the memory of nodes: one register for each heap.
 type Registers interface {
-	// String names what keeps the registers, with its article.
+	// String names what keeps the registers, with an article.
 	String() string
-	// Register returns the register of a heap. It is closed before the Registers.
+	// Register returns a heap's register. The caller closes it before it closes the Registers.
 	Register(heap string) (holder.Register, error)
-	// Names returns the names of the heaps that there are or were, in order.
+	// Names are the names of the heaps that there are or were, in order.
 	Names(ctx context.Context) ([]string, error)
 	Close() error
 }
 
-// stayOpen are registers that somebody else closes.
+// stayOpen are registers whose Close does nothing: somebody else closes them.
 type stayOpen struct{ Registers }
 
 // Close implements Registers.
 func (stayOpen) Close() error { return nil }
 
-// WithRegisters calls f with the registers that cfg names.
+// WithRegisters calls f with the registers that cfg names, and closes them. f may use them until it returns.
 func WithRegisters(ctx context.Context, c *operator.Control, cfg BorrowConfig, f func(Registers) error) (err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
@@ -48,8 +48,8 @@ func WithRegisters(ctx context.Context, c *operator.Control, cfg BorrowConfig, f
 	return errors.Join(f(all), all.Close())
 }
 
-// reach fails if no witness answers, and says what is wrong with each: unlike a daemon, a command does not wait for
-// them.
+// reach fails if none of the witnesses answers, and says what is wrong with each. Commands call it because they do
+// not wait for witnesses, as daemons do.
 func reach(ctx context.Context, all Registers) error {
 	w, ok := all.(*witnessRegisters)
 	if !ok {
@@ -67,12 +67,12 @@ func reach(ctx context.Context, all Registers) error {
 
 func (k *kept) reach(ctx context.Context) error {
 	if k.registers == nil {
-		return nil // it has been logged
+		return nil // keeper has failed already, and its error is reported
 	}
 	return reach(ctx, k.registers)
 }
 
-// registers opens the registers that --witness names, or those at the two nodes.
+// registers opens the registers that the witnesses, etcd or the two nodes of cfg keep. A partition gets its server's.
 func (p *process) registers(cfg *BorrowConfig) (Registers, error) {
 	if p.manifests != nil {
 		return stayOpen{p.manifests}, nil
@@ -99,7 +99,7 @@ func (c *BorrowConfig) inEtcd() bool {
 	return len(c.Witness) == 1 && scheme.Of(c.Witness[0]) == scheme.Etcd
 }
 
-// checkHolder refuses settings about what keeps the manifest that do not fit.
+// checkHolder refuses a cluster in etcd together with witnesses, or with another cluster.
 func (c *BorrowConfig) checkHolder() error {
 	if len(c.Witness) < 2 {
 		return nil
@@ -112,7 +112,7 @@ func (c *BorrowConfig) checkHolder() error {
 	return nil
 }
 
-// pair returns the manifests that two nodes keep.
+// pair returns a client for the manifests that the two nodes of cfg keep.
 func (p *process) pair(cfg *BorrowConfig) *witness.Pair {
 	return witness.NewPair(witness.PairConfig{
 		Nodes: [2]string(cfg.Far), GoOn: cfg.TwoNodes == GoOn, Free: named.IsFree, Logger: p.Logger,
@@ -120,8 +120,8 @@ func (p *process) pair(cfg *BorrowConfig) *witness.Pair {
 	})
 }
 
-// ForceHeap says that the owner of a heap at two nodes is dead, so that another server may open the heap although one
-// of the nodes does not answer. It returns the node that has the manifest now.
+// ForceHeap is an operator's word that the owner of a heap with two nodes is dead. Then another server may open the
+// heap although one of the nodes does not answer. ForceHeap returns the node whose manifest the heap goes on with.
 func ForceHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig) (node string, err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)

@@ -17,8 +17,9 @@ import (
 	"polder/resp/clientmem"
 )
 
-// SaveHeap opens a heap that no process has open, as its server would, and calls save with a snapshot of it. have
-// says what the copy has of it already. If the server died with changes in its log, they are in the snapshot.
+// SaveHeap opens a heap that no process has open, as its server would, and calls save with a snapshot of the heap.
+// have returns what the copy has already, see far.Heap.Snapshot. If the server died with changes in its log, they are
+// in the snapshot.
 func SaveHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, have func() map[uint64]uint64, save func(*saved.Snapshot) error) error {
 	use := func(p *process, m *memory, tail bool) (err error) {
 		if tail {
@@ -54,8 +55,8 @@ func SaveHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, have f
 	return useHeap(ctx, c, cfg, "save", func(p *process, m *memory, had *named.Manifest) error { return use(p, m, len(had.Tail) > 0) })
 }
 
-// useDisk opens a heap on a disk that no process has open, and calls use with it; tail says whether it has a journal
-// beside it.
+// useDisk opens a heap on a disk that no process has open, and calls use with it. tail reports whether it has a
+// journal.
 func useDisk(ctx context.Context, c *operator.Control, cfg BorrowConfig, use func(p *process, m *memory, tail bool) error) (err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
@@ -68,8 +69,8 @@ func useDisk(ctx context.Context, c *operator.Control, cfg BorrowConfig, use fun
 	return use(p, &m, journal == nil)
 }
 
-// LoadHeap makes a new heap from a snapshot, whose contents are contents. If it fails there is no heap of that name,
-// or an empty one where nodes could not be told.
+// LoadHeap makes a new heap from a snapshot that has these contents. If that fails, there is no heap of that name,
+// or, if nodes could not be reached, an empty one.
 func LoadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *saved.Contents) error {
 	if cfg.onDisk() {
 		return loadOnDisk(ctx, cfg, from, contents)
@@ -94,7 +95,7 @@ func loadOnDisk(ctx context.Context, cfg BorrowConfig, from io.ReadSeeker, conte
 		return err
 	}
 	if err := os.Mkdir(dir, 0o700); errors.Is(err, fs.ErrExist) {
-		return HeapError(cfg.Heap) // or something else, which is not ours to write to
+		return HeapError(cfg.Heap) // it may be something other than a heap, but we must not write to that either
 	} else if err != nil {
 		return err
 	}
@@ -108,7 +109,7 @@ func loadOnDisk(ctx context.Context, cfg BorrowConfig, from io.ReadSeeker, conte
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	// If the server was durable the heap had a journal, all of which is in the copy: so the journal begins anew.
+	// The journal begins empty: if the heap had one, the copy has all that was in it.
 	if err := os.Mkdir(cfg.journalDir(), 0o700); err != nil {
 		return err
 	}
@@ -118,7 +119,7 @@ func loadOnDisk(ctx context.Context, cfg BorrowConfig, from io.ReadSeeker, conte
 	return saved.Restore(ctx, st, from, contents)
 }
 
-// loadHeap is LoadHeap for one heap at nodes. It also reports whether this process owned the heap meanwhile.
+// loadHeap is LoadHeap at nodes. owned reports whether this process became the heap's owner.
 func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from io.ReadSeeker, contents *saved.Contents) (owned bool, err error) {
 	p := newProcess("heap", c)
 	defer p.close(&err)
@@ -135,7 +136,7 @@ func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 		if err != nil {
 			return false, fmt.Errorf("heap %s: %w", cfg.Heap, err)
 		}
-		if had.Root != nil { // without a root it was never opened: an earlier loading has not ended
+		if had.Root != nil { // without a root, loading it did not finish, and it was never opened
 			return false, HeapError(cfg.Heap)
 		}
 	}
@@ -148,7 +149,7 @@ func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 		if _, err := from.Seek(0, io.SeekStart); err != nil { // this may be the second try
 			return err
 		}
-		if err := st.Prune(ctx); err != nil { // what an earlier loading has left
+		if err := st.Prune(ctx); err != nil { // removes what an earlier try or process has begun to load
 			return err
 		}
 		return saved.Restore(ctx, st, from, contents)
@@ -158,9 +159,9 @@ func loadHeap(ctx context.Context, c *operator.Control, cfg BorrowConfig, from i
 	return m.kept != nil && m.kept.owner != nil, err
 }
 
-// LoadPartitions makes a new heap of partitions in the memory of nodes from a snapshot of each partition, whose
-// contents are contents. No server can join it before it is complete. If it fails, everything that it has made is
-// removed, as far as nodes could be told.
+// LoadPartitions makes a new heap of partitions in the memory of nodes from one snapshot for each partition; contents
+// are what the snapshots have. No server joins the heap before it is complete. If that fails, what was made of the
+// heap is removed, as far as nodes can be reached.
 func LoadPartitions(ctx context.Context, c *operator.Control, cfg BorrowConfig, from []io.ReadSeeker, contents []*saved.Contents) (err error) {
 	return WithRegisters(ctx, c, cfg, func(all Registers) (err error) {
 		reg, err := all.Register(cfg.Heap)
@@ -185,7 +186,8 @@ func LoadPartitions(ctx context.Context, c *operator.Control, cfg BorrowConfig, 
 			}
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), nodeTime)
 			defer cancel()
-			// Since the check, another heap may have been made under the name of a later partition.
+			// Remove only what was made here: since checkNames, somebody may have made a heap with a partition's
+			// name.
 			ours := func(number int) bool { return number < made }
 			err = errors.Join(err, RemoveHeap(ctx, Removal{BorrowConfig: cfg, Control: c, made: ours}, func(string, error) {}))
 		}()

@@ -9,8 +9,8 @@ import (
 	"polder/memnode/wire"
 )
 
-// readSecret reads the secret that a node and its brokers have in common: zero if
-// path is empty.
+// readSecret reads the secret that a node and its brokers have in common from a
+// file. It returns zero if path is empty.
 func readSecret(path string) (secret [wire.SecretSize]byte, err error) {
 	if path == "" {
 		return secret, nil

@@ -25,16 +25,16 @@ import (
 type ServeConfig struct {
 	*operator.Control
 	BorrowConfig
-	Durable      bool          // what was answered survives a crash
-	DurableEvery time.Duration // except what was answered so shortly before a loss of power
+	Durable      bool          // changes survive a crash once they are answered
+	DurableEvery time.Duration // if not 0, Durable with this exception: changes of the last DurableEvery may be lost
 	Listen       string        // where Redis clients connect
-	Advertise    string        // that address as servers that may take over tell it to clients; found if empty
+	Advertise    string        // this server's address, as servers that may take over tell clients; found if empty
 	MaxValue     int64         // bytes; 0 means a quarter of Local, at most a third of ClientMemory
 	MaxClients   int
 	OutputLimit  int64         // bytes
 	ClientMemory int64         // bytes that clients of all front ends may hold
 	IdleTimeout  time.Duration // 0 means none
-	Partitions   int           // of a heap that servers share; 0 for a heap that one server has
+	Partitions   int           // partitions of a heap that servers share; 0 for a heap that one server has
 }
 
 // DefaultServe returns the defaults, without addresses.
@@ -47,15 +47,16 @@ func DefaultServe() ServeConfig {
 	}
 }
 
-// UpConfig configures everything in one process. If Far is empty, memory is
-// borrowed from Node, of which only Lend, Chunk, Grace and Components count.
+// UpConfig configures everything in one process. If Far is empty and there is no
+// Disk, memory is borrowed from a node in this process. Of Node's fields, polder up
+// sets Lend, Overcommit, Chunk, Grace and Components.
 type UpConfig struct {
 	ServeConfig
 	Node       NodeConfig
 	NodeListen string // a Unix socket where others borrow from Node; "" for nowhere
 }
 
-// Check finds what is wrong with values that fit each by itself.
+// Check refuses values that are valid by themselves but not together.
 func (c *ServeConfig) Check() error {
 	if 2*c.MaxValue > c.ClientMemory {
 		return refuse("max-value", config.FormatSize(c.MaxValue), "at most half of --client-memory, which is %s", config.FormatSize(c.ClientMemory))
@@ -77,7 +78,7 @@ func (c *ServeConfig) Check() error {
 	return errors.Join(c.BorrowConfig.Check(), c.checkPartitions())
 }
 
-// Check finds what is wrong with values that fit each by itself.
+// Check refuses values that are valid by themselves but not together.
 func (c *UpConfig) Check() error {
 	if err := c.ServeConfig.Check(); err != nil {
 		return err
@@ -157,8 +158,8 @@ func RunUp(ctx context.Context, cfg UpConfig) (err error) {
 	return p.wait(ctx)
 }
 
-// unlessEnding returns the error of a start, or nil if the start was given up because ctx is done: the daemon then
-// ends in good order.
+// unlessEnding returns err, the error of a start, or nil if the start was given up because
+// ctx is done: then the daemon ends in good order, as it would later.
 func (p *process) unlessEnding(ctx context.Context, err error) error {
 	if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 		return p.wait(ctx)
@@ -180,9 +181,9 @@ func (p *process) openFar(ctx context.Context, cfg ServeConfig) error {
 	return p.openPool(ctx, cfg, from)
 }
 
-// largest is the size of the largest value with so much memory for data. A
-// client must be able to send one, and to have it sent, within what clients may
-// hold; a third leaves room for a second one in the same command.
+// largest is the size of the largest value in bytes, if there are data bytes for data.
+// By default it is at most a third of ClientMemory: clients must be able to send and
+// receive such a value within ClientMemory, and a command may have two of them.
 func (c *ServeConfig) largest(data int64) int64 {
 	if c.MaxValue == 0 {
 		return min(data/4, c.ClientMemory/3)
@@ -190,7 +191,7 @@ func (c *ServeConfig) largest(data int64) int64 {
 	return c.MaxValue
 }
 
-// listen opens the addresses. It comes first: an address in use is the
+// listen opens the addresses. Daemons call it first, since an address in use is the
 // likeliest mistake.
 func (p *process) listen(cfg ServeConfig) error {
 	open := func() (net.Listener, error) { return cfg.Security.Listen(listen.Client, "listen", cfg.Listen) }
@@ -202,7 +203,7 @@ func (p *process) listen(cfg ServeConfig) error {
 		return err
 	}
 	p.redis = lis
-	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it, if it comes to that
+	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it first, if one was started
 	p.addrs[ServiceRedis] = listen.Address(lis)
 	if len(cfg.Witness) > 0 {
 		p.reached = cfg.Advertise
@@ -220,7 +221,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 
 	largest := cfg.largest(cfg.Local)
 	var m memory
-	p.onEnd("the heap", m.close)                 // ends after the front end
+	p.onEnd("the heap", m.close)                 // called after the front end has ended
 	var stats atomic.Pointer[func() []resp.Stat] // nil without a heap
 	server, err := resp.NewLoading(resp.Config{
 		Password:     p.Password(),
@@ -261,7 +262,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 	if err := server.Open(ctx, m.heap); err != nil {
 		return err
 	}
-	heap, lent := m.heap, m.lent // they are read also while m is being closed
+	heap, lent := m.heap, m.lent // copies: more is also called while m is being closed
 	more := func() []resp.Stat {
 		var borrowed pool.Stats
 		if lent != nil {
@@ -273,8 +274,8 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 	return m.show(p)
 }
 
-// closeWithin is how long the last checkpoint of the heap may take. If the log has everything that the checkpoint
-// would have, the checkpoint only makes the next start shorter.
+// closeWithin is how long to try to take the heap's last checkpoint, see memory. With Durable, the log has all that
+// the checkpoint would have: the checkpoint then only makes the next start quicker, and gets little time.
 func (c *ServeConfig) closeWithin() time.Duration {
 	if c.Durable {
 		return durableClose
@@ -284,7 +285,7 @@ func (c *ServeConfig) closeWithin() time.Duration {
 
 const durableClose = 8 * time.Second
 
-// journal is what keeps what no checkpoint has yet.
+// journal configures the journal, which keeps the changes that no checkpoint has yet.
 func (m *memory) journal(cfg ServeConfig) keyspace.Journal {
 	j := keyspace.Journal{Durable: cfg.Durable, Every: cfg.DurableEvery}
 	switch {
@@ -298,7 +299,7 @@ func (m *memory) journal(cfg ServeConfig) keyspace.Journal {
 	return j
 }
 
-// shared returns the name of the heap if other servers may take it over.
+// shared is the name of the heap if other servers may take it over, and "" otherwise.
 func (c *ServeConfig) shared() string {
 	if len(c.Witness) == 0 {
 		return ""
@@ -306,8 +307,8 @@ func (c *ServeConfig) shared() string {
 	return c.Heap
 }
 
-// reachedAt returns the address of a listener as others can reach it who can be reached at peers. If it listens at
-// every address of this machine, it is the address from which a connection to a peer would come.
+// reachedAt returns the address at which other machines may reach the listener at lis. If lis is every address of
+// this machine, it is the address from which this machine would connect to one of the peers.
 func reachedAt(lis string, peers []string) string {
 	host, port, err := net.SplitHostPort(lis)
 	if ip := net.ParseIP(host); err != nil || host != "" && !ip.IsUnspecified() {
@@ -315,9 +316,9 @@ func reachedAt(lis string, peers []string) string {
 	}
 	var local net.IP
 	for _, peer := range peers {
-		c, err := net.Dial("udp", peer) // this sends nothing
+		c, err := net.Dial("udp", peer) // sends nothing
 		if err != nil {
-			continue // peer is a socket's path, or its name is not known
+			continue // the peer is a socket's path, or its name is not known
 		}
 		ip := c.LocalAddr().(*net.UDPAddr).IP
 		_ = c.Close()
@@ -331,7 +332,7 @@ func reachedAt(lis string, peers []string) string {
 	return net.JoinHostPort(local.String(), port)
 }
 
-// How a server knows that no other one has the heap, before it answers.
+// How a server knows, before it answers, that no other server has the heap.
 const (
 	Lease  = "lease"
 	Fenced = "fenced"
@@ -339,7 +340,7 @@ const (
 
 func (c *BorrowConfig) fenced() bool { return c.Reads == Fenced }
 
-// evidence returns how to know that no other process has taken the heap over, if one may.
+// evidence is how the front end finds out that no other process has taken the heap over; nil if none can.
 func (m *memory) evidence(cfg ServeConfig) keyspace.Evidence {
 	switch {
 	case !cfg.keptAtNodes():
@@ -350,7 +351,7 @@ func (m *memory) evidence(cfg ServeConfig) keyspace.Evidence {
 	return leased{m, cfg.OpTimeout}
 }
 
-// leased is evidence from the manifest, which is used for a while.
+// leased is evidence from the manifest. It is valid for the time of a lease.
 type leased struct {
 	m    *memory
 	wait time.Duration
@@ -359,7 +360,7 @@ type leased struct {
 func (leased) Ask() uint64         { return 0 }
 func (l leased) Shown(uint64) bool { return l.m.kept.owner.Shown(l.wait) }
 
-// fenced is evidence from the nodes, which take writes only from the owner.
+// fenced is evidence from the nodes, which accept writes only from the owner.
 type fenced struct{ m *memory }
 
 func (f fenced) Ask() uint64 {
@@ -378,7 +379,7 @@ func (f fenced) Shown(ticket uint64) bool {
 func (p *process) serveRedis(server *resp.Server) {
 	p.OnReload("password", func() (string, error) {
 		server.SetPassword(p.Password())
-		return "", nil // what has read it has logged this
+		return "", nil // the one who read the password has reported it already
 	})
 	p.onEnd("the Redis front end", func() error {
 		ctx, cancel := p.ends.phase(shutdownTimeout, true)

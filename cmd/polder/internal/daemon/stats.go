@@ -17,7 +17,7 @@ func extraStats(h far.Stats, p pool.Stats) []resp.Stat {
 	var hits, misses, coalesced uint64
 	lostNow := 0
 	for _, m := range h.Maps {
-		hits += m.Hits - min(m.Prefetched, m.Hits) // an entry that had to be fetched first counts as a miss
+		hits += m.Hits - min(m.Prefetched, m.Hits) // a hit on a prefetched entry counts as a miss
 		misses += m.Misses
 		coalesced += m.Coalesced
 		lostNow += m.LostNow

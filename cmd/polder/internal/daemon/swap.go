@@ -9,19 +9,19 @@ import (
 )
 
 // BecomeSwapServer makes this process one that the kernel's memory reclaim may wait for, because
-// it does not wait for the reclaim, and returns when it is:
-//   - Allocations on its behalf start no I/O, and are not throttled by what waits to be
-//     written (PR_SET_IO_FLUSHER).
-//   - All of its memory is resident, now and when it is mapped, and it is not killed for want
-//     of memory.
-//   - Its threads are of a real-time class. The kernel lets those have a part of its reserve of
-//     free memory, which others are refused. Without, a page that the heap mapped for its index
-//     while memory was short never came, and neither did anything else.
+// the process never waits for the reclaim:
+//   - Allocations on its behalf start no I/O, and are not throttled by dirty pages that wait to
+//     be written (PR_SET_IO_FLUSHER).
+//   - All of its memory is resident, and memory that it maps later becomes resident at once. The
+//     kernel does not kill it for want of memory.
+//   - Its threads have a real-time class. The kernel lets such threads use a part of its reserve
+//     of free memory that it refuses to others. Without that, when memory was short, a page that
+//     the heap mapped for its index never came, and the whole server stopped.
 //
-// The first and the last belong to a thread, and to those that it starts, which for threads
-// that run already is too late: the program executes itself again.
+// The first and the last are attributes of a thread, which the threads that it starts inherit.
+// Threads that run already do not get them, so the program executes itself again.
 //
-// Preconditions: nothing has been opened or started that is to be there afterwards.
+// Preconditions: nothing has been opened or started that must survive the exec.
 func BecomeSwapServer() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -43,7 +43,7 @@ func BecomeSwapServer() error {
 	return nil
 }
 
-// noSwap says what a process that is to serve swap cannot do, and what rights it would take.
+// noSwap is the error that this process cannot serve swap: what it cannot do, and the rights that this takes.
 func noSwap(what, rights string, err error) error {
 	if rights != "" {
 		rights = ": it needs " + rights

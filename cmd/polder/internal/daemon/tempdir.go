@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tempPrefix is what the names of temporary directories of ours begin with.
+// tempPrefix is the prefix of our temporary directories' names.
 const tempPrefix = "polder-up-"
 
-// lockName is the file in each that its process holds a lock on. The kernel
-// drops the lock however the process ends.
+// lockName is the file in each temporary directory that its process holds a lock on.
+// The kernel drops the lock however the process ends.
 const lockName = "lock"
 
-// tempDir makes a directory that is gone when the process has ended in good
-// order, and removes those of processes that have not.
+// tempDir makes a directory that is removed when the process ends in good order. It also
+// removes the directories of processes that did not end in good order.
 func (p *process) tempDir() (string, error) {
 	p.removeStale()
 	for {
@@ -28,7 +28,7 @@ func (p *process) tempDir() (string, error) {
 		}
 		lock, err := lockDir(dir, os.O_CREATE)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EWOULDBLOCK) {
-			continue // somebody took it for a stale one before it was locked
+			continue // another process took it for a stale directory before it was locked
 		}
 		if err != nil {
 			return "", errors.Join(err, os.RemoveAll(dir))
@@ -38,15 +38,15 @@ func (p *process) tempDir() (string, error) {
 	}
 }
 
-// lockDir locks a directory. Its error is fs.ErrNotExist if there is no lock file,
-// any more or, without os.O_CREATE, yet, and unix.EWOULDBLOCK if it is locked.
+// lockDir locks a directory. Its error is fs.ErrNotExist if the lock file was removed, or,
+// without os.O_CREATE, does not exist yet, and unix.EWOULDBLOCK if another process has the lock.
 func lockDir(dir string, flags int) (lock *os.File, err error) {
 	name := filepath.Join(dir, lockName)
 	if lock, err = os.OpenFile(name, os.O_RDWR|unix.O_NOFOLLOW|flags, 0o600); err != nil {
 		return nil, err
 	}
 	if err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
-		// It may have been removed between the two calls.
+		// The file may have been removed between OpenFile and Flock.
 		var held, there os.FileInfo
 		if held, err = lock.Stat(); err == nil {
 			if there, err = os.Lstat(name); err == nil && !os.SameFile(held, there) {
@@ -70,7 +70,7 @@ func (p *process) removeStale() {
 	for _, dir := range dirs {
 		lock, err := lockDir(dir, 0)
 		if err != nil {
-			continue // alive, or not ours
+			continue // its process is alive, or it is not ours
 		}
 		if err := os.RemoveAll(dir); err != nil {
 			p.Logger.Info("cannot remove what a dead process has left", "directory", dir, "error", err)

@@ -7,8 +7,8 @@ import (
 	"polder/internal/scheme"
 )
 
-// DefaultSocket is where serve looks for a node on this machine when it is not
-// told of any.
+// DefaultSocket is where serve looks for a node on this machine if --far is not
+// given.
 const DefaultSocket = scheme.Unix + "/run/polder/node.sock"
 
 func isUnix(addr string) bool { return scheme.Of(addr) == scheme.Unix }

@@ -16,14 +16,14 @@ const ServiceWitness = "witness"
 // WitnessConfig configures a witness.
 type WitnessConfig struct {
 	*operator.Control
-	Dir        string // what it keeps
+	Dir        string // the directory of all that it keeps
 	Listen     string // where clients connect
-	Registers  int    // most that it keeps
-	Bytes      int64  // most of their names and values
+	Registers  int    // the most registers that it keeps
+	Bytes      int64  // the most bytes of their names and values together
 	MaxClients int
 }
 
-// Check finds what is wrong with values that fit each by itself.
+// Check refuses an empty Dir.
 func (c *WitnessConfig) Check() error {
 	if c.Dir == "" {
 		return &config.Error{Source: "--dir", Err: errors.New(
@@ -43,7 +43,7 @@ func RunWitness(ctx context.Context, cfg WitnessConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it, if it comes to that
+	p.onClose(func() error { _ = lis.Close(); return nil }) // the server closes it first, if one was started
 	p.addrs[ServiceWitness] = listen.Address(lis)
 	if err := p.listenAdmin(); err != nil {
 		return err

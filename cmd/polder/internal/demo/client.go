@@ -122,7 +122,7 @@ func (c *client) each(ctx context.Context, files []file, what string, newestFirs
 				if err != nil {
 					cancel(err)
 				}
-				_ = bar.Add64(n) // it complains when a file has grown
+				_ = bar.Add64(n) // fails if a file has grown, which does not matter
 			}
 		})
 	}

@@ -2,10 +2,9 @@
 // source tree, stored under its path in a server whose local budget is a
 // small part of it, and read back.
 //
-// The memory node and the server are processes of their own, and the client
-// is go-redis, as anybody's program would be. Files are read twice: what the
-// server returns is compared by SHA-256 with what the file held when it was
-// stored.
+// The memory node and the server are processes of their own. The client is
+// go-redis, as in any other program. What the server returns is compared by
+// SHA-256 with what the file held when it was stored.
 package demo
 
 import (
@@ -37,8 +36,8 @@ type Config struct {
 // startTimeout bounds the start of each process.
 const startTimeout = 15 * time.Second
 
-// Run stores, reads back, compares, and prints a table. It fails if one byte
-// is not what it was.
+// Run stores, reads back, compares, and prints a table. It fails if any byte
+// differs.
 func Run(ctx context.Context, cfg Config) (err error) {
 	if cfg.Dir == "" {
 		if cfg.Dir, err = goSources(ctx); err != nil {
@@ -54,7 +53,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		total += f.size
 	}
 
-	// Room for the log segments that are not full yet.
+	// More than total, as room for log segments that are not full yet.
 	lend := total + total/2 + 256<<20
 	node, err := startChild(ctx, cfg.Polder, "node", "--client-budget", "0", "--lend", fmt.Sprint(lend))
 	if err != nil {

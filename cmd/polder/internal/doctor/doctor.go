@@ -30,15 +30,15 @@ type Report struct {
 type Host struct {
 	Kernel  string
 	CPUs    int
-	Memory  *hostmem.Memory // that there is for a process here; nil if that cannot be told
+	Memory  *hostmem.Memory // what a process here may use; nil if that is not known
 	Memlock uint64          // limit on locked memory in bytes; ^0: none
-	Root    bool            // may lock all the same
-	Seen    []string        // RDMA devices that the kernel has, whatever this program can do
-	Char    bool            // /dev/infiniband is there: programs may use them
-	Modules []string        // modules for devices that are loaded
+	Root    bool            // the process runs as root, which Memlock does not limit
+	Seen    []string        // RDMA devices that the kernel has, even if this program cannot use them
+	Char    bool            // /dev/infiniband is there: programs may use the devices
+	Modules []string        // modules for RDMA devices that are loaded
 }
 
-// Look looks.
+// Look reports on this host.
 func Look() Report {
 	r := Report{Host: look("/"), Built: ibv.Built}
 	r.Devices, r.Err = ibv.Devices()
@@ -142,7 +142,7 @@ func (r Report) notBuilt(b *strings.Builder) {
 	}
 }
 
-// get says how to come to a device.
+// get says how to get a device.
 func (r Report) get(b *strings.Builder) {
 	b.WriteString("  A NIC that speaks RoCE v2 or InfiniBand is what makes it fast. To try it without one, Soft-RoCE:\n" +
 		"      modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0\n" +

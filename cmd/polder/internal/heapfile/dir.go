@@ -10,7 +10,7 @@ import (
 )
 
 // Dir is the copy of a heap of partitions that is being written: a directory with a file for each partition. Like a
-// file it is called DIR.part until it is complete, and only one process at a time has it.
+// file, it is called DIR.part until it is complete, and one process at a time has it.
 type Dir struct {
 	path  string
 	parts int
@@ -22,8 +22,8 @@ type Dir struct {
 // noticed.
 func partName(number, parts int) string { return fmt.Sprintf("%d-of-%d", number, parts) }
 
-// CreateDir begins the copy of a heap with this many partitions, or continues one that has broken off. It fails if
-// there is something at path, unless force is set and it is another copy.
+// CreateDir begins the copy of a heap of so many partitions, or continues a copy that has broken off. It fails if
+// there is something at path, unless force is set and there is a copy of a heap of partitions at path.
 func CreateDir(path string, parts int, force bool) (*Dir, error) {
 	if _, err := os.Lstat(path); err == nil {
 		if !force {
@@ -48,7 +48,7 @@ func CreateDir(path string, parts int, force bool) (*Dir, error) {
 	return d, nil
 }
 
-// check locks the directory, and checks that a copy there, if there is one, is of this many partitions.
+// check locks the directory, and fails if anything is in it but a copy of so many partitions.
 func (d *Dir) check() error {
 	if err := unix.Flock(int(d.f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("cannot write %s: another process does: %w", d.f.Name(), err)
@@ -70,8 +70,8 @@ func (d *Dir) check() error {
 	return nil
 }
 
-// Create begins or continues the file of a partition. If the file is complete it returns nil, and how many bytes it
-// has.
+// Create begins or continues the file of a partition. If the file is complete, Create returns a nil File, and how
+// many bytes the file has.
 func (d *Dir) Create(number int) (f *File, size int64, err error) {
 	path := filepath.Join(d.f.Name(), partName(number, d.parts))
 	if st, err := os.Lstat(path); err == nil {
@@ -81,7 +81,7 @@ func (d *Dir) Create(number int) (f *File, size int64, err error) {
 	return f, 0, err
 }
 
-// Commit gives the directory its name. All partitions have to be complete.
+// Commit gives the directory its name. It fails unless all partitions are complete.
 func (d *Dir) Commit() error {
 	if _, err := partsOf(d.f.Name()); err != nil {
 		return err
@@ -100,9 +100,9 @@ func (d *Dir) Commit() error {
 	return syncDir(filepath.Dir(d.path))
 }
 
-// Close leaves an incomplete copy where it is, unless that is empty.
+// Close closes the directory. If the copy is not complete, it stays where it is; if it is empty, Close removes it.
 func (d *Dir) Close() error {
-	_ = os.Remove(d.f.Name()) // fails if there are files in it
+	_ = os.Remove(d.f.Name()) // fails if there are files in the directory
 	return d.f.Close()
 }
 

@@ -1,8 +1,9 @@
-// Package heapfile writes the copy of a heap to a file, or the copy of a heap of partitions to a directory. A copy
-// gets its name only when it is complete.
+// Package heapfile writes the copy of a heap to a file, or of a heap of partitions to a directory. The copy gets its
+// name only when it is complete.
 //
-// Until then it is FILE.part, which only one process at a time has. A copy that has broken off is continued behind
-// its last whole part. When it is complete it is synced and renamed, and the directory is synced.
+// Until then it is in FILE.part, which one process at a time has. If writing breaks off, FILE.part stays, and the
+// next process continues behind its last whole part. When the copy is complete, it is synced and renamed, and its
+// directory is synced.
 package heapfile
 
 import (
@@ -24,16 +25,16 @@ type File struct {
 	w     *saved.Writer
 }
 
-// Partial is where a copy is until it is complete.
+// Partial is the name of a copy until it is complete.
 func Partial(path string) string { return path + ".part" }
 
-// Create begins a copy, or continues one that has broken off. It fails if there is a file at path, unless force is
+// Create begins a copy, or continues a copy that has broken off. It fails if there is a file at path, unless force is
 // set.
 func Create(path string, force bool) (_ *File, err error) {
 	if _, err := os.Lstat(path); err == nil && !force {
 		return nil, existsError(path)
 	}
-	// For the owner alone: the copy has everything in the heap, and what it takes to forge it.
+	// Nobody else may read it: it has all that is in the heap, and what it takes to forge the heap.
 	f, err := os.OpenFile(Partial(path), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
@@ -94,7 +95,7 @@ func syncDir(path string) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// rename renames from to to, and replaces what is there if force is set.
+// rename renames from to to. It replaces what is at to only if force is set.
 func rename(from, to string, force bool) error {
 	if force {
 		return os.Rename(from, to)
@@ -114,7 +115,7 @@ func rename(from, to string, force bool) error {
 	return nil
 }
 
-// Close closes the file. It leaves an incomplete copy where it is, unless that is empty.
+// Close closes the file. If the copy is not complete, it stays where it is; if it is empty, Close removes it.
 func (c *File) Close() (err error) {
 	if c.w.Offset() == 0 {
 		err = os.Remove(c.f.Name())

@@ -69,8 +69,8 @@ func newBenchmark(use, short string, run func(cmd *cobra.Command, b bench) error
 	return cmd
 }
 
-// clearing is a printer that has the progress removed from the terminal before
-// it prints there.
+// clearing is a printer that removes the progress from the terminal before it
+// prints there.
 type clearing struct {
 	benchout.Printer
 	clear func()
@@ -137,7 +137,7 @@ func newBenchVerbs() *cobra.Command {
 	})
 }
 
-// verbsServer is the subcommand that bench verbs runs as its far end.
+// verbsServer is the subcommand that bench verbs runs as the other end of its connections.
 const verbsServer = "verbs-server"
 
 func newBenchVerbsServer() *cobra.Command {

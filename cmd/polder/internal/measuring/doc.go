@@ -1,3 +1,3 @@
-// Package measuring has the commands polder bench and polder sim: what they are called, their flags, and which package under
-// measure each runs.
+// Package measuring has the commands polder bench and polder sim: their names, their flags, and which package under
+// measure each of them runs.
 package measuring

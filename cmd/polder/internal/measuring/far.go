@@ -61,7 +61,7 @@ func newBenchPages() *cobra.Command {
 	})
 }
 
-// newBenchSwapped is the process whose memory benchmarks of pages have the kernel swap out.
+// newBenchSwapped returns the hidden command of a process whose memory the kernel swaps out, for benchmarks of pages.
 func newBenchSwapped() *cobra.Command {
 	return &cobra.Command{
 		Use: farbench.SwappedCommand, Short: "Be a process whose memory is swapped out, until the benchmark ends", Hidden: true, Args: cobra.ExactArgs(1),
@@ -86,8 +86,8 @@ func plotsFlag(cmd *cobra.Command, plots *string) {
 	cmd.Flags().StringVar(plots, "plots", "", "draw what happens over time into this SVG `file`")
 }
 
-// withPlots runs a benchmark that draws into the file of that name; into nil if
-// there is no name.
+// withPlots runs a benchmark that draws into the file of that name. If name is empty,
+// the benchmark gets nil and does not draw.
 func withPlots(name string, run func(io.Writer) error) error {
 	if name == "" {
 		return run(nil)

@@ -26,7 +26,7 @@ func newBenchShare() *cobra.Command {
 	return cmd
 }
 
-// ShareWorker is the command of such a process.
+// ShareWorker returns the command of a worker process.
 func ShareWorker() *cobra.Command {
 	return &cobra.Command{
 		Use: benchShareWorker, Short: "Be a worker of bench share, until standard input ends", Hidden: true, Args: cobra.NoArgs,

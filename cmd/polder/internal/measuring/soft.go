@@ -20,7 +20,7 @@ func newBenchSoft() *cobra.Command {
 	for _, b := range []struct {
 		name, short string
 		run         func(context.Context, softbench.Options) error
-		plots       bool // something happens over time
+		plots       bool // the benchmark can draw what happens over time
 	}{
 		{"ptr", "Compare a soft pointer with a plain one", softbench.RunPtr, false},
 		{"reclaim", "Measure how fast memory is taken back", softbench.RunReclaim, false},
@@ -51,7 +51,7 @@ func newBenchSoft() *cobra.Command {
 	return cmd
 }
 
-// workerArgs is how this program is called to come to the command worker.
+// workerArgs are the arguments with which this program runs the command worker.
 func workerArgs(cmd *cobra.Command) (args []string) {
 	for p := cmd.Parent(); p != nil && p.HasParent(); p = p.Parent() {
 		args = append([]string{p.Name()}, args...)

@@ -1,7 +1,8 @@
-// Package rdbload loads RDB files into running servers, with commands that any client has: SET, HSET and PEXPIREAT.
+// Package rdbload loads RDB files into running servers, by commands that any client may send: SET, HSET, UNLINK and
+// PEXPIREAT.
 //
-// A file is read twice. [Check] reads all of it and changes nothing, so that damage, and keys that cannot be loaded,
-// are found before the first key is loaded. [Load] loads it.
+// A file is read twice. [Check] reads all of it and changes nothing, so that a file that is damaged or cannot be
+// loaded is refused before the first key is loaded. [Load] loads it.
 package rdbload
 
 import (
@@ -23,22 +24,22 @@ import (
 	"polder/resp/rdb"
 )
 
-// Options are how a file is loaded. The zero value loads a file that has strings and hashes of one database.
+// Options say how to load a file. The zero value loads a file that has strings and hashes of one database.
 type Options struct {
-	// DB is the database whose keys are loaded, if One is set.
+	// DB is the only database whose keys are loaded, if One is set.
 	DB  uint64
 	One bool
-	// Skip leaves out keys that are neither strings nor hashes.
+	// Skip says to leave out keys that are neither strings nor hashes.
 	Skip bool
-	// Most is the longest string that the server takes; 0 if that is not known.
+	// Most is the length in bytes of the longest string that the server takes; 0 if that is not known.
 	Most int
 }
 
-// Summary is what a file has.
+// Summary counts the keys that a file has. Only Strings and Hashes are loaded.
 type Summary struct {
 	Strings, Hashes int
-	Expired         int // keys, which are not loaded
-	Left            int // keys that are left out because they are something else
+	Expired         int // keys that have expired
+	Left            int // keys that are neither strings nor hashes
 	Elsewhere       int // keys of other databases
 }
 
@@ -56,7 +57,8 @@ func (s Summary) String() string {
 	return b
 }
 
-// keys calls yield with the keys that are to be loaded, and counts all keys.
+// keys calls yield with the keys that have not expired and are in the right database, whatever their type. It counts
+// all keys in s.
 func (o *Options) keys(ctx context.Context, r io.Reader, now time.Time, s *Summary, yield func(r *rdb.Reader, k *rdb.Key) error) error {
 	in := rdb.NewReader(r)
 	in.Most = o.Most
@@ -89,7 +91,8 @@ func (o *Options) keys(ctx context.Context, r io.Reader, now time.Time, s *Summa
 	}
 }
 
-// Check reads a file. It fails if the file is damaged, or has keys that cannot be loaded and are not to be left out.
+// Check reads a file, and fails if the file is damaged, or has a key that cannot be loaded and that o does not leave
+// out.
 func Check(ctx context.Context, r io.Reader, o Options) (Summary, error) {
 	var s Summary
 	databases := map[uint64]bool{}
@@ -129,7 +132,7 @@ func Check(ctx context.Context, r io.Reader, o Options) (Summary, error) {
 	return s, nil
 }
 
-// What one round trip has, and one command.
+// A round trip ends when it has batchBytes or batchCommands, an HSET command when it has commandBytes.
 const (
 	batchBytes    = 512 << 10
 	batchCommands = 1000
@@ -140,14 +143,15 @@ const (
 type loader struct {
 	c     *redis.Client
 	pipe  redis.Pipeliner
-	bytes int
-	begun int // keys that were sent completely
-	keys  int // keys that were answered completely, too
+	bytes int // of the commands in pipe
+	begun int // keys whose commands were all given to pipe
+	keys  int // keys whose commands were all answered
 }
 
-// Load loads a file that Check has accepted. A hash grows while it is loaded, and gets its expiry when it is
-// complete. With replace, existing keys are replaced by those of the file; without, the caller knows that there are
-// none. When Load fails, Summary is what was certainly loaded by then.
+// Load loads a file that Check has accepted. Clients see a hash grow while it is loaded; its expiry is set when all
+// of it is there. With replace, keys of the file take the place of keys in the server; without, the caller knows that
+// the server has none. If Load fails, the error says how many keys were loaded for certain, and Summary counts the
+// keys that were read.
 func Load(ctx context.Context, c *redis.Client, r io.Reader, o Options, replace bool) (Summary, error) {
 	l := loader{c: c, pipe: c.Pipeline()}
 	var s Summary
@@ -203,7 +207,7 @@ func (l *loader) hash(ctx context.Context, in *rdb.Reader, k *rdb.Key, replace b
 	return err
 }
 
-// send sends a command, with others.
+// send adds a command of size bytes to the pipeline, and flushes the pipeline when it is full.
 func (l *loader) send(ctx context.Context, size int, args ...any) error {
 	l.pipe.Do(ctx, args...)
 	if l.bytes += size; l.bytes < batchBytes && l.pipe.Len() < batchCommands {
@@ -212,7 +216,7 @@ func (l *loader) send(ctx context.Context, size int, args ...any) error {
 	return l.flush(ctx)
 }
 
-// flush waits for the replies. An error names the key.
+// flush sends the pipeline and waits for the replies. If the server refuses a command, the error names its key.
 func (l *loader) flush(ctx context.Context) error {
 	l.bytes = 0
 	cmds, err := l.pipe.Exec(ctx)

@@ -1,10 +1,10 @@
-// Package swap makes this machine swap to a block device in borrowed memory, and undoes it. It starts polder block in
-// a process of its own, and connects the kernel's NBD client to it, using the system's tools: nbd-client, mkswap,
-// swapon and swapoff.
+// Package swap makes this machine swap to a block device in borrowed memory, and undoes it. It
+// starts polder block in a process of its own, and connects the kernel's NBD client to it,
+// by the system's tools: nbd-client, mkswap, swapon and swapoff.
 //
-// It keeps no record of what it has done, besides the socket of each server in Host.Dir, named after the device, and
-// what the kernel says about its devices and its swap. On and Off hold a lock, so that two calls do not take the same
-// device.
+// The package keeps no record of what it has done. It looks for the servers' sockets in
+// Host.Dir, which are called after the devices, and at what the kernel says of its devices and
+// its swap. On and Off hold a lock, so that two calls do not take the same device.
 package swap
 
 import (
@@ -34,41 +34,41 @@ import (
 
 // Host is the machine that swaps.
 type Host struct {
-	Dir    string // of the servers' sockets and logs
-	Dev    string // of devices
-	Sys    string // of what the kernel says of devices and modules
-	Swaps  string // the file in which the kernel lists what it swaps to
-	Free   string // the file that says how much memory the kernel keeps free
-	Config string // the file that says how the kernel was built, compressed
-	Server string // the program that serves the device
-	Root   bool   // this process may do everything that it takes
+	Dir    string // directory of the servers' sockets and logs
+	Dev    string // directory of devices, /dev
+	Sys    string // directory of what the kernel says of devices and modules, /sys
+	Swaps  string // file in which the kernel lists what it swaps to
+	Free   string // file that says how much memory the kernel keeps free
+	Config string // file that says how the kernel was built, compressed
+	Server string // program that serves the device
+	Root   bool   // this process runs as root, which swapping takes
 }
 
 // Dir is where the sockets and logs of this machine's servers are.
 const Dir = "/run/polder/swap"
 
-// This is the machine that the program runs on.
+// This returns the machine that the program runs on.
 func This() Host {
 	return Host{Dir, "/dev", "/sys", "/proc/swaps", "/proc/sys/vm/min_free_kbytes", "/proc/config.gz", "/proc/self/exe", os.Geteuid() == 0}
 }
 
 // Options say what to swap to.
 type Options struct {
-	Device   string        // such as nbd0; "" is the first unused one
-	Priority int           // the kernel uses devices of higher priority first
-	Args     []string      // of the server, beside where it listens
+	Device   string        // such as nbd0; "" is the first that is free
+	Priority int           // the kernel swaps to devices of higher priority first
+	Args     []string      // the server's arguments, except where it listens
 	Timeout  time.Duration // after which the kernel gives up a server that does not answer
 }
 
-// connections is how many connections the kernel has to a server; each has up to 16 requests at a time.
+// connections is how many connections the kernel has to a server. The server handles 16 requests of each at a time.
 const connections = 4
 
 const stopTimeout = 15 * time.Second
 
-// tools are the programs that are needed, and the Debian packages that have them.
+// tools are the programs that swapping takes, and the Debian packages that have them.
 var tools = []struct{ name, of string }{{"nbd-client", "nbd-client"}, {"mkswap", "util-linux"}, {"swapon", "mount"}, {"swapoff", "mount"}}
 
-// missing returns an error that says what this machine lacks. It loads the kernel's module if it can.
+// missing returns, as an error, what this machine lacks for swapping. It loads the kernel's module if it can.
 func (h Host) missing(ctx context.Context) error {
 	var lacks []string
 	if !h.Root {
@@ -97,7 +97,7 @@ func (h Host) missing(ctx context.Context) error {
 	return nil
 }
 
-// builtWithout reports whether the kernel is known to have no such module.
+// builtWithout reports whether the kernel is known to have been built without the module nbd.
 func (h Host) builtWithout() bool {
 	f, err := os.Open(h.Config)
 	if err != nil {
@@ -139,11 +139,11 @@ func (h Host) free(device string) (string, error) {
 	return "", fmt.Errorf("there are %d devices, and all of them are in use: modprobe nbd nbds_max=N makes N", n)
 }
 
-// leastFree is how much memory the kernel should keep free, in KiB. A part of it is for the server
-// while memory is short.
+// leastFree is how much memory the kernel should keep free, in KiB. While memory is short, the server
+// may use a part of it.
 const leastFree = 64 << 10
 
-// Warn returns a warning about settings that are known to make the machine hang, "" if there is none.
+// Warn returns a warning if the kernel keeps so little memory free that the machine may hang, and "" otherwise.
 func (h Host) Warn() (string, error) {
 	b, err := os.ReadFile(h.Free)
 	if err != nil {
@@ -159,7 +159,8 @@ func (h Host) Warn() (string, error) {
 	return fmt.Sprintf("the kernel keeps %d KiB free, with which the machine may hang when memory is short: sysctl vm.min_free_kbytes=%d", kib, leastFree), nil
 }
 
-// On makes the kernel swap to a device, and returns its path. If a step fails, the steps before it are undone.
+// On makes the kernel swap to a device, and returns the device's path. If a step fails, the steps
+// before it are undone.
 func (h Host) On(ctx context.Context, o Options) (path string, err error) {
 	defer func() {
 		if err != nil {
@@ -200,8 +201,9 @@ func (h Host) On(ctx context.Context, o Options) (path string, err error) {
 	return path, nil
 }
 
-// Off makes the kernel stop swapping to a device of On's, or to the only one if device is "", and ends its server.
-// The kernel brings back what is swapped out there, for which there has to be memory.
+// Off makes the kernel stop swapping to a device that On has made, and ends the device's server. If
+// device is "", it takes the only device. The kernel brings back what was swapped out, which needs
+// enough free memory.
 func (h Host) Off(ctx context.Context, device string) (path string, err error) {
 	unlock, err := h.lock()
 	if err != nil {
@@ -227,8 +229,8 @@ func (h Host) Off(ctx context.Context, device string) (path string, err error) {
 	return filepath.Join(h.Dev, device), nil
 }
 
-// undo undoes what On has done for a device, as far as it has got. While the kernel still swaps to the device, undo
-// leaves everything else as it is.
+// undo undoes whatever was done for a device. If the kernel cannot stop swapping to it, undo leaves
+// the rest as it is.
 func (h Host) undo(ctx context.Context, device string) error {
 	path := filepath.Join(h.Dev, device)
 	list, err := h.swaps()
@@ -252,7 +254,7 @@ func (h Host) undo(ctx context.Context, device string) error {
 }
 
 // lock makes the directory, and keeps other calls of On and Off out. It locks a file beside the
-// directory, which a server locks while it makes its socket.
+// directory, not the directory: a server locks that while it makes its socket.
 func (h Host) lock() (unlock func(), err error) {
 	if err := os.MkdirAll(h.Dir, 0o700); err != nil {
 		return nil, err
@@ -272,7 +274,7 @@ const socketSuffix = ".sock"
 func (h Host) socket(device string) string { return filepath.Join(h.Dir, device+socketSuffix) }
 func (h Host) log(device string) string    { return filepath.Join(h.Dir, device+".log") }
 
-// devices returns the devices that On has made: those with a server's socket.
+// devices returns the devices that On has made: those that have a socket.
 func (h Host) devices() (list []string, err error) {
 	files, err := os.ReadDir(h.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -286,7 +288,7 @@ func (h Host) devices() (list []string, err error) {
 	return list, nil
 }
 
-// start starts a server and waits until it is ready. It outlives this process.
+// start starts a server and waits until it is ready. The server outlives this process.
 func (h Host) start(ctx context.Context, device string, args []string) error {
 	out, err := os.OpenFile(h.log(device), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -299,7 +301,7 @@ func (h Host) start(ctx context.Context, device string, args []string) error {
 	}
 	defer ready.Close()
 	cmd := exec.Command(h.Server, append(slices.Clone(args), "--listen", scheme.Unix+h.socket(device), "--ready-file", "/dev/fd/3")...)
-	// What the variables say is in args.
+	// The server's configuration is in args.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "POLDER_") })
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = out, out, []*os.File{write}
@@ -323,7 +325,7 @@ func (h Host) start(ctx context.Context, device string, args []string) error {
 	return cmd.Process.Release()
 }
 
-// lastWords is the last line that a program has written, without its name in front.
+// lastWords is the last line that a program has written, without the prefix who.
 func lastWords(said []byte, who string) string {
 	lines := bytes.Split(bytes.TrimSpace(said), []byte("\n"))
 	return strings.TrimPrefix(string(lines[len(lines)-1]), who)
@@ -386,8 +388,8 @@ func ended(fd int, timeout time.Duration) bool {
 // Device is a device that On has made.
 type Device struct {
 	Path       string
-	Server     int // its process, 0 if it has ended
-	On         bool
+	Server     int   // the process of its server, 0 if that has ended
+	On         bool  // the kernel swaps to the device
 	Size, Used int64 // bytes
 	Priority   int
 }
@@ -440,7 +442,7 @@ func (h Host) swaps() (map[string]Device, error) {
 	return list, nil
 }
 
-// run runs a tool. If it fails, the last line that it has written is the error.
+// run runs a tool. If the tool fails, the error has the last line that it has written.
 func run(ctx context.Context, name string, args ...string) error {
 	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
 	if err == nil {
@@ -458,7 +460,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// remove removes a file that need not be there.
+// remove removes a file, if it is there.
 func remove(path string) error {
 	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -9,7 +9,7 @@ import (
 	"polder/internal/console"
 )
 
-// detail is all there is to say of one daemon.
+// detail returns the lines of the view of one daemon.
 func (m *model) detail(d *daemon) []string {
 	s := d.state
 	lines := []string{bold(d.service()+" at "+d.addr) + "  " + stateColor(d.health(), d.health())}
@@ -77,7 +77,7 @@ func (m *model) detail(d *daemon) []string {
 	return lines
 }
 
-// bars are memories by what they are used for.
+// bars returns a bar for each memory of a daemon, divided by what the memory is used for.
 func (m *model) bars(s *console.State) (lines []string) {
 	for _, metric := range []string{"polder_far_local_bytes", "polder_node_memory_bytes", "polder_soft_memory_bytes"} {
 		all := s.Metrics.Sum(metric)

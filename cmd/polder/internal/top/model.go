@@ -9,7 +9,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 )
 
-// model is what is on the screen.
+// model is the state of the screen.
 type model struct {
 	ctx context.Context
 	cfg Config
@@ -20,7 +20,7 @@ type model struct {
 	width, height int
 	cursor        string // the address of the daemon that is marked
 	open, help    bool
-	scroll        int // of an open daemon
+	scroll        int // how many lines an open daemon is scrolled
 	sortBy        int // index of columns
 	reverse       bool
 }
@@ -93,8 +93,8 @@ func (m *model) key(key string) tea.Cmd {
 	return nil
 }
 
-// take takes answers. Where usual addresses are asked, daemons that never answered
-// are not there.
+// take takes daemons' answers. With Config.Usual, it leaves out daemons that have never
+// answered.
 func (m *model) take(list []daemon) {
 	m.asked, m.at = true, time.Now()
 	var kept []daemon

@@ -12,7 +12,7 @@ import (
 // A column of the table.
 type column struct {
 	name    string
-	width   int // at least; 0 for what is left
+	width   int // the least width; 0 for what the other columns leave
 	right   bool
 	text    func(*daemon) string
 	compare func(a, b *daemon) int
@@ -77,7 +77,7 @@ func (d *daemon) bytes(metric string) string {
 	return short(d.sum(metric))
 }
 
-// held is what the daemon holds of what it may, in bytes.
+// held returns how many bytes of memory the daemon uses, of all that it may use.
 func (d *daemon) held() (used, all float64) {
 	for _, metric := range []string{"polder_far_local_bytes", "polder_node_memory_bytes", "polder_soft_memory_bytes"} {
 		if all := d.sum(metric); all > 0 {
@@ -104,13 +104,13 @@ func (d *daemon) memory() string {
 	return short(used) + "/" + short(all)
 }
 
-// mainly is what daemons do mostly: the first of these that they have.
+// mainly is what daemons mainly do. The first entry whose panel a daemon has is the daemon's.
 var mainly = []struct{ panel, line, lately string }{
 	{"commands", "commands", "commands"}, {"lending", "lent", "lent"}, {"share-requests", "looked up", "share-requests"},
 	{"broker-blocks", "given", "broker-blocks"}, {"idle", "granted", "idle"},
 }
 
-// series is a line of a panel, nil without.
+// series is a line of a panel, nil if the daemon does not have it.
 func (d *daemon) series(panel, name string) *console.Series {
 	if d.state != nil && d.state.History != nil {
 		for _, s := range d.state.History.Series {
@@ -147,7 +147,7 @@ func (d *daemon) lately(width int) string {
 	return ""
 }
 
-// table is a line for each daemon, under a head. On a screen one is marked.
+// table is a line for each daemon, under a head. On a screen, the line of the daemon at the cursor is marked.
 func (m *model) table(screen bool) []string {
 	widths := make([]int, len(columns))
 	var head strings.Builder

@@ -9,17 +9,17 @@ import (
 	"polder/internal/console"
 )
 
-// bold, like the other styles here, is left out by Bubble Tea where the terminal has
-// none.
+// bold makes text bold. Bubble Tea leaves out this and the other styles here if the
+// terminal has none.
 func bold(s string) string  { return "\x1b[1m" + s + "\x1b[m" }
 func faint(s string) string { return "\x1b[2m" + s + "\x1b[m" }
 
-// mark turns a line round, styles within it included.
+// mark shows a line in reverse video, including the parts that have styles.
 func mark(s string) string {
 	return "\x1b[7m" + strings.ReplaceAll(s, "\x1b[m", "\x1b[m\x1b[7m") + "\x1b[m"
 }
 
-// stateColor colours text as the word of a state wants it.
+// stateColor colours text according to a state.
 func stateColor(state, text string) string {
 	switch state {
 	case "well":
@@ -38,7 +38,7 @@ func pad(s string, width int, right bool) string {
 	return s + fill
 }
 
-// cut cuts a line to so many cells, and leaves styles alone.
+// cut cuts a line to width cells, without counting or cutting styles.
 func cut(s string, width int) string {
 	var b strings.Builder
 	cells, escape := 0, false
@@ -58,8 +58,8 @@ func cut(s string, width int) string {
 	return b.String()
 }
 
-// plain is text without what a terminal would obey: logs and the names of clients
-// are others' text.
+// plain is text without control characters, which a terminal would obey: logs and the
+// names of clients are text that others have written.
 func plain(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r >= 0x7f && r < 0xa0 {

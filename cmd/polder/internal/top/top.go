@@ -2,8 +2,8 @@
 // console.State and console.History, as the page in a browser does, and nothing
 // else.
 //
-// One line is one daemon; Enter opens it. Without a terminal it prints the lines
-// instead, once or as often as it is told.
+// Each daemon is one line; Enter opens the daemon. Without a terminal, top prints
+// the lines instead, once or as often as Config.Count says.
 package top
 
 import (
@@ -25,7 +25,7 @@ import (
 // Config says what to show.
 type Config struct {
 	Addrs []string // administrative addresses
-	Usual bool     // they are the usual ones: those that do not answer are not shown
+	Usual bool     // Addrs are the usual addresses: those that do not answer are not shown
 	TLS   *tls.Config
 	Token string
 	Every time.Duration
@@ -34,10 +34,10 @@ type Config struct {
 	Out   io.Writer
 }
 
-// askTimeout bounds how long a daemon has to answer.
+// askTimeout is how long a daemon may take to answer.
 const askTimeout = 3 * time.Second
 
-// points are what a sparkline has at most.
+// points is the most values that a sparkline has.
 const points = 200
 
 // Run shows daemons until the user or ctx ends it.
@@ -84,7 +84,7 @@ func print(ctx context.Context, cfg Config) error {
 // A daemon is what one address has answered.
 type daemon struct {
 	addr  string
-	state *console.State // nil if it has not
+	state *console.State // nil if the daemon has not answered
 	err   error
 }
 
