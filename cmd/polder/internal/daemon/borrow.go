@@ -172,7 +172,7 @@ func (c *BorrowConfig) copiesOf(nodes int, joins bool) (int, error) {
 // noName is the directory of a heap without a name.
 const noName = "_unnamed"
 
-// onDisk reports whether a disk is the only far memory.
+// onDisk reports whether the disk is all the far memory that there is.
 func (c *BorrowConfig) onDisk() bool { return c.Disk != "" && len(c.Witness) == 0 }
 
 // copyDir is the directory of the disk's copy of what nodes have. No heap can have its name: a name begins with a
@@ -512,7 +512,7 @@ func (p *process) toNodes() tcp.Config {
 	return tcp.Config{TLS: p.Security.Dial(), Insecure: p.Security.Insecure}
 }
 
-// managerNamed returns the way of managing memory with this name, nil for the default.
+// managerNamed is the way of managing memory of that name, nil for the default.
 func managerNamed(name string) (pool.Manager, error) {
 	if name == "" {
 		return nil, nil

@@ -151,7 +151,7 @@ func (p *process) serveAdmin() error {
 	return nil
 }
 
-// nowShow makes the administrative address, if it is served, show more from now on.
+// nowShow has the administrative address, if it is served, show more from now on.
 func (p *process) nowShow(health func() error, report func(*console.State), collectors ...prometheus.Collector) error {
 	p.mu.Lock()
 	p.health, p.reports = health, append(p.reports, report)

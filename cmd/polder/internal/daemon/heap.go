@@ -38,7 +38,7 @@ const (
 	atOnce    = time.Millisecond // named.Config.Patience when a heap is taken from its owner by force
 )
 
-// tool is what a command other than a daemon calls itself as the owner of a heap.
+// tool is what a command that is no daemon calls itself as the owner of a heap.
 func tool(what string) string {
 	host, _ := os.Hostname()
 	return fmt.Sprintf("polder heap %s at %s, process %d", what, cmp.Or(host, "a host without a name"), os.Getpid())
@@ -154,7 +154,7 @@ func removePartitions(ctx context.Context, r Removal, reg holder.Register, done 
 		}
 		part := r
 		part.Heap = PartitionHeap(r.Heap, number)
-		part.gone = func(context.Context, string) bool { return true } // there is no server left in the map
+		part.gone = func(context.Context, string) bool { return true } // no server is in the map
 		wg.Go(func() {
 			turns <- struct{}{}
 			defer func() { <-turns }()

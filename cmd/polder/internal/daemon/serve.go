@@ -195,7 +195,7 @@ func (c *ServeConfig) largest(data int64) int64 {
 // likeliest mistake.
 func (p *process) listen(cfg ServeConfig) error {
 	open := func() (net.Listener, error) { return cfg.Security.Listen(listen.Client, "listen", cfg.Listen) }
-	if cfg.keptAtNodes() { // other servers forward commands here, and polder heap save copies the heap
+	if cfg.keptAtNodes() { // other servers forward what their clients say, and polder heap save copies the heap
 		open = func() (net.Listener, error) { return cfg.Security.ListenPeers("listen", cfg.Listen) }
 	}
 	lis, err := open()
@@ -247,7 +247,7 @@ func (p *process) openPool(ctx context.Context, cfg ServeConfig, from lenders) e
 		return err
 	}
 	m.master = server.SetMaster
-	// Answer clients and operators while waiting for the nodes.
+	// Clients and operators are answered while the nodes are waited for.
 	p.serveRedis(server)
 	p.collectors = append(p.collectors, server.Collector())
 	p.health = cfg.noAnswerYet

@@ -418,7 +418,7 @@ func (h Host) Status() ([]Device, error) {
 
 var swapLine = regexp.MustCompile(`(?m)^(\S+)\s+\S+\s+(\d+)\s+(\d+)\s+(-?\d+)$`)
 
-// swaps returns what the kernel swaps to, by path.
+// swaps are what the kernel swaps to, by path.
 func (h Host) swaps() (map[string]Device, error) {
 	b, err := os.ReadFile(h.Swaps)
 	if err != nil {
