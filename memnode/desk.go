@@ -33,7 +33,7 @@ type desk struct {
 }
 
 // newDesk returns a desk that runs the chain that make builds. cfg holds what make needs beyond the table and the
-// queue; owner is the session's number.
+// queue; owner is the owner number of the client's session.
 func newDesk(dev verbs.Device, w *windows, owner uint64, make func(*chain.Config) *chain.Program, cfg chain.Config, onEvent func(verbs.AsyncEvent)) (*desk, error) {
 	d := &desk{w: w, make: make, cfg: cfg, onEvent: onEvent}
 	if err := d.open(dev, owner); err != nil {

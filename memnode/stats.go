@@ -47,7 +47,7 @@ type Stats struct {
 	Dropped    int64         // chunks dropped because the host needed the memory, with their clients' permission
 	Withheld   int64         // chunks that nobody has and that are kept unlent, since the host may need the memory
 	Over       int64         // chunks that are lent beyond what the host can spare
-	CutOff     int64         // connections that may allocate no more by chains, since they asked for more than the budget
+	CutOff     int64         // connections whose chains were stopped for asking for more than the budget
 	Rebound    int64         // freed keys that were replaced (FineMem)
 	RebindLag  time.Duration // upper bound on how long the last replaced key worked after the free (FineMem)
 	Wakeups    int64         // how often the control goroutine woke up for connections and requests
