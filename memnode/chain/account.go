@@ -26,8 +26,8 @@ type Account struct {
 	program *Program
 }
 
-// Part is the i-th of n nearly equal parts of all. A client's budget is divided so among n pairs of chains, which
-// count by themselves. If all is smaller, no part is larger.
+// Part is the i-th of n nearly equal parts of all. A client's budget is divided in this way among n pairs of chains,
+// which count by themselves. No part grows when all gets smaller.
 func Part(all, i, n int) int { return (all + n - 1 - i) / n }
 
 // A Cause is why an allocation chain has failed.
@@ -39,7 +39,7 @@ const (
 	BadRequest              // the chain could not bind the windows of the entry that it has taken
 )
 
-// Open makes a count for the client's allocation chain, which has been posted. ring is the chain's memory.
+// Open begins the account of the client's allocation chain, which has been posted. ring is the chain's memory.
 func (a *Account) Open(p *Program, ring []byte) { a.program, a.ring = p, ring }
 
 // Close ends the account of the allocation chain: the chunks that it has handed out now count as Base.

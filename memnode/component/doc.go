@@ -34,8 +34,9 @@
 //   - Other clients notice none of that, nor does the lending of memory.
 //
 // Objects last as long as the client's session: they outlive its connection by the grace period, and end with the
-// session, or with the node. An object whose construction ends when its client has no connection any more to be told
-// is destructed at once; only an object whose reply was lost with the connection stays until the session ends.
+// session, or with the node. If the connection that asked for an object has gone before the object is constructed,
+// the object is destructed at once; only an object whose reply was lost with the connection stays until the session
+// ends.
 //
 // # Memory
 //

@@ -20,7 +20,7 @@ type Table struct {
 	ring     uint64 // its address, a multiple of ringSize
 	ringSize uint64
 	tail     uint64              // address of the element to be filled next
-	pages    map[uint32]struct{} // the client's pages: in the queue, behind an address, or taken by a chain that has not installed it yet
+	pages    map[uint32]struct{} // the client's: in the queue, behind an address, or taken by a chain just now
 	chunks   map[uint32]struct{} // chunks whose addresses the client may use
 	limbo    []limbo
 	pagers   *Pagers // nil while the client is not connected
