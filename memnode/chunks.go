@@ -11,7 +11,7 @@ import (
 // A chunk is one piece of the lent memory. It is, in this order, never used,
 // lent, dirty (taken back, not yet zeroed) and free, and then lent again.
 type chunk struct {
-	owner atomic.Pointer[session] // nil unless lent; others may read it
+	owner atomic.Pointer[session] // nil unless lent; other goroutines may read it
 	pos   int                     // lent: index in owner.chunks
 	mw    verbs.MW                // nil until the chunk is first bound, and after its window has been deallocated
 	bound bool                    // mw is bound to an access queue pair of owner's connection

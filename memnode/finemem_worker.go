@@ -21,7 +21,7 @@ func (m *finemem) ticks() <-chan time.Time { return m.wake }
 // tick is a turn of the worker. woken is when the worker was woken, which may be a while ago.
 func (m *finemem) tick(woken time.Time) {
 	if m.answerBells() {
-		m.looked = woken // what was freed while nobody looked was freed then
+		m.looked = woken // a doorbell ended the worker's sleep: what it finds now was freed about then
 	}
 	rest := m.worker.Turn()
 	if m.worker.Idle() {

@@ -30,7 +30,7 @@ const (
 type ticker interface {
 	ticks() <-chan time.Time
 	tick(woken time.Time)
-	// count brings what stats says up to date.
+	// count brings the values that stats reports up to date.
 	count()
 }
 

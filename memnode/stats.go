@@ -33,7 +33,7 @@ type Stats struct {
 	Dirty     int64 // chunks that came back and still wait to be zeroed
 	Clients   int64 // connected
 	Sessions  int64 // connected, in their grace period, or kept
-	Kept      int64 // of the sessions, those that are kept
+	Kept      int64 // sessions that are kept
 	KeptAway  int64 // chunks of kept sessions whose clients are not connected
 
 	Allocs     int64         // chunks lent

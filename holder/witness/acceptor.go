@@ -24,7 +24,7 @@ type register struct {
 func size(name string, r register) int64 { return int64(len(name) + len(r.accepted.Value)) }
 
 // An acceptor is what a witness keeps, and decides what it answers to each request. It does nothing by itself: its
-// owner asks it to decide, writes the changes that the answer needs to the log, applies them, and answers when they
+// owner asks it to decide, writes to the log the changes that the answer needs, applies them, and answers when they
 // are on the medium.
 type acceptor struct {
 	limits

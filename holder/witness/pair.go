@@ -17,8 +17,7 @@ import (
 )
 
 // A Pair keeps registers at two nodes, for where there are no three witnesses that could form a majority. Each node
-// has a cell for each register. The cells are in the node's memory (NewCells), as the memory that it lends is, and
-// end with the node.
+// has a cell for each register. The cells are in the memory of the node's process (NewCells), and end with it.
 //
 // A cell has a value with a tag that no other value has had. It takes another value from whoever names its present
 // tag. A change goes to both cells, one after the other, and has happened when both have it. A client that finds

@@ -16,7 +16,7 @@
 // answer: an address and a key. The chain
 //
 //	WAIT      for the request, which the receive scatters into the fields below
-//	WAIT      for the budget: as many frees as it has taken chunks beyond it
+//	WAIT      for the budget: for a free for each chunk taken beyond it
 //	FETCH_ADD on the queue's head, into the next READ
 //	READ      the element
 //	READ      the entry, into the BIND_MWs' address, key and lkey
@@ -43,8 +43,8 @@
 //
 //	WAIT      for the request
 //	READ      the entry, into the LOCAL_INVs' keys and the addresses below
-//	ENABLE    LOCAL_INV of the first window on the Free QP itself, which fails
-//	          unless that has it, and of the others whoever has them
+//	ENABLE    LOCAL_INV of the first window, on the Free QP, which fails unless the
+//	          window is bound to that QP; and of the others, whatever QP they are bound to
 //	FETCH_ADD on the low 8 bits of every key in the entry: the next owner gets
 //	          another
 //	WRITE     zeros over the chunk, if it is small

@@ -28,7 +28,7 @@ type PageConfig struct {
 	PageSize   int        // at most MaxPage
 }
 
-// A PageProgram is what is posted for a page chain.
+// A PageProgram has the requests that are posted for a page chain.
 type PageProgram struct {
 	Chain []verbs.SendWR
 	Reply verbs.SendWR // to be posted once on the front's send queue
@@ -60,7 +60,7 @@ func Current(memory []byte) uint64 { return Load(memory[pageCurrent:]) }
 //	WAIT       for the request, which the receive scatters into the fields below
 //	WRITE      the entry's address to where the CPU sees it: see Current
 //	FETCH_ADD  0 to the entry: a translation, or 0
-//	CMP_SWAP   the opcodes of the next four from NOP to what they are, if it was 0
+//	CMP_SWAP   the headers of the next four from NOPs to their requests, if it was 0
 //	  FETCH_ADD  on the head of the client's queue of free pages
 //	  READ       the element
 //	  WRITE      zero into the element

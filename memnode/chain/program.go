@@ -76,7 +76,7 @@ func SetOwner(ring []byte, owner uint64) { Store(ring[ownerOff:], owner) }
 // allocation chain that keeps to a budget, too.
 func Received(ring []byte) uint64 { return Load(ring[verbs.WQEAddr:]) - 1 }
 
-// A Program is what is posted for a chain.
+// A Program has the requests that are posted for a chain.
 type Program struct {
 	Chain   []verbs.SendWR
 	First   int            // how many of Chain are enabled at first

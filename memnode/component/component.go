@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// What the error of a component's method may be. Any other is a refusal, whose
-// text the client gets.
+// Errors that a component's method may return. Any other error is a refusal, whose text the client gets.
 var (
 	// ErrNotFound: there is nothing under that key.
 	ErrNotFound = errors.New("not found")

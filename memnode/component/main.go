@@ -82,7 +82,7 @@ func work(set Set, cfg workerConfig) error {
 	return newWorker(set, cfg, l, l.usedThere()).serve()
 }
 
-// goSlack is what the Go runtime may use beside a component's memory.
+// goSlack is how many bytes the Go runtime may use in addition to a component's memory.
 const goSlack = 64 << 20
 
 // limitMemory bounds the process's private writable memory. What the process has already is not counted.

@@ -33,7 +33,7 @@
 //	 6  u16  port of the client's end of the connection
 //	 8  u64  session id
 //	16  [32] session secret
-//	48  [16] IP address of the client's end of the connection; one of IPv4 mapped to IPv6
+//	48  [16] IP address of the client's end of the connection; an IPv4 address is mapped to IPv6
 //
 // and the node answers, with the descriptors of the memory and the lease,
 //

@@ -29,8 +29,8 @@ type Memory struct {
 	Pinned bool // the device keeps using the pages that it has pinned, so no pages are given back
 }
 
-// lanes is how many queue pairs bind at a time. A NIC executes the requests of one
-// queue pair one after the other, and a ConnectX-5 those of eight at a time.
+// lanes is how many queue pairs bind at a time. A NIC executes the requests of one queue pair one after the other; a
+// ConnectX-5 works on eight queue pairs at a time.
 const lanes = 8
 
 // A keyring holds the windows of the lent memory.

@@ -54,7 +54,10 @@
 // pair, unless it needs something that this version lacks: version 4 cannot keep sessions, knows no clusters, and has
 // only one group with rpcmw. All Hellos of a connection are of one version.
 //
-// The answer to an access Hello is empty: the connection that it came over identifies the client.
+// The answer to an access Hello is empty: the connection that it came over identifies the client. There are
+// exceptions: native and onesided answer with the u32 number of the node's queue pair, and odrp with the u64 address
+// of the client's translation table. The answer to an allocation or freeing Hello is the u64 address of the table of
+// windows and the u32 number of chunks that may be allocated with this pair; by finemem it is a [Metadata].
 //
 // A session with an epoch is kept: the node does not take its memory back because its client is away. To resume it, a
 // client shows its number and secret, and an epoch that is not lower than the session's. The node refuses other
@@ -502,8 +505,8 @@ const (
 	OpMayVanish Op = 7
 	// OpMustStay takes that permission back, for all chunks of the list.
 	OpMustStay Op = 8
-	// OpVanished lists chunks that have been dropped. It is also the op of a Reply that answers nothing: there
-	// are such chunks.
+	// OpVanished lists chunks that have been dropped. It is also the op of a Reply that answers nothing and says that
+	// there are dropped chunks to ask for.
 	OpVanished Op = 9
 )
 
