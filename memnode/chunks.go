@@ -11,9 +11,9 @@ import (
 // A chunk is one piece of the lent memory. It is, in this order, never used,
 // lent, dirty (taken back, not yet zeroed) and free, and then lent again.
 type chunk struct {
-	owner atomic.Pointer[session] // nil unless lent; others may read it
+	owner atomic.Pointer[session] // nil unless lent; other goroutines may read it
 	pos   int                     // lent: index in owner.chunks
-	mw    verbs.MW                // nil until the chunk is first bound, and after its window was deallocated
+	mw    verbs.MW                // nil until the chunk is first bound, and after its window has been deallocated
 	bound bool                    // mw is bound to an access queue pair of owner's connection
 }
 
@@ -25,7 +25,7 @@ type chunks struct {
 	fresh int      // all[fresh:] have never been lent
 	free  []uint32 // read as zero, unbound; a stack
 	dirty []uint32 // unbound, to be zeroed
-	kept  int      // chunks that are not to be lent, since the host may need the memory
+	kept  int      // how many chunks must stay unlent, since the host may need the memory
 }
 
 // lent counts the chunks that are lent.
@@ -34,7 +34,7 @@ func (t *chunks) lent() int { return t.fresh - len(t.free) - len(t.dirty) }
 // available counts the chunks that can be lent now.
 func (t *chunks) available() int { return max(0, len(t.all)-t.kept-t.lent()) }
 
-// take returns a chunk that reads as zero, or false if as many are lent as may be.
+// take returns a chunk that reads as zero, or false if no more chunks may be lent now.
 func (t *chunks) take() (uint32, bool) {
 	if t.available() == 0 {
 		return 0, false
@@ -55,7 +55,7 @@ func (t *chunks) take() (uint32, bool) {
 	return 0, false
 }
 
-// untake returns a chunk that take gave and nobody was given access to.
+// untake takes back a chunk that take returned and that nobody was given access to.
 func (t *chunks) untake(i uint32) { t.free = append(t.free, i) }
 
 // scrub zeroes one dirty chunk and makes it free.
@@ -99,9 +99,9 @@ func (t *chunks) ownedBy(i uint32, s *session) bool {
 	return int(i) < len(t.all) && t.all[i].owner.Load() == s
 }
 
-// bind binds the windows, of type typ, of the given chunks, in order, and returns how many
-// were; the rest have no window then. A window of type 2B is bound to the one of qps, by
-// group, that the chunk's number says.
+// bind binds a window of type typ to each of the chunks ids, in order, and returns how many it bound; the remaining
+// chunks have no window afterwards. A window of type 2B is bound to one queue pair of qps: the one of the group that
+// the chunk's number says (wire.GroupOf).
 func (t *chunks) bind(typ verbs.MWType, qps []verbs.QP, ids []uint32) (int, error) {
 	b := t.binder
 	b.WRs = b.WRs[:0]
@@ -151,7 +151,7 @@ func (t *chunks) unbind(ids []uint32) {
 			})
 		}
 	}
-	done, _ := b.Run() // what fails is deallocated
+	done, _ := b.Run() // a window that could not be invalidated is deallocated below
 	for _, i := range ids {
 		c := &t.all[i]
 		if !c.bound {

@@ -21,14 +21,14 @@ import (
 // control goroutine.
 type session struct {
 	wire    wire.Session
-	owner   uint64    // its number in the tables of who has which chunk; never 0, never used again
+	owner   uint64    // its number in the tables that say who has which chunk; never 0, never reused
 	record  int       // in the node's ledger, if it has one
-	keep    wire.Keep // zero: it is reclaimed when the grace period is over
-	chunks  []uint32  // managers that hand them out themselves keep them here
+	keep    wire.Keep // zero: the session is reclaimed when the grace period is over
+	chunks  []uint32  // only for managers whose control goroutine hands chunks out
 	client  *client   // nil while disconnected
-	expires time.Time // disconnected: when the chunks are reclaimed, or components if it is kept and has any; otherwise zero
+	expires time.Time // disconnected: when its chunks are reclaimed (kept session: its components, if any); else zero
 
-	components *component.Tenant // nil unless it has used any
+	components *component.Tenant // nil unless the client has used components
 }
 
 func newSession(keep wire.Keep, owner uint64) *session {
@@ -42,7 +42,7 @@ func newSession(keep wire.Keep, owner uint64) *session {
 	return s
 }
 
-// knows reports whether the peer that says it is w knows the secret.
+// knows reports whether the peer that claims to be w knows s's secret.
 func (s *session) knows(w *wire.Session) bool {
 	return subtle.ConstantTimeCompare(s.wire.Secret[:], w.Secret[:]) == 1
 }
@@ -57,12 +57,12 @@ type client struct {
 	conn    verbs.Conn
 	mgmt    verbs.QP
 	cq      verbs.CQ   // of mgmt, both directions
-	access  []verbs.QP // by group, those that are connected; nothing is posted to them
-	groups  int        // of access that it may have; 0 means 1
-	part    any        // what the manager keeps of it
+	access  []verbs.QP // the connected access queue pairs, by group; nothing is posted to them
+	groups  int        // how many access queue pairs it may have; 0 means 1
+	part    any        // what the manager keeps for this connection
 	closed  bool
 
-	lease *tenancy.Lease // of reading in place; nil: it does not
+	lease *tenancy.Lease // for reading in place; nil: the client does not
 
 	mem *arena.Mapping // credits requests, then credits replies
 	mr  verbs.MR
@@ -71,16 +71,16 @@ type client struct {
 	// so whoever does not take replies fills its own credits only.
 	waiting []received
 	replies []uint8 // free reply buffers
-	told    bool    // that the node is leaving, or has to give memory back
+	told    bool    // the client knows that the node is leaving, or has to give memory back
 
-	settled time.Time   // until then it is not told that the node stays
-	later   *time.Timer // has it told after that
+	settled time.Time   // until then the client is not told that the node stays
+	later   *time.Timer // puts the client on the ready list when settled has passed
 
 	concession concession
 
 	queued   bool        // guarded by readyList.mu
 	gone     atomic.Bool // the connection is lost
-	offended atomic.Bool // mgmt failed for something that the client did
+	offended atomic.Bool // mgmt has failed, and the client caused it
 }
 
 // received is a request in receive buffer slot.
@@ -167,7 +167,7 @@ func (n *Node) welcomeGroups(c *client, h *wire.Hello, w *wire.Welcome) {
 	c.groups = int(w.Groups)
 }
 
-// mayAccess says why an access queue pair of that index is not connected, if it is not c's next.
+// mayAccess returns why c may not connect an access queue pair of that index, or nil if it is c's next one.
 func (c *client) mayAccess(index uint8) error {
 	switch groups := max(c.groups, 1); {
 	case len(c.access) == groups && groups == 1:
@@ -180,7 +180,7 @@ func (c *client) mayAccess(index uint8) error {
 	return nil
 }
 
-// connectAccess answers a request for an access queue pair, and has c have it.
+// connectAccess answers a request for an access queue pair, and adds the queue pair to c.access.
 func (n *Node) connectAccess(c *client, req verbs.ConnRequest, onEvent func(verbs.AsyncEvent)) error {
 	// Nothing is posted to it, so the client's completion queue will do.
 	access, err := n.pd.CreateQP(verbs.QPInit{

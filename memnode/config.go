@@ -35,25 +35,25 @@ const (
 
 // Config says what a Node lends, and to whom.
 type Config struct {
-	// Manager is the way of managing memory, one of Managers, by default
-	// DefaultManager or OtherManager. Clients must speak the same.
+	// Manager is the way of managing memory, one of Managers. The default is DefaultManager, or OtherManager if the
+	// device has no allocation verb. Clients must use the same manager.
 	Manager string
 	// Group is how many access queue pairs a client of OneSided or Native
 	// has, from 1 to 8, by default 2. Every chunk has as many windows, and
 	// one more for its owner to free it with.
 	Group int
-	// MaxGroups is how many such groups a client may have, from 1 to wire.MaxGroups, by
-	// default 4; by FineMem and RPCMW a group is one queue pair. MaxPairs is how many
-	// pairs of queue pairs to allocate and to free with one of OneSided may have, from 1
-	// to wire.MaxPairs, by default 2. They cost no windows, since a chunk is open to one group only; but
-	// MaxClients clients must not exhaust the device's queue pairs.
+	// MaxGroups is how many such groups a client may have, from 1 to wire.MaxGroups, by default 4; with FineMem and
+	// RPCMW a group is one queue pair. MaxPairs is how many pairs of queue pairs a client of OneSided may have (one
+	// to allocate with and one to free with), from 1 to wire.MaxPairs, by default 2. Groups and pairs cost no
+	// windows, since a chunk is open to one group only; but MaxClients clients must not exhaust the device's queue
+	// pairs.
 	MaxGroups, MaxPairs int
-	// Lend is how many bytes to lend, at least one chunk. What does not
-	// fill a chunk is left out. Pages are only populated by clients' use.
+	// Lend is how many bytes to lend, at least one chunk. A remainder that does not fill a chunk is left out. A page
+	// is populated only when a client uses it.
 	Lend int64
-	// Idle says that the node lends what its host does not need: at most Lend bytes, and what Node.Yield says.
-	// Clients are told, so that they can permit it to drop chunks. It takes the manager Native, RPCMW or MemFD, and
-	// chunks of more than 64 KiB.
+	// Idle makes the node lend only what its host does not need: at most Lend bytes, and no more than Node.Yield
+	// says. Clients are told this, so that they can permit the node to drop chunks. It needs the manager Native,
+	// RPCMW or MemFD, and chunks of more than 64 KiB.
 	Idle bool
 	// ChunkSize is a power of two from 512 B to 1 GiB, by default 1 MiB.
 	// Chunks smaller than a page are zeroed rather than given back to the
@@ -64,10 +64,11 @@ type Config struct {
 	// Grace is how long a client's chunks outlive its connection, by
 	// default 10 s.
 	Grace time.Duration
-	// Zone is what the node fails together with, such as a rack, which clients are told: they keep copies in
-	// different zones. It has at most wire.MaxZone bytes. "" is a zone of its own.
+	// Zone names what the node fails together with, such as a rack. Clients are told, because they keep copies in
+	// different zones. It has at most wire.MaxZone bytes. "" means that the node is a zone of its own.
 	Zone string
-	// Cluster is the name of the cluster that the node is of, "" for none. Clients of others, or of none, are refused.
+	// Cluster is the name of the cluster that the node belongs to, "" for none. Clients of another cluster, or of
+	// none, are refused.
 	Cluster string
 	// MaxClients is the most sessions, connected or in their grace period,
 	// by default 1024.
@@ -76,36 +77,32 @@ type Config struct {
 	// away, by default a quarter of MaxClients, and at least one. They count towards
 	// MaxClients, too.
 	MaxKept int
-	// TrustClients lets several clients borrow at a time although the device
-	// does not check the bounds of windows (verbs.DeviceAttr.BoundsMW):
-	// whoever borrows anything can then read and write everything. Without,
-	// such a node lends to one client at a time, unless the manager needs no
-	// bounds (FineMR, StaticMR).
+	// TrustClients lets several clients borrow at a time although the device does not check the bounds of windows
+	// (verbs.DeviceAttr.BoundsMW): any client that borrows something can then read and write everything. Without
+	// TrustClients such a node lends to one client at a time, unless the manager needs no bounds (FineMR, StaticMR).
 	TrustClients bool
-	// MaxViolations is how many one-sided operations of a host's clients the
-	// device may refuse before the node of manager FineMem connects no more of
-	// its queue pairs, by default 32. One is forgotten every 10 s.
+	// MaxViolations concerns the manager FineMem: when the device has refused more than MaxViolations one-sided
+	// operations of one host's clients, the node connects no more queue pairs of that host. By default 32. One
+	// refusal is forgotten every 10 s.
 	MaxViolations int
-	// Heartbeat is how often a client of manager FineMem that has shown once that
-	// it is alive has to go on doing so, by default 1 s. One that misses three
-	// times is disconnected, though its connection may stand.
+	// Heartbeat is how often a client of manager FineMem must show that it is alive, once it has done so for the
+	// first time; by default 1 s. A client that misses three heartbeats is disconnected, even if its connection still
+	// stands.
 	Heartbeat time.Duration
-	// ServiceSecret, if it is not zero, must be shown by clients of manager
-	// FineMem before the metadata is open to them: whoever has that can take
-	// and give back everybody's memory.
+	// ServiceSecret, if it is not zero, is what a client of manager FineMem must show before the metadata is opened
+	// to it: whoever has the metadata can take and give back everybody's memory.
 	ServiceSecret [32]byte
-	// Components says what active components may use; by default there are
-	// none. Their memory is a part of Lend, and if there is a ClientBudget
-	// one client's is a part of that.
+	// Components says what active components may use; by default there are none. Their memory is part of Lend, and
+	// one client's component memory is part of its ClientBudget, if there is one.
 	Components component.Config
-	// Outliving, if it is set, is the memory, which outlives the process, by managers that
-	// can keep sessions (wire.Manager.Keeps). If an earlier node has left something there,
-	// the node lends as much as that one did, whatever Lend says.
+	// Outliving, if it is set, holds the lent memory, which then outlives the process. The manager must be able to
+	// keep sessions (wire.Manager.Keeps). If an earlier node has left memory there, the node lends as much as that
+	// node did, whatever Lend says.
 	Outliving *ledger.Outliving
-	// InPlace has clients on this machine, of the same user, that connect over TCP read in place: they are passed what the
-	// node lends, all of it, for reading only (package inplace). They write over the fabric as others do. It takes a manager that
-	// can keep sessions (wire.Manager.Keeps), and neither Outliving nor a device that pins memory. The memory has no
-	// huge pages then, unless the host has them for all shared memory.
+	// InPlace lets clients on this machine that run as the same user and connect over TCP read in place: they are
+	// passed all the lent memory, for reading only (package inplace). They write over the fabric as other clients do.
+	// It needs a manager that can keep sessions (wire.Manager.Keeps), and excludes Outliving and devices that pin
+	// memory. The memory then has no huge pages, unless the host has them for all shared memory.
 	InPlace bool
 	// Logger gets connections, losses and refusals; by default nothing is
 	// logged.

@@ -11,17 +11,16 @@ import (
 	"polder/verbs"
 )
 
-// A desk is where one connection's requests to allocate and free are served by
-// the NIC: a queue pair that the client is connected to, the front, and beside
-// it one in loopback that runs the chain. The fields belong to the control
-// goroutine.
+// A desk is where the NIC serves one connection's requests to allocate or to free. It has two queue pairs: the front,
+// which the client is connected to, and beside it one in loopback that runs the chain. The fields belong to the
+// control goroutine.
 type desk struct {
 	w       *windows
 	front   verbs.QP
 	chain   verbs.QP // nil while it has failed
-	recvCQ  verbs.CQ // of front: counted by WAIT only
+	recvCQ  verbs.CQ // of front: only WAITs count its completions
 	sentCQ  verbs.CQ
-	cq      verbs.CQ // of chain: a free chain's is counted by WAIT
+	cq      verbs.CQ // of chain: a WAIT of the allocation chain counts the free chain's completions
 	mem     *arena.Mapping
 	chainMR verbs.MR
 	frontMR verbs.MR
@@ -33,8 +32,8 @@ type desk struct {
 	refused atomic.Bool // front has failed, and not because the client closed its end
 }
 
-// newDesk makes a desk whose chain is what make says. cfg has what make needs
-// beyond the table and the queue.
+// newDesk returns a desk that runs the chain that make builds. cfg holds what make needs beyond the table and the
+// queue; owner is the owner number of the client's session.
 func newDesk(dev verbs.Device, w *windows, owner uint64, make func(*chain.Config) *chain.Program, cfg chain.Config, onEvent func(verbs.AsyncEvent)) (*desk, error) {
 	d := &desk{w: w, make: make, cfg: cfg, onEvent: onEvent}
 	if err := d.open(dev, owner); err != nil {
@@ -155,7 +154,7 @@ func (d *desk) bindOwn() error {
 		*t.key = next(mw.RKey())
 		length := uint64(len(t.mr.Bytes()))
 		if t.mr == d.w.tableMR {
-			// Not the padding behind it: see chain, on handles.
+			// Not the padding behind it: see package chain on handles.
 			length = uint64(len(d.w.all)/d.w.count) * verbs.EntrySize
 		}
 		b.WRs = append(b.WRs, verbs.SendWR{
@@ -181,8 +180,8 @@ func (d *desk) disarm() {
 	d.own = d.own[:0]
 }
 
-// resume arms the desk, whose chain has failed, after so many requests that were
-// served and so many in vain.
+// resume arms the desk again after its chain has failed. done and failed are how many requests the chain has served,
+// and has received in vain.
 func (d *desk) resume(dev verbs.Device, done, failed uint64) error {
 	d.cfg.Done, d.cfg.Failed = done, failed
 	if err := d.arm(dev); err != nil {
@@ -191,10 +190,10 @@ func (d *desk) resume(dev verbs.Device, done, failed uint64) error {
 	return d.front.EnableRecv(done + failed + 1)
 }
 
-// received is how many requests the chain has begun with. Anybody may call it.
+// received is how many requests the chain has begun to serve. Anybody may call it.
 func (d *desk) received() uint64 { return chain.Received(d.ring()) }
 
-// close releases everything. The windows that the front has are gone, too.
+// close releases everything. The windows that are bound to the front are already gone.
 func (d *desk) close() {
 	d.disarm()
 	if d.front != nil {
@@ -215,30 +214,28 @@ func (d *desk) close() {
 	}
 }
 
-// A counter is where one-sided clients' chunks are served by the NIC: what the
-// manager keeps of a connection.
+// A counter is what onesided keeps for one connection: the queue pairs and chains by which the NIC serves its chunks.
 type counter struct {
 	client  *client
 	owner   uint64
 	groups  [][]verbs.QP // access queue pairs, nil where not yet connected
 	pairs   []pair
-	listed  []wire.Grant // what its session had, bound to its queue pairs
+	listed  []wire.Grant // the chunks its session had when it connected, bound to its queue pairs
 	bound   bool
 	cut     bool // it asked for more than its budget
 	trouble atomic.Bool
 }
 
-// A pair is what a client allocates with and what it frees that with. It has a part of
-// the client's budget, so that the NIC, which counts every pair by itself, keeps the
-// client within all of it.
+// A pair is what a client allocates chunks with, and frees those chunks with. Each pair has a part of the client's
+// budget. The NIC counts every pair by itself, so the parts together keep the client within its whole budget.
 type pair struct {
 	account chain.Account
-	alloc   *desk // of chains
+	alloc   *desk // nil if the allocation verb is used
 	free    *desk
-	verb    verbs.QP // of the allocation verb
+	verb    verbs.QP // for the allocation verb; nil if chains are used
 }
 
-// freed is how many requests to free p's chain has begun with.
+// freed is how many requests p's free chain has begun to serve.
 func (p *pair) freed() uint64 {
 	if p.free == nil {
 		return 0
@@ -246,7 +243,8 @@ func (p *pair) freed() uint64 {
 	return p.free.received()
 }
 
-// first is the queue pair that proves to be the owner's when a chunk of p's is freed.
+// first is the queue pair that the first window of each of p's chunks is bound to. A free over it proves that the
+// chunk's owner asks.
 func (p *pair) first() verbs.QP {
 	if p.verb != nil {
 		return p.verb

@@ -16,9 +16,9 @@ var ErrDraining = errors.New("the node is being drained already")
 
 // A HeldError says what is still lent by nodes that could not be drained in time.
 type HeldError struct {
-	Clients []ClientInfo // that hold chunks
-	Bytes   int64        // in them
-	Cause   error        // why no more time was given
+	Clients []ClientInfo // the clients that hold chunks
+	Bytes   int64        // in those chunks
+	Cause   error        // why the drain stopped waiting
 }
 
 func (e *HeldError) Error() string {
@@ -39,8 +39,9 @@ type drain struct {
 	looks int           // how often in a row there was nothing
 }
 
-// A node that is being drained looks every drainEvery whether anything is lent, and believes it when it has found
-// nothing drainLooks times: what is allocated by chains is counted a little later than the client has it.
+// A node that is being drained checks every drainEvery whether anything is lent. It believes that nothing is when
+// drainLooks checks in a row have found nothing: a chunk that a chain allocates is counted a little later than the
+// client has it.
 const (
 	drainEvery = 50 * time.Millisecond
 	drainLooks = 2
@@ -53,11 +54,11 @@ func (d *drain) ticks() <-chan time.Time {
 	return d.tick.C
 }
 
-// Drain tells every client of these nodes that they are leaving, so that they move what they have there, lets in
-// nobody new, and returns nil when nothing is lent any more. Then the nodes are to be closed. If ctx ends before
-// that, clients are told that the nodes stay, and the error is a *HeldError.
+// Drain tells every client of these nodes that the nodes are leaving, so that the client moves what it has there; it
+// lets no new client in, and returns nil when nothing is lent any more. The caller then closes the nodes. If ctx ends
+// before that, the clients are told that the nodes stay, and the error is a *HeldError.
 //
-// Whether a client moves anything is its own affair: package copies does if there are other nodes enough.
+// Whether a client moves anything is up to the client: package copies does if there are enough other nodes.
 func Drain(ctx context.Context, nodes ...*Node) (err error) {
 	begun := make([]*drain, 0, len(nodes))
 	defer func() {
@@ -96,7 +97,7 @@ func Drain(ctx context.Context, nodes ...*Node) (err error) {
 	return nil
 }
 
-// held is why nodes could not be drained.
+// held returns the error that says what is still lent by nodes, with cause as the reason for giving up.
 func held(cause error, nodes []*Node) error {
 	e := &HeldError{Cause: cause}
 	for _, n := range nodes {
@@ -110,23 +111,24 @@ func held(cause error, nodes []*Node) error {
 	return e
 }
 
-// leave has clients told that the node is leaving, or if d is nil that it stays.
+// leave makes the node tell its clients that it is leaving, or, if d is nil, that it stays.
 func (n *Node) leave(d *drain) {
 	n.leaving = d
 	n.tellAll()
 }
 
-// tellAll has clients told what has changed.
+// tellAll puts every client on the ready list, so that look tells it what has changed.
 func (n *Node) tellAll() {
 	for _, c := range n.clients {
 		n.ready.add(c)
 	}
 }
 
-// goes reports whether clients are to move what they have elsewhere.
+// goes reports whether clients should move what they have at this node elsewhere.
 func (n *Node) goes() bool { return n.leaving != nil || n.pressed }
 
-// drained closes the drain's channel if nothing is lent, and everybody knows that nothing is to be borrowed.
+// drained closes the drain's channel if nothing has been lent for drainLooks checks in a row, and every client has
+// been told that the node is leaving.
 func (n *Node) drained() {
 	if n.leaving == nil || n.leaving.over {
 		return
@@ -149,13 +151,13 @@ func (n *Node) drained() {
 	close(n.leaving.empty)
 }
 
-// staysFor is for how long a client is not told that the node stays after it was told that it leaves. What is told unasked
-// takes the client's receives: a client that does not get to run would have none left, and lose its connection, if the host's
-// need came and went all the time.
+// staysFor is how long the node waits, after it has told a client that it is leaving, before it tells the client that
+// it stays. Unasked messages use up the client's receives. If the host's need kept coming and going, a client that
+// does not get to run would have no receives left and lose its connection.
 const staysFor = 500 * time.Millisecond
 
-// tellLeaving tells c whether the node is leaving, if it does not know. If there is no buffer, look comes again when
-// one has come back.
+// tellLeaving tells c whether the node is leaving, unless c knows already. If no reply buffer is free it does
+// nothing: look is called again when a buffer has come back.
 func (n *Node) tellLeaving(c *client) error {
 	leaving := n.goes()
 	if c.told == leaving || len(c.replies) == 0 {
@@ -179,7 +181,7 @@ func (n *Node) tellLeaving(c *client) error {
 	return n.send(c, &reply, nil)
 }
 
-// run has the control goroutine call f. It returns when f has, or false if the node is closed.
+// run makes the control goroutine call f, and returns true when f has returned, or false if the node is closed.
 func (n *Node) run(f func()) bool {
 	done := make(chan struct{})
 	select {

@@ -16,40 +16,35 @@ import (
 	"polder/verbs"
 )
 
-// finemem is the node's half of FineMem: clients allocate and free by one-sided
-// compare-and-swap of the metadata, package twolayer's, and read the keys of what
-// they have got from it. What is left for the control goroutine is to open the
-// metadata to a client's queue pair when it connects, to give what was freed new
-// keys, and to take back what clients leave behind.
+// finemem is the node's half of FineMem. Clients allocate and free by one-sided compare-and-swap on the metadata
+// (package twolayer), and read there the keys of what they have allocated. The control goroutine has three tasks
+// left: to open the metadata to a client's queue pair when the client connects, to give freed memory new keys, and to
+// take back what clients leave behind.
 //
 // # Isolation
 //
-// Clients are services that are trusted with the metadata: one for every compute
-// node, which hands addresses and keys to applications. The metadata has a
-// protection domain of its own, in which every client has the one queue pair that it
-// has connected for it; applications have none, and closing it fences a client that
-// is gone.
+// Clients are services that are trusted with the metadata: one for every compute node, which hands addresses and keys
+// to applications. The metadata has a protection domain of its own. In it every client has exactly one queue pair,
+// which it has connected for the metadata; applications have none. Closing that queue pair fences a client that is
+// gone.
 //
-// Memory is opened by windows of type 1, as in the paper, since they are bound
-// before anybody knows to whom: any queue pair may use one whose key it knows. Keys
-// are therefore drawn at random: a grain has two windows, and when it was freed the
-// one that was in use goes to a pool from which any grain may get it as its next
-// backup, under a new key of 8 random bits. Who had a chunk knows neither the index
-// nor the key that open it to the next, if the device takes the key that a bind asks
-// for (verbs.DeviceAttr.Type1Keys), or draws one itself. And a wrong guess costs the queue pair: a
-// host whose clients have had more than
-// Config.MaxViolations protection errors of late cannot
-// connect another.
+// Memory is opened by windows of type 1, as in the paper, since windows are bound before anybody knows for whom: any
+// queue pair may use such a window if it knows the key. Keys are therefore drawn at random. A grain has two windows.
+// When the grain has been freed, the window that was in use goes to a pool, from which any grain may get it as its
+// next backup, under a new key of 8 random bits. So a former borrower of a chunk knows neither the index nor the key
+// that open the chunk to the next one, provided that the device takes the key that a bind asks for
+// (verbs.DeviceAttr.Type1Keys), or draws a random one itself. And a wrong guess costs the queue pair: a host whose
+// clients have had more than Config.MaxViolations protection errors recently cannot connect another.
 type finemem struct {
 	node    *Node
 	table   *twolayer.Table
 	mem     *arena.Mapping // the metadata
-	pd      verbs.PD       // of it
+	pd      verbs.PD       // of the metadata
 	mr      verbs.MR
-	atomics *atomics // nil if the processor's are as good
+	atomics *atomics // nil if the processor's atomics do (verbs.DeviceAttr.HostAtomics)
 	worker  *rebind.Worker
 	users   map[*session]uint16
-	counted map[*session]int // chunks that it had when that was last counted
+	counted map[*session]int // chunks that the session had when they were last counted
 	taken   map[uint16]*session
 	last    uint16
 	clients map[*client]*tenure
@@ -57,28 +52,27 @@ type finemem struct {
 	grants  []wire.Grant
 	settles map[*session]settling
 
-	bells  verbs.CQ            // of doorbells
-	ringer map[uint32]verbs.QP // by number: whom they are from
+	bells  verbs.CQ            // receives the doorbells
+	ringer map[uint32]verbs.QP // by queue pair number: where a doorbell came from
 	wake   chan time.Time      // capacity 1: it is time for a turn of the worker's
 	timer  *time.Timer         // sends to wake
-	looked time.Time           // when what was freed was looked at last
-	felt   time.Time           // when heartbeats were looked at last
+	looked time.Time           // when the worker last looked at what was freed
+	felt   time.Time           // when heartbeats were last checked
 
 	lent, rebound, lag atomic.Int64
 }
 
-// tenure is what a connection has.
+// tenure is what finemem keeps for one connection.
 type tenure struct {
 	meta    verbs.QP
 	trouble atomic.Int32 // protection errors since the last look
 
-	beats   uint64    // of its user, when they changed last
-	beatAt  time.Time // when that was seen
-	beating bool      // they have changed since it connected
+	beats   uint64    // the user's heartbeat counter when it last changed
+	beatAt  time.Time // when that change was seen
+	beating bool      // the counter has changed since the client connected
 }
 
-// strikes are a host's protection errors, of which one is forgotten every
-// strikeLife.
+// strikes counts a host's recent protection errors. One is forgotten every strikeLife.
 type strikes struct {
 	n     int
 	since time.Time
@@ -112,7 +106,7 @@ func newFineMem(n *Node) (manager, error) {
 		m.worker, err = rebind.New(n.dev, rebind.Memory{PD: n.mem.pd, MR: n.mem.mr, Map: n.mem.mem, Pinned: n.mem.pinned}, m.table)
 	}
 	if err == nil {
-		// Every queue pair that is open has Doorbells, and one that was closed none.
+		// At most Doorbells completions are here for every open queue pair, and none for one that was closed.
 		m.bells, err = n.dev.CreateCQ(verbs.CQInit{
 			Depth: rebind.Doorbells * (n.cfg.MaxClients + 1), Handler: func(verbs.CQ) { m.ring() },
 		})
@@ -133,7 +127,7 @@ func newFineMem(n *Node) (manager, error) {
 	return m, nil
 }
 
-// broken says why the metadata is of no use any more, if it is not.
+// broken returns why the metadata must not be used any more, or nil.
 func (m *finemem) broken() error {
 	if m.atomics == nil {
 		return nil
@@ -141,12 +135,12 @@ func (m *finemem) broken() error {
 	return m.atomics.broken
 }
 
-// welcome decides how many queue pairs c may access memory with: windows of type 1 serve all.
+// welcome decides how many access queue pairs c may have. Windows of type 1 serve all of them.
 func (m *finemem) welcome(c *client, h *wire.Hello, w *wire.Welcome) {
 	m.node.welcomeGroups(c, h, w)
 }
 
-// user is s's id.
+// user returns s's user id in the metadata, and assigns one if s has none.
 func (m *finemem) user(s *session) (uint16, error) {
 	if u := m.users[s]; u != 0 {
 		return u, nil
@@ -197,13 +191,13 @@ func (m *finemem) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error
 	return fmt.Errorf("no use for a queue pair of kind %d now", h.Kind)
 }
 
-// serves reports whether who shows secret may have the metadata.
+// serves reports whether a client that shows secret may have the metadata.
 func (m *finemem) serves(secret [wire.SecretSize]byte) bool {
 	want := m.node.cfg.ServiceSecret
 	return want == [wire.SecretSize]byte{} || subtle.ConstantTimeCompare(want[:], secret[:]) == 1
 }
 
-// connectMetadata opens the metadata to a queue pair, and says where it is.
+// connectMetadata opens the metadata to a new queue pair of c's, and tells c where the metadata is.
 func (m *finemem) connectMetadata(c *client, t *tenure, req verbs.ConnRequest) error {
 	n := m.node
 	user, err := m.user(c.session)
@@ -238,11 +232,11 @@ func (m *finemem) fence(t *tenure) {
 		t.meta.Close()
 		delete(m.ringer, t.meta.Num())
 		t.meta = nil
-		m.answerBells() // which are gone with it
+		m.answerBells() // takes meta's last doorbells from the completion queue
 	}
 }
 
-// host is whose strikes c's are.
+// host returns the host that c's protection errors are counted for.
 func host(c *client) string {
 	addr := c.conn.RemoteAddr()
 	if h, _, err := net.SplitHostPort(addr); err == nil {
@@ -262,7 +256,7 @@ func (m *finemem) struckOut(host string) bool {
 func (m *finemem) strike(host string, n int, now time.Time) {
 	s := m.strikes[host]
 	if s == nil {
-		for h := range m.strikes { // so that they do not add up
+		for h := range m.strikes { // so that hosts with nothing left to forgive do not pile up
 			m.forgive(h, now)
 		}
 		s = &strikes{since: now}
@@ -312,17 +306,18 @@ func (m *finemem) answer(c *client, req *wire.Request, reply *wire.Reply) []wire
 	return m.grants
 }
 
-// owned lists the first chunks of the blocks that s has, of which the log then says
-// the class. What was freed there, by half or of another layer, has new keys then.
+// owned appends to m.grants the first chunk of each block that s has; the client finds the block's class in the log.
+// Before it lists a block it rebinds the block's sections, so that everything that was freed there (by half, or in
+// another layer) has new keys.
 func (m *finemem) owned(s *session, skip, most int) wire.Status {
 	t, least := m.table, m.table.Least
 	var all []twolayer.Extent
-	runs := 0 // sections that make a chunk together, so far
+	runs := 0 // consecutive sections of a run so far, until they make up one chunk
 	t.Owned(m.users[s], func(x twolayer.Extent) {
 		switch {
 		case x.Class >= least:
 			all = append(all, x)
-		case x.Run: // of sections that are less than a chunk
+		case x.Run: // of sections that are smaller than a chunk
 			if x.First&(1<<least-1) == 0 {
 				runs = 0
 			}
@@ -335,7 +330,7 @@ func (m *finemem) owned(s *session, skip, most int) wire.Status {
 	if skip > len(all) {
 		return wire.StatusBad
 	}
-	section := uint32(0) // the first that has not been looked at
+	section := uint32(0) // the first section that has not been rebound
 	for _, x := range all[skip:min(len(all), skip+most)] {
 		section = max(section, x.First/twolayer.SectionChunks)
 		for ; section <= (x.First+1<<x.Class-1)/twolayer.SectionChunks; section++ {
@@ -373,7 +368,7 @@ func (m *finemem) disconnect(c *client) {
 	}
 }
 
-// reclaim gives back what s has, beside clients that allocate and free.
+// reclaim frees what s has, while other clients go on to allocate and free.
 func (m *finemem) reclaim(s *session) (n int) {
 	user := m.users[s]
 	if user == 0 {
@@ -406,8 +401,8 @@ func (m *finemem) held(s *session) (n int) {
 	return n
 }
 
-// space counts what s has only when it connects: to count is to read the whole log,
-// and clients keep the account of their budgets themselves.
+// space counts what s has only while s is disconnected, that is, when it connects: to count means to read the whole
+// log, and clients keep the account of their budgets themselves.
 func (m *finemem) space(s *session) wire.Space {
 	free := int(m.table.Chunks) - m.table.Allocated()
 	has := m.counted[s]
@@ -425,8 +420,8 @@ func (m *finemem) count() { m.lent.Store(int64(m.table.Allocated() >> m.table.Le
 func (m *finemem) stats(s *Stats) {
 	m.node.Clients() // has the control goroutine count
 	s.Lent, s.Rebound, s.RebindLag = m.lent.Load(), m.rebound.Load(), time.Duration(m.lag.Load())
-	// The node does not see either; this is right if nothing is freed just now,
-	// and everybody allocates chunks of the least size.
+	// The node sees neither allocations nor frees. These values are right if nothing is being freed just now and
+	// everybody allocates chunks of the least size.
 	s.Frees = max(0, s.Rebound-s.Reclaimed)
 	s.Allocs = s.Lent + s.Rebound
 }

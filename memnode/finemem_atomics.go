@@ -8,23 +8,22 @@ import (
 	"polder/verbs"
 )
 
-// atomics changes words of the metadata by the device's own atomics, through a queue
-// pair that is connected to itself. The processor must not change a word beside a
-// device whose atomics are not atomic with its own (verbs.DeviceAttr.HostAtomics):
-// even a CAS that fails may write back what it has read. To load is safe, since an
-// aligned word is written at once.
+// atomics changes words of the metadata with the device's own atomics, through a queue pair that is connected to
+// itself. It is for devices whose atomics are not atomic with the processor's (verbs.DeviceAttr.HostAtomics): there
+// the processor must not change a word that the device may change, since even a CAS that fails may write back the
+// value it has read. Loading is safe, since an aligned word is written at once.
 //
 // It belongs to the control goroutine.
 type atomics struct {
 	words  verbs.MR       // the metadata
-	binder *rebind.Binder // whose queue pair it is: it runs other requests as well
+	binder *rebind.Binder // its queue pair executes the atomics
 	was    *arena.Mapping
-	mr     verbs.MR // of was
+	mr     verbs.MR // of was, which receives the old value
 	sge    [1]verbs.SGE
 	broken error // the device has failed; the metadata is not to be trusted
 }
 
-// newAtomics returns what changes words, which pd's queue pairs may do.
+// newAtomics returns an atomics for words, which queue pairs of pd may change.
 func newAtomics(dev verbs.Device, pd verbs.PD, words verbs.MR) (*atomics, error) {
 	a := &atomics{words: words}
 	var err error
@@ -42,9 +41,8 @@ func newAtomics(dev verbs.Device, pd verbs.PD, words verbs.MR) (*atomics, error)
 	return a, nil
 }
 
-// swap compares and swaps the word at an offset, and reports whether it was old.
-// When the device has failed it says so of everything, so that nobody tries again,
-// and broken says why.
+// swap compares and swaps the word at the offset at, and reports whether it was old. Once the device has failed, swap
+// returns true for everything, so that nobody tries again, and broken says why.
 func (a *atomics) swap(at, old, new uint64) bool {
 	if a.broken != nil {
 		return true

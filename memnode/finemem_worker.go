@@ -6,22 +6,22 @@ import (
 	"polder/verbs"
 )
 
-// This is how the control goroutine runs FineMem's worker, package rebind's.
+// This file is how the control goroutine runs FineMem's worker (package rebind).
 
-// ring has the worker take a turn. Anybody may call it.
+// ring makes the worker take a turn. Anybody may call it.
 func (m *finemem) ring() {
 	select {
 	case m.wake <- time.Now():
-	default: // it will anyway
+	default: // a turn is due already
 	}
 }
 
 func (m *finemem) ticks() <-chan time.Time { return m.wake }
 
-// tick is a turn of the worker's, at the time when it was woken or later.
+// tick is a turn of the worker. woken is when the worker was woken, which may be a while ago.
 func (m *finemem) tick(woken time.Time) {
 	if m.answerBells() {
-		m.looked = woken // what was freed while nobody looked was freed then
+		m.looked = woken // a doorbell ended the worker's sleep: what it finds now was freed about then
 	}
 	rest := m.worker.Turn()
 	if m.worker.Idle() {
@@ -39,8 +39,7 @@ func (m *finemem) tick(woken time.Time) {
 	m.timer.Reset(min(rest, m.node.cfg.Heartbeat))
 }
 
-// answerBells posts the receive of every doorbell that has come again, and reports
-// whether there were any.
+// answerBells posts a new receive for every doorbell that has arrived, and reports whether any had.
 func (m *finemem) answerBells() (rang bool) {
 	var wcs [32]verbs.WC
 	for {
@@ -48,7 +47,7 @@ func (m *finemem) answerBells() (rang bool) {
 		for _, wc := range wcs[:n] {
 			if qp := m.ringer[wc.QPN]; qp != nil && wc.Err() == nil {
 				rang = true
-				_ = qp.PostRecv(verbs.RecvWR{}) // one that has failed is on its way out
+				_ = qp.PostRecv(verbs.RecvWR{}) // fails only if qp has failed, and then its client is disconnected
 			}
 		}
 		if n < len(wcs) {
@@ -79,7 +78,7 @@ func (m *finemem) feel(now time.Time) {
 	}
 }
 
-// work deals with a batch of what was freed.
+// work gives one batch of freed memory new keys.
 func (m *finemem) work() bool {
 	if m.worker.Idle() {
 		return false
@@ -96,7 +95,7 @@ func (m *finemem) work() bool {
 	return !m.worker.Idle()
 }
 
-// worked notes what the worker has done.
+// worked counts n new keys, and logs err.
 func (m *finemem) worked(n int, err error) {
 	m.rebound.Add(int64(n))
 	if err != nil {
@@ -104,18 +103,17 @@ func (m *finemem) worked(n int, err error) {
 	}
 }
 
-// settling is how far the node is with what a client has asked it to settle.
+// settling is the progress of the node with a client's request to settle (see settle).
 type settling struct {
-	rebound uint64 // rebind.Worker.Done when all that had been freed has new keys
+	rebound uint64 // what rebind.Worker.Done must reach: then all that had been freed has new keys
 	closed  uint32 // sections whose idle spans have been closed
 }
 
 // settleSlice is how long the control goroutine settles at a time.
 const settleSlice = time.Millisecond
 
-// settle deals, for a while, with what had been freed when s asked first, and then
-// closes spans that nobody has anything of. It reports whether that is all; if not, s
-// is to ask again.
+// settle gives new keys to everything that had been freed when s first asked, and then closes the spans that nobody
+// has anything in. It works for about settleSlice, and reports whether it has finished; if not, s must ask again.
 func (m *finemem) settle(s *session) bool {
 	start := time.Now()
 	p, begun := m.settles[s]

@@ -11,7 +11,7 @@ import (
 	"polder/verbs"
 )
 
-// checkInPlace says why a node's memory cannot be read in place.
+// checkInPlace returns why a node with this configuration cannot let clients read its memory in place, or nil.
 func (c *Config) checkInPlace(attr verbs.DeviceAttr) error {
 	if !c.InPlace {
 		return nil
@@ -28,8 +28,9 @@ func (c *Config) checkInPlace(attr verbs.DeviceAttr) error {
 	return nil
 }
 
-// openDoor has clients that connect at l be passed the memory, if that is wanted, and l is where clients on this machine
-// could connect over TCP. If it cannot be done, those read over the fabric.
+// openDoor opens the door at which clients of l on this machine are passed the memory. It returns nil if the node
+// does not lend memory to be read in place, or if the door cannot be opened, for example because l does not listen on
+// TCP; those clients then read over the fabric.
 func (n *Node) openDoor(l verbs.Listener) *inplace.Door {
 	if n.mem.shared == nil {
 		return nil
@@ -52,7 +53,7 @@ var (
 	errPassedTwice = errors.New("the memory has been passed over this connection")
 )
 
-// lease is an inplace.Grant.
+// lease implements inplace.Grant.
 func (n *Node) lease(r *inplace.Request) (file *arena.Memfd, err error) {
 	if !n.run(func() { file, err = n.beginLease(r) }) {
 		return nil, verbs.ErrClosed
@@ -60,7 +61,7 @@ func (n *Node) lease(r *inplace.Request) (file *arena.Memfd, err error) {
 	return file, err
 }
 
-// beginLease is lease, in the control goroutine.
+// beginLease does the work of lease, in the control goroutine.
 func (n *Node) beginLease(r *inplace.Request) (*arena.Memfd, error) {
 	s := n.sessions[r.Session.ID]
 	switch {
@@ -80,7 +81,7 @@ func (n *Node) beginLease(r *inplace.Request) (*arena.Memfd, error) {
 	return file, nil
 }
 
-// revoke ends reading in place: c believes nothing any more that it reads from here on.
+// revoke ends reading in place: c believes nothing that it reads from now on.
 func (c *client) revoke() {
 	if c.lease != nil {
 		c.lease.Revoke()

@@ -17,8 +17,7 @@ var ErrNoSession = errors.New("the node has no kept session of that number")
 // kept reports whether s outlives its client's absence.
 func (s *session) kept() bool { return s.keep.Kept() }
 
-// resume returns the session that h asks for, or nil if the node does not have it. An error is the reason to
-// refuse it.
+// resume returns the session that h asks for, or nil if h is to get a new one. An error is the reason to refuse h.
 func (n *Node) resume(h *wire.Hello) (*session, error) {
 	s := n.sessions[h.Session.ID]
 	known := s != nil && s.knows(&h.Session)
@@ -36,7 +35,7 @@ func (n *Node) resume(h *wire.Hello) (*session, error) {
 	return s, nil
 }
 
-// foreign is why a client is refused that is not of the node's cluster.
+// foreign returns the reason to refuse a client that is not of the node's cluster.
 func (n *Node) foreign(h *wire.Hello) error {
 	mine, theirs := "no cluster", "another one"
 	if n.cfg.Cluster != "" {
@@ -52,7 +51,7 @@ func denied(format string, args ...any) error {
 	return errors.New(wire.Denied.Reason(fmt.Sprintf(format, args...)))
 }
 
-// mayKeep says why the node begins no kept session, if it does not.
+// mayKeep returns why the node cannot begin another kept session, or nil.
 func (n *Node) mayKeep() error {
 	if entry, _ := wire.ManagerNamed(n.cfg.Manager); !entry.Keeps {
 		return fmt.Errorf("this node lends by %s, which cannot keep a session: whoever had it could not be kept from writing", n.cfg.Manager)
@@ -69,8 +68,8 @@ func (n *Node) mayKeep() error {
 	return nil
 }
 
-// GiveUp takes the memory of a kept session back whose client is not connected, and returns how many chunks that
-// was: it is an operator's word that nobody wants it any more.
+// GiveUp takes back the memory of a kept session whose client is not connected, and returns how many chunks that was.
+// An operator calls it when nobody wants the memory any more.
 func (n *Node) GiveUp(session uint64) (chunks int, err error) {
 	if !n.run(func() { chunks, err = n.giveUp(session) }) {
 		err = verbs.ErrClosed
@@ -92,7 +91,7 @@ func (n *Node) giveUp(session uint64) (int, error) {
 	return n.reclaim(s), nil
 }
 
-// reclaim takes everything back that s has, whose client is not connected, and forgets it.
+// reclaim takes back everything that s has, and forgets s. Its client must not be connected.
 func (n *Node) reclaim(s *session) int {
 	k := n.manager.reclaim(s)
 	n.log.Info("chunks reclaimed", "session", s.wire.ID, "heap", s.keep.Heap, "chunks", k)
@@ -116,7 +115,8 @@ func (n *Node) countKept() {
 	n.counters.keptAway.Store(away)
 }
 
-// restore has the sessions of an earlier process go on: their clients are away, as from now.
+// restore takes over the sessions that an earlier process has left in the ledger. Their clients count as away from
+// now on. A session without chunks is forgotten.
 func (n *Node) restore() {
 	l := n.mem.ledger
 	if l == nil {

@@ -8,39 +8,41 @@ import (
 
 // Times of a Lending.
 const (
-	// LendAgain is for how long the host must have been short of nothing until more is lent than before: who needs
-	// memory seldom needs it once.
+	// LendAgain is how long the host must have had memory to spare before more is lent than before: a host that has
+	// needed memory once often needs it again soon.
 	LendAgain = 2 * time.Second
-	// MoveWithin is for how long clients may take to move what cannot be dropped, until that is said aloud.
+	// MoveWithin is how long clients may take to move what cannot be dropped before Yielded reports that they are
+	// late.
 	MoveWithin = 5 * time.Second
 )
 
-// A Lending decides how much of what its host does not need a node lends. It has no goroutine and no clock: its owner
-// measures the host, calls Look, has the node yield what that says (Node.Yield), and tells Yielded what has become of it.
+// A Lending decides how much of the memory that a host does not need its node lends. It has no goroutine and no
+// clock. Its owner measures the host, calls Look, calls Node.Yield with what Look returned, and passes the result of
+// that to Yielded.
 //
-// What a host does not need is what hostmem.Idle says, and what is lent already.
+// The memory that a host does not need is what hostmem.Idle says, plus what is lent already.
 type Lending struct {
 	idle hostmem.Idle
-	most int64 // that may ever be lent
-	cap  int64 // that may be lent now, by an operator's word
+	most int64 // bytes that may ever be lent
+	cap  int64 // bytes that an operator lets the node lend now
 
-	now   int64     // that may be lent by the last Look
+	now   int64     // bytes that the last Look decided may be lent, before cap
 	begun bool      // now is set
-	calm  time.Time // since when the host is short of nothing; zero if it is short
-	over  time.Time // since when more is lent than may be; zero if it is not
-	late  bool      // that has been so for MoveWithin
+	calm  time.Time // since when the host has had memory to spare; zero if it is short
+	over  time.Time // since when more has been lent than may be; zero if it is not
+	late  bool      // more has been lent than may be for MoveWithin
 }
 
-// NewLending returns a Lending of at most so many bytes, that leaves a reserve to the host.
+// NewLending returns a Lending of at most most bytes that leaves reserve bytes to the host.
 func NewLending(most, reserve int64) *Lending {
 	return &Lending{idle: hostmem.Idle{Reserve: reserve}, most: most, cap: most}
 }
 
-// Cap has no more be lent than most, whatever the host can spare, until it is called again.
+// Cap limits lending to most bytes, whatever the host can spare, until Cap is called again.
 func (l *Lending) Cap(most int64) { l.cap = most }
 
-// Look says how many bytes may be lent, and when to look again, since the host is as it was measured and used bytes
-// of it are lent.
+// Look returns how many bytes may be lent from now on, and after what time to call Look again. m is the measured
+// state of the host, and used is how many bytes are lent.
 func (l *Lending) Look(now time.Time, m hostmem.Memory, used int64) (most int64, again time.Duration) {
 	l.idle.Note(m)
 	beyond := l.idle.Beyond()
@@ -60,8 +62,8 @@ func (l *Lending) Look(now time.Time, m hostmem.Memory, used int64) (most int64,
 	return min(l.now, l.cap), l.idle.Next()
 }
 
-// Yielded takes note of what has become of a demand, and reports whether more has been lent than the host can spare for
-// MoveWithin; news is whether it reports something else than before.
+// Yielded records the result of a Node.Yield. It returns late, which says whether more has been lent than the host
+// can spare for MoveWithin, and news, which says whether late has changed.
 func (l *Lending) Yielded(now time.Time, y Yielded) (late, news bool) {
 	was := l.late
 	switch {

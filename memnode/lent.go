@@ -1,15 +1,15 @@
 package memnode
 
-// lent is the chunks of one session, for components to read (component.Chunks).
+// lent implements component.Chunks: it lets components read the chunks of one session.
 type lent struct {
 	mem   *memory
-	count int                     // the node's chunks
-	has   func(chunk uint32) bool // whether it is the session's now; for any goroutine
+	count int                     // how many chunks the node has
+	has   func(chunk uint32) bool // whether the session has chunk now; any goroutine may call it
 }
 
-// Read implements component.Chunks. Somebody else may be lent a chunk while it is copied;
-// then it is not the session's afterwards, but if it has come back by then, scrubbed, and what
-// was copied has to be refused by who knows what should be there.
+// Read implements component.Chunks. A chunk may be lent to another session while Read copies it. Read notices this,
+// because the chunk is not this session's afterwards. But if the chunk has been zeroed and lent to this session again
+// by then, Read does not notice: the caller, who knows what should be there, must refuse what was copied.
 func (l *lent) Read(chunk uint32, off uint64, b []byte) bool {
 	size := uint64(l.mem.size)
 	first, n := uint64(chunk)+off/size, uint64(len(b))

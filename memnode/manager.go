@@ -12,8 +12,7 @@ import (
 	"polder/verbs"
 )
 
-// The ways of managing memory that a Node can run: wire.Managers says what each
-// is.
+// The ways of managing memory that a Node can run. wire.Managers describes each of them.
 const (
 	Native   = wire.Native
 	OneSided = wire.OneSided
@@ -26,59 +25,56 @@ const (
 	ODRP     = wire.ODRP
 )
 
-// A ticker is a manager that has something to do from time to time. The control
-// goroutine calls tick with what ticks delivers.
+// A ticker is a manager that has something to do from time to time. The control goroutine calls tick with each value
+// that ticks delivers.
 type ticker interface {
 	ticks() <-chan time.Time
 	tick(woken time.Time)
-	// count brings what stats says up to date.
+	// count brings the values that stats reports up to date.
 	count()
 }
 
 var _, _ ticker = (*onesided)(nil), (*finemem)(nil)
 
-// DefaultManager is what a Config that names no manager gets if the device has
-// an allocation verb, and OtherManager if it has not.
+// DefaultManager is the manager of a Config that names none, if the device has an allocation verb; OtherManager is
+// the manager if the device has none.
 const (
 	DefaultManager = Native
 	OtherManager   = RPCMW
 )
 
-// A manager is the node's half of a way of managing memory: who has which
-// chunk, and how a client comes to it. The node does the rest: it takes
-// connections, keeps sessions and their grace periods, and carries messages.
+// A manager is the node's half of a way of managing memory: it decides which client has which chunk, and how the
+// client gets it. The node does the rest: it takes connections, keeps sessions and their grace periods, and carries
+// messages.
 //
 // Its methods are called by the control goroutine, except that stats may be
 // called by anyone.
 type manager interface {
-	// welcome adds to what c is told, which connects by h.
+	// welcome adds the manager's fields to the Welcome w for c, which connects with h.
 	welcome(c *client, h *wire.Hello, w *wire.Welcome)
-	// connect answers a connection request of c's for another queue pair
-	// than the management one. An error is the reason to refuse it.
+	// connect answers a request of c to connect a queue pair other than the management one. An error is the reason to
+	// refuse it.
 	connect(c *client, h *wire.Hello, req verbs.ConnRequest) error
 	// answer executes a request, and sets the reply's Status and N. The
 	// grants are the reply's list; they are valid until the next call.
 	answer(c *client, req *wire.Request, reply *wire.Reply) []wire.Grant
-	// look is called when something has happened to c: a message, or an
-	// event for which somebody called n.ready.add(c). An error means that c
-	// must be disconnected.
+	// look is called when something has happened to c: a message has come, or somebody has called n.ready.add(c)
+	// because of an event. An error means that c must be disconnected.
 	look(c *client) error
-	// disconnect makes everything that c's session has inaccessible, and
-	// releases what connect made: c's connection is gone.
+	// disconnect is called when c's connection is gone: it makes everything that c's session has inaccessible, and
+	// releases what connect made.
 	disconnect(c *client)
-	// reclaim takes everything back that s has, which is disconnected, and
-	// returns how many chunks that was.
+	// reclaim takes back everything that s has, which is disconnected, and returns how many chunks that was.
 	reclaim(s *session) int
-	// forget is told that s, which has nothing, is not known any more.
+	// forget is called when the node forgets s, which has nothing any more.
 	forget(s *session)
 	// held is how many chunks s has.
 	held(s *session) int
 	// space is what s may still allocate.
 	space(s *session) wire.Space
-	// work does a little in the background and reports whether there is
-	// more to do.
+	// work does a little of the background work, and reports whether there is more to do.
 	work() bool
-	// stats sets what a manager knows of s.
+	// stats sets those fields of s that the manager knows.
 	stats(s *Stats)
 	// close gives the memory back. There are no clients any more.
 	close() error
@@ -86,7 +82,7 @@ type manager interface {
 
 // A restorer is a manager whose memory can outlive the process.
 type restorer interface {
-	// restore has s, whose client is away, have chunks that it had in an earlier process.
+	// restore gives s, whose client is away, the chunks that it had in an earlier process.
 	restore(s *session, chunks []uint32)
 }
 
@@ -99,7 +95,8 @@ type teller interface {
 
 var _, _ teller = (*onesided)(nil), (*rpc)(nil)
 
-// managers makes a node's manager by name. n.pd, n.mem and n.cfg are there.
+// managers has the constructor of each manager, by name. It needs n.pd, n.mem and n.cfg. MemFD's constructor is added
+// by an init function.
 var managers = map[string]func(n *Node) (manager, error){
 	OneSided: newOneSided,
 	Native:   newOneSided,

@@ -10,18 +10,17 @@ import (
 	"polder/verbs"
 )
 
-func init() { managers[MemFD] = newMemfds } // the table cannot: newMemfds refers to it
+func init() { managers[MemFD] = newMemfds } // not in the table's literal, since newMemfds refers to the table
 
-// memfds is the manager for clients on this machine: each has its chunks in a
-// memfd of its own, which it maps. Package tenancy says why that is safe. It is asked by messages;
-// with reading and writing it has nothing to do, and its node's device, and the
-// memory that the other managers lend, neither.
+// memfds is the manager for clients on this machine: each client has its chunks in a memfd of its own, which it maps.
+// Package tenancy says why that is safe. Clients ask for chunks by messages. The manager takes no part in reading and
+// writing; nor do its node's device and the memory that the other managers lend.
 type memfds struct {
 	node    *Node
 	tenants map[*session]*tenant
 	all     []placed // by chunk
 	fresh   int      // all[fresh:] have never been lent
-	unlent  []uint32 // other chunks that nobody has
+	unlent  []uint32 // the other chunks that nobody has
 	dirty   []dirtySlot
 	most    int // chunks that may be lent at a time
 	grants  []wire.Grant
@@ -30,8 +29,8 @@ type memfds struct {
 	lentCount, dirtyCount atomic.Int64 // for stats
 }
 
-// placed says where a chunk is. The numbers of chunks are the node's; a client
-// finds them by their addresses, which are offsets in its memfd.
+// placed says where a chunk is. Chunk numbers are the node's; a client finds a chunk by its address, which is an
+// offset in the client's memfd.
 type placed struct {
 	t    *tenant // nil unless lent
 	slot uint32  // in t.fd
@@ -42,22 +41,21 @@ type placed struct {
 type tenant struct {
 	fd     *arena.Memfd
 	lease  *tenancy.Lease
-	chunks []uint32 // that it has
-	budget int      // most chunks, and slots
+	chunks []uint32 // the chunks that the session has
+	budget int      // the most chunks, and as many slots
 	fresh  int      // slots from here on have never been used
 	free   []uint32 // slots that read as zero; a stack
-	dirty  int      // of memfds.dirty
+	dirty  int      // how many slots in memfds.dirty are of this memfd
 	gone   bool     // the session is forgotten
 }
 
-// dirtySlot held a chunk that came back, and has not been punched yet.
+// A dirtySlot held a chunk that came back, and has not been punched yet.
 type dirtySlot struct {
 	t    *tenant
 	slot uint32
 }
 
-// A memoryPasser is a connection that carries memory to a client on this
-// machine.
+// A memoryPasser is a connection that passes memory to a client on this machine.
 type memoryPasser interface {
 	PassMemory(*arena.Memfd) error
 }
@@ -74,12 +72,12 @@ func (m *memfds) connect(*client, *wire.Hello, verbs.ConnRequest) error {
 
 func (m *memfds) look(*client) error { return nil }
 
-// disconnect leaves everything to the grace period: what the client has mapped
-// is its own.
+// disconnect does nothing: only the client can reach what it has mapped, so everything can wait for the end of the
+// grace period.
 func (m *memfds) disconnect(*client) {}
 
-// tenant returns the memory of c's session, which c's process is passed when it
-// asks for something the first time.
+// tenant returns the memory of c's session. It makes the memory when the session asks for something the first time,
+// and passes it to c's process on c's first request.
 func (m *memfds) tenant(c *client) (*tenant, error) {
 	t := m.tenants[c.session]
 	if t == nil {
@@ -145,7 +143,7 @@ func (m *memfds) answer(c *client, req *wire.Request, reply *wire.Reply) []wire.
 // lent is how many chunks clients have.
 func (m *memfds) lent() int { return m.fresh - len(m.unlent) }
 
-// lack is why nothing can be allocated now, or StatusOK.
+// lack returns why t can allocate nothing now, or StatusOK.
 func (m *memfds) lack(t *tenant) wire.Status {
 	switch {
 	case len(t.chunks) == t.budget && t.budget < len(m.all):
@@ -183,8 +181,7 @@ func (m *memfds) grant(i uint32) wire.Grant {
 //
 // Preconditions: lack(t) is StatusOK.
 func (m *memfds) take(t *tenant) (uint32, error) {
-	// What is dirty still takes up memory: more than is to be lent must not
-	// exist at any time.
+	// Dirty slots still take up memory, and at no time may more memory exist than is to be lent.
 	for m.lent()+len(m.dirty) >= len(m.all) || len(t.free) == 0 && t.fresh == t.budget {
 		if err := m.scrub(); err != nil {
 			return 0, err
@@ -229,9 +226,9 @@ func (m *memfds) release(i uint32) {
 	m.unlent = append(m.unlent, i)
 }
 
-// scrub punches one dirty slot out and makes it free.
+// scrub makes one dirty slot read as zero, by punching it out if it has whole pages, and makes it free.
 //
-// Preconditions: there is one.
+// Preconditions: there is a dirty slot.
 func (m *memfds) scrub() error {
 	last := len(m.dirty) - 1
 	d := m.dirty[last]
@@ -252,8 +249,7 @@ func (m *memfds) scrub() error {
 	return nil
 }
 
-// free takes the chunks of r's list back if all of them are c's, and otherwise
-// none.
+// free takes back the chunks of r's list if all of them are t's, and otherwise none.
 func (m *memfds) free(c *client, t *tenant, r *wire.Request) (wire.Status, int) {
 	m.ids = m.ids[:0]
 	for k := range r.N {
@@ -351,14 +347,14 @@ func (m *memfds) count() {
 
 func (m *memfds) stats(s *Stats) { s.Lent, s.Dirty = m.lentCount.Load(), m.dirtyCount.Load() }
 
-// close lets go of what clients have. What one has mapped stays its own as long
-// as it lives: nobody else is lent it.
+// close lets go of the clients' memory. What a client has mapped stays with it as long as it lives: it is not lent to
+// anybody else.
 func (m *memfds) close() error {
 	var errs []error
 	for _, t := range m.tenants {
 		errs = append(errs, t.close())
 	}
-	for len(m.dirty) > 0 { // of clients that are gone, too
+	for len(m.dirty) > 0 { // dirty slots of forgotten sessions: their memory is still open
 		last := len(m.dirty) - 1
 		t := m.dirty[last].t
 		m.dirty = m.dirty[:last]

@@ -11,8 +11,7 @@ import (
 	"polder/verbs"
 )
 
-// memory is what a node lends, in chunks of one size, registered without any
-// remote right of its own.
+// memory is the memory that a node lends, in chunks of one size. It is registered without any remote right.
 type memory struct {
 	pd     verbs.PD
 	mem    *arena.Mapping
@@ -20,8 +19,8 @@ type memory struct {
 	binder *rebind.Binder
 	size   int // of a chunk
 	pinned bool
-	ledger *ledger.Ledger  // nil: it ends with the process
-	shared *inplace.Memory // nil: nobody reads it in place
+	ledger *ledger.Ledger  // nil: the memory ends with the process
+	shared *inplace.Memory // nil: nobody reads the memory in place
 }
 
 func newMemory(dev verbs.Device, pd verbs.PD, cfg *Config) (*memory, error) {
@@ -58,8 +57,8 @@ func (m *memory) open(dev verbs.Device, cfg *Config) (err error) {
 // address is where chunk i begins.
 func (m *memory) address(i uint32) uint64 { return m.mr.Addr() + uint64(i)*uint64(m.size) }
 
-// zero makes chunk i read as zero, and gives its pages back to the operating
-// system if it has whole ones, and the device does not go on with those.
+// zero makes chunk i read as zero. It gives the chunk's pages back to the operating system if the chunk has whole
+// pages and the device has not pinned them.
 func (m *memory) zero(i uint32) {
 	off := int(i) * m.size
 	if !m.pinned && m.size >= arena.PageSize && m.punch(off, m.size) == nil {
@@ -78,15 +77,14 @@ func (m *memory) punch(off, n int) error {
 	return m.mem.Punch(off, n)
 }
 
-// own writes down who has chunk i, for managers whose NIC does not.
+// own writes the owner of chunk i into the ledger, if there is one, for managers whose NIC does not do that.
 func (m *memory) own(i uint32, owner uint64) {
 	if m.ledger != nil {
 		m.ledger.SetOwner(int(i), owner)
 	}
 }
 
-// close gives the memory back, or leaves it with whoever keeps it. Nothing is bound to it
-// any more.
+// close gives the memory back, or leaves it with its keeper. No window may be bound to it any more.
 func (m *memory) close() error {
 	if m.binder != nil {
 		m.binder.Close()

@@ -23,7 +23,7 @@ type Node struct {
 	mpd verbs.PD // management queue pairs and their buffers
 	pd  verbs.PD // the lent memory and access queue pairs
 	mem *memory
-	one bool // one session at a time: the device would let the next into its memory
+	one bool // one session at a time: the device would let a second one reach the first one's memory
 	// components is nil if there are none.
 	components *component.Server
 
@@ -34,7 +34,7 @@ type Node struct {
 	calls    chan func() // to be run by the control goroutine
 	ready    *readyList
 	counters counters
-	wg       sync.WaitGroup // accept loops' hand-over, watchers, control
+	wg       sync.WaitGroup // watchers of connections, and the control goroutine
 
 	// Owned by the control goroutine.
 	manager  manager
@@ -42,14 +42,14 @@ type Node struct {
 	clients  map[verbs.Conn]*client
 	grace    *time.Timer
 	looking  []*client
-	// lastOwner is the number of the session that was made last.
+	// lastOwner is the owner number of the session that was made last.
 	lastOwner uint64
 	leaving   *drain // nil while the node stays
 	pressed   bool   // more is lent than the host can spare
 
 	mu        sync.Mutex // guards what follows
 	closed    bool
-	listeners map[verbs.Listener]*inplace.Door // nil: where nobody is passed memory
+	listeners map[verbs.Listener]*inplace.Door // with a nil Door if clients there are passed no memory
 	closeErr  error
 	done      chan struct{} // closed when Close has finished
 }
@@ -57,8 +57,7 @@ type Node struct {
 var errOne = errors.New("this node lends to one client at a time, because its device does not check the bounds of windows, " +
 	"and another client has memory or may come back for it")
 
-// New returns a node that lends memory through dev, which stays the caller's
-// and must outlive the node.
+// New returns a node that lends memory through dev. The caller keeps dev, which must outlive the node.
 func New(dev verbs.Device, cfg Config) (*Node, error) {
 	if cfg.Manager == "" && !dev.Attr().Alloc {
 		cfg.Manager = OtherManager
@@ -128,9 +127,9 @@ func New(dev verbs.Device, cfg Config) (*Node, error) {
 // ChunkSize returns the size of every chunk in bytes.
 func (n *Node) ChunkSize() int { return n.cfg.ChunkSize }
 
-// Serve takes connections from l until the node is closed, when it returns
-// nil, or l fails. A node that is closed already only closes l. It may be called for several listeners, each of which the
-// node closes when it is closed itself.
+// Serve takes connections from l until the node is closed (then it returns nil) or l fails. If the node is closed
+// already, Serve only closes l. It may be called for several listeners; the node closes each of them when it is
+// closed itself.
 func (n *Node) Serve(l verbs.Listener) error {
 	door := n.openDoor(l)
 	n.mu.Lock()
@@ -144,7 +143,7 @@ func (n *Node) Serve(l verbs.Listener) error {
 	n.mu.Unlock()
 	defer func() {
 		l.Close()
-		door.Close() // before Close, which gives the memory up, forgets of it
+		door.Close() // before the delete: Close closes only the doors that it finds, and then gives the memory up
 		n.mu.Lock()
 		delete(n.listeners, l)
 		n.mu.Unlock()
@@ -283,8 +282,8 @@ func (n *Node) connect(req verbs.ConnRequest) {
 	}
 }
 
-// attach connects a management queue pair, of the session that h names if
-// it is still known.
+// attach connects a management queue pair for the session that h names, or for a new one if the node does not know
+// that session.
 func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 	if h.Cluster != wire.ClusterOf(n.cfg.Cluster) {
 		return n.foreign(h)
@@ -321,8 +320,8 @@ func (n *Node) attach(req verbs.ConnRequest, h *wire.Hello) error {
 		return err
 	}
 	if old := s.client; old != nil {
-		// The client noticed before us that its connection is gone, or another one takes
-		// over. Either way nothing of the old queue pairs lands any more from here on.
+		// Either the client has noticed before us that its connection is gone, or another client takes over. In both
+		// cases nothing that was sent over the old queue pairs lands any more from here on.
 		n.disconnect(old)
 	}
 	s.keep = h.Keep
@@ -402,7 +401,7 @@ func (n *Node) look(c *client) {
 	switch {
 	case err == nil:
 	case tornDown(err) && !c.offended.Load():
-		left() // its queue pairs are closed before the connection is
+		left() // a client closes its queue pairs before its connection
 	default:
 		n.log.Warn("client dropped", "peer", c.conn.RemoteAddr(),
 			"session", c.session.wire.ID, "chunks", n.manager.held(c.session), "error", err)
@@ -410,17 +409,17 @@ func (n *Node) look(c *client) {
 	}
 }
 
-// tornDown reports whether an error is that of a queue pair whose peer has gone.
+// tornDown reports whether err is the error of a queue pair whose peer has gone.
 func tornDown(err error) bool {
 	var s *verbs.StatusError
 	return errors.As(err, &s) && (s.Status == verbs.StatusWRFlushErr || s.Status == verbs.StatusRetryExcErr)
 }
 
-// disconnect ends c. Its session's chunks become inaccessible, which they are for good when it
-// returns, and the grace period begins unless the session is kept.
+// disconnect ends c. When it returns, nothing can reach the chunks of c's session over this connection any more. It
+// forgets a session that has nothing; otherwise the grace period begins, unless the session is kept.
 func (n *Node) disconnect(c *client) {
 	s := c.session
-	c.revoke() // before anything that makes what it reads another's
+	c.revoke() // first, so that c believes nothing that it reads once its chunks may be another client's
 	n.manager.disconnect(c)
 	if s.components != nil {
 		s.components.Disconnect()
@@ -439,7 +438,8 @@ func (n *Node) disconnect(c *client) {
 	n.await(s)
 }
 
-// await begins the grace period of s, whose client is away, unless it is kept.
+// await begins the grace period of s, whose client is away. A kept session has a grace period only if it has objects
+// of components.
 func (n *Node) await(s *session) {
 	if s.expires = time.Now().Add(n.cfg.Grace); s.kept() && (s.components == nil || !s.components.Busy()) {
 		s.expires = time.Time{}
@@ -460,8 +460,8 @@ func (n *Node) armGrace() {
 	}
 }
 
-// expire reclaims the chunks of sessions whose grace period is over. Of kept ones only the
-// components end.
+// expire reclaims the chunks of sessions whose grace period is over. A kept session that has chunks loses only its
+// components.
 func (n *Node) expire(now time.Time) {
 	for _, s := range n.sessions {
 		switch {
@@ -490,7 +490,7 @@ func (n *Node) forget(s *session) {
 	n.countKept()
 }
 
-// event counts what clients provoke; the device has already acted on it.
+// event counts the protection errors that clients provoke. The device has already acted on them.
 func (n *Node) event(e verbs.AsyncEvent) {
 	if e.Type == verbs.EventQPAccessErr || e.Type == verbs.EventQPReqErr {
 		n.counters.violations.Add(1)

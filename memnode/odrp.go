@@ -10,14 +10,15 @@ import (
 	"polder/verbs"
 )
 
-// paged lends addresses, by messages, and has the NIC put pages behind them: package odrp.
+// paged is the manager of ODRP: it lends addresses, by messages, and lets the NIC put pages behind them (package
+// odrp).
 type paged struct {
 	*rpc
 	pages *odrp.Pages
 	of    map[*session]*odrp.Table
 }
 
-// newODRP is rpc with another opener: what it lends are addresses.
+// newODRP returns rpc with another opener: the chunks that it lends are addresses, not memory.
 func newODRP(n *Node) (manager, error) {
 	if n.dev.Attr().Prefetches {
 		return nil, fmt.Errorf("%s reads entries before the chains of %s have rewritten them: lend by %s", n.dev.Attr().Name, ODRP, OneSided)
@@ -32,8 +33,7 @@ func newODRP(n *Node) (manager, error) {
 	return &pagedManager{m}, nil
 }
 
-// pagedManager is paged as a manager, which has some methods by the names that an
-// opener's have.
+// pagedManager makes paged a manager. It is a type of its own because manager and opener share some names of methods.
 type pagedManager struct{ *paged }
 
 func (m *pagedManager) connect(c *client, h *wire.Hello, req verbs.ConnRequest) error {
@@ -45,8 +45,7 @@ func (m *pagedManager) close() error {
 	return nil
 }
 
-// connectPager answers a request for the queue pair of a pager: 0 to read pages,
-// 1 to write them.
+// connectPager answers a request for the queue pair of a pager: index 0 is to read pages, index 1 to write them.
 func (m *paged) connectPager(c *client, h *wire.Hello, req verbs.ConnRequest) error {
 	if h.Kind != wire.KindAccess || int(h.Index) > 1 {
 		return fmt.Errorf("%s has no use for queue pair %d of kind %d", ODRP, h.Index, h.Kind)
@@ -65,7 +64,7 @@ func (m *paged) connectPager(c *client, h *wire.Hello, req verbs.ConnRequest) er
 			m.node.event(e)
 			m.node.ready.add(c)
 		}, func() {
-			c.access = nil // which are closed
+			c.access = nil // its queue pairs have been closed
 			m.node.ready.add(c)
 		})
 		c.part = p
@@ -90,7 +89,7 @@ func (m *paged) connect(*client, verbs.ConnRequest) error {
 }
 
 func (m *paged) take(*client) (uint32, bool) {
-	m.work() // nothing is left dirty, which would be zeroed as if it were memory
+	m.work() // leaves no dirty chunk, which chunks.take would zero as if it were memory
 	return m.chunks.take()
 }
 
@@ -127,10 +126,10 @@ func (m *paged) leave(c *client) {
 	}
 }
 
-// chunksOf tells nothing: what is in a chunk may be elsewhere.
+// chunksOf returns nil, so that components read no chunks: the pages of a chunk's addresses may lie anywhere.
 func (m *paged) chunksOf(*session) component.Chunks { return nil }
 
-// reclaim takes the pages back, too.
+// reclaim also takes back the pages of s.
 func (m *paged) reclaim(s *session) int {
 	if t := m.of[s]; t != nil {
 		t.Clear()
@@ -145,7 +144,7 @@ func (m *paged) forget(s *session) {
 	}
 }
 
-// work makes the addresses that came back free: their pages are zeroed already.
+// work makes the addresses that came back free. Their pages have been zeroed already.
 func (m *paged) work() bool {
 	m.pages.Settle()
 	m.chunks.free = append(m.chunks.free, m.chunks.dirty...)

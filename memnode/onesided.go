@@ -14,11 +14,10 @@ import (
 	"polder/verbs"
 )
 
-// onesided manages memory without the CPU: the NIC hands chunks out and takes
-// them back, by chains of work requests or by its own allocation verb. What is
-// left for the control goroutine is to build that when a client connects, to
-// rebind windows when one comes back, to reclaim what is left behind, to zero
-// large chunks, to watch budgets, and to deal with an empty queue.
+// onesided manages memory without the CPU: the NIC hands chunks out and takes them back, by chains of work requests
+// or by its own allocation verb. The control goroutine still makes the chains and queue pairs when a client connects,
+// rebinds windows when a client comes back, reclaims what clients leave behind, zeroes large chunks, watches budgets,
+// and deals with an empty queue.
 type onesided struct {
 	node      *Node
 	w         *windows
@@ -28,13 +27,13 @@ type onesided struct {
 	timer     *time.Timer
 	grants    []wire.Grant
 
-	goneAllocs, goneFrees int64        // of connections that are gone
-	allocs, frees         atomic.Int64 // of all, when last counted
+	goneAllocs, goneFrees int64        // chunks allocated and freed over connections that are gone
+	allocs, frees         atomic.Int64 // over all connections, when last counted
 }
 
-// A borrower is a session.
+// A borrower is what onesided keeps for a session.
 type borrower struct {
-	chunks []uint32 // while it is not connected, and when it last connected
+	chunks []uint32 // the session's chunks while it is not connected; afterwards, those it had when it connected
 }
 
 // Times between ticks.
@@ -84,8 +83,8 @@ func (m *onesided) chunksOf(s *session) component.Chunks {
 	return &lent{m.node.mem, m.node.cfg.chunks(), func(i uint32) bool { return m.w.table.Owner(i) == owner }}
 }
 
-// welcome decides how many queue pairs c has. The verb works for the group of the queue
-// pair that it comes over, so there is one to allocate with for every group.
+// welcome decides how many queue pairs c has. The allocation verb opens chunks to the group of the queue pair that it
+// comes over, so with the verb there is one queue pair to allocate with for every group.
 func (m *onesided) welcome(c *client, h *wire.Hello, w *wire.Welcome) {
 	w.Group = uint8(m.w.count - 1)
 	w.Groups = min(max(h.Groups, 1), uint8(m.node.cfg.MaxGroups))
@@ -105,7 +104,7 @@ func (m *onesided) borrower(s *session) *borrower {
 	return b
 }
 
-// open begins to count for c, which has so many groups and pairs.
+// open makes c's counter, with so many groups and pairs.
 func (m *onesided) open(c *client, groups, pairs int) {
 	b := m.borrower(c.session)
 	k := &counter{client: c, owner: c.session.owner, groups: make([][]verbs.QP, groups), pairs: make([]pair, pairs)}
@@ -155,8 +154,7 @@ func (m *onesided) connect(c *client, h *wire.Hello, req verbs.ConnRequest) erro
 	return fmt.Errorf("no use for a queue pair of kind %d now", h.Kind)
 }
 
-// event returns the handler of the events of a queue pair of k's. That the client
-// has closed its end is no trouble.
+// event returns the event handler for the queue pairs of k. It ignores the event that the client has closed its end.
 func (m *onesided) event(k *counter) func(verbs.AsyncEvent) {
 	return func(e verbs.AsyncEvent) {
 		if e.Type != verbs.EventCommEstablish && e.Type != verbs.EventDisconnected {
@@ -180,8 +178,8 @@ func (m *onesided) connectAccess(k *counter, i int, req verbs.ConnRequest) error
 	return nil
 }
 
-// place is the answer to a connection request for allocating or freeing: where
-// the table begins, and how many chunks may be allocated with p.
+// place is the answer to a request to connect a queue pair that allocates or frees: where the table begins, and how
+// many chunks may be allocated with p.
 func (m *onesided) place(p *pair) []byte {
 	b := binary.LittleEndian.AppendUint64(nil, m.w.table.Addr)
 	return binary.LittleEndian.AppendUint32(b, uint32(max(0, p.account.Spare())))
@@ -205,7 +203,7 @@ func (m *onesided) connectDesk(k *counter, p *pair, req verbs.ConnRequest, free 
 	if err != nil {
 		return fmt.Errorf("cannot build a chain: %w", err)
 	}
-	// The peer cannot send before it has been accepted, and then too soon.
+	// The client cannot send before Accept, but may then send before the desk has started.
 	if err := req.Accept(d.front, m.place(p)); err != nil {
 		d.close()
 		return nil
@@ -226,7 +224,7 @@ func (m *onesided) connectDesk(k *counter, p *pair, req verbs.ConnRequest, free 
 	return nil
 }
 
-// connectVerb connects the queue pair to allocate with for group i.
+// connectVerb connects the queue pair with which k's client allocates for group i.
 func (m *onesided) connectVerb(k *counter, i int, req verbs.ConnRequest) (err error) {
 	p, group := &k.pairs[i], k.groups[i]
 	if j := slices.Index(group, nil); j >= 0 {
@@ -252,9 +250,8 @@ func (m *onesided) connectVerb(k *counter, i int, req verbs.ConnRequest) (err er
 	return nil
 }
 
-// owned lists what k's session had when it connected. The first time, it binds
-// that to the new queue pairs; before that the client cannot have freed any of
-// it, and afterwards the windows are the NIC's business alone.
+// owned lists the chunks that k's session had when it connected. The first call binds them to the new queue pairs:
+// before that the client cannot have freed any of them, and afterwards their windows are the NIC's business alone.
 func (m *onesided) owned(k *counter, skip, max int) wire.Status {
 	if k.complete() != nil {
 		return wire.StatusNoAccess
@@ -273,8 +270,8 @@ func (m *onesided) owned(k *counter, skip, max int) wire.Status {
 	return wire.StatusOK
 }
 
-// rebind gives k's queue pairs the windows of its session's chunks, which have
-// been replaced when the last connection ended.
+// rebind binds the windows of the chunks of k's session to k's queue pairs. These windows are new: the old ones were
+// replaced when the last connection ended.
 func (m *onesided) rebind(k *counter) error {
 	k.listed = k.listed[:0]
 	for n, i := range m.borrower(k.client.session).chunks {
@@ -345,14 +342,12 @@ func (m *onesided) reclaim(s *session) int {
 	return k
 }
 
-// restore implements restorer: the table says already whose the chunks are, and they are in
-// no queue.
+// restore implements restorer. The table already says who owns the chunks, and the chunks are in no queue.
 func (m *onesided) restore(s *session, chunks []uint32) { m.borrower(s).chunks = chunks }
 
 func (m *onesided) forget(s *session) { delete(m.borrowers, s) }
 
-// rounds is how many chunks were allocated and freed over k's connection, as
-// the NIC has counted.
+// rounds returns how many chunks were allocated and freed over k's connection, as counted by the NIC.
 func (m *onesided) rounds(k *counter) (allocs, frees int64) {
 	for i := range k.pairs {
 		p := &k.pairs[i]

@@ -25,7 +25,7 @@ func (m *onesided) answer(c *client, req *wire.Request, reply *wire.Reply) []wir
 	return m.grants
 }
 
-// status is how an allocation of k's would end now.
+// status returns how an allocation by k's client would end now.
 func (m *onesided) status(k *counter) wire.Status {
 	empty := false
 	for i := range k.pairs {
@@ -57,7 +57,8 @@ func (m *onesided) look(c *client) error {
 
 var errNotOwner = errors.New("freed what is not its own")
 
-// inspect finds out what an event on one of k's queue pairs meant.
+// inspect finds out what an event on one of k's queue pairs meant. An error means that k's client must be
+// disconnected.
 func (m *onesided) inspect(k *counter) error {
 	select {
 	case <-k.client.conn.Done():
@@ -106,7 +107,7 @@ func (m *onesided) stopped(k *counter, p *pair) error {
 	case chain.NotBegun:
 		return nil // the device is closed
 	default:
-		// The chunk has left the queue and nobody has it.
+		// The chunk has left the queue, and nobody has it yet.
 		if i, ok := m.w.table.Chunk(entry); ok && m.w.table.Owner(i) != k.owner {
 			if err := m.w.takeBack(i); err != nil {
 				return err
@@ -116,12 +117,12 @@ func (m *onesided) stopped(k *counter, p *pair) error {
 	}
 }
 
-// settle gives elements that are owed back to the queue, and resumes the chains
-// that stopped for them.
+// settle zeroes some of the freed chunks, takes what has arrived in queue elements that are owed, and resumes the
+// chains that stopped there.
 func (m *onesided) settle() { m.w.settle() }
 
-// tell sends k's client a notice that is due. If there is no buffer, look comes
-// again when one has come back: what it says is the state then.
+// tell sends k's client a notice if one is due. If no reply buffer is free, look is called again when a buffer has
+// come back; the notice then describes the state at that time.
 func (m *onesided) tell(k *counter) error {
 	due, failed := false, uint32(0)
 	for i := range k.pairs {
@@ -140,7 +141,7 @@ func (m *onesided) tell(k *counter) error {
 
 func (m *onesided) ticks() <-chan time.Time { return m.timer.C }
 
-// soon has a tick come soon.
+// soon makes the next tick come after emptyEvery.
 func (m *onesided) soon() { m.timer.Reset(emptyEvery) }
 
 func (m *onesided) tick(time.Time) {
@@ -160,9 +161,9 @@ func (m *onesided) tick(time.Time) {
 	}
 }
 
-// audit takes the means to allocate and to free away from a client that has asked
-// for more than its budget. It has not got it: its chain waits for it to free as
-// much. What it has it keeps, and can access.
+// audit takes the queue pairs to allocate and to free with away from a client that has asked for more than its
+// budget. The client has not got more: its allocation chain waits until the client has freed as much. It keeps the
+// chunks that it has, and can access them.
 func (m *onesided) audit(k *counter) {
 	if !slices.ContainsFunc(k.pairs, func(p pair) bool { return p.account.Over(p.freed) }) {
 		return
@@ -181,19 +182,19 @@ func (m *onesided) audit(k *counter) {
 			p.alloc = nil
 		}
 		if p.free != nil {
-			p.free.disarm() // its front has windows
+			p.free.disarm() // but keep its front, which windows are bound to
 		}
 	}
 }
 
-// rest brings k's chains to rest for good, and notes what those to allocate with leave
-// behind. Their fronts fail first: a request that arrived later would be under way when
-// its chain is destroyed, and its chunk would be nobody's.
+// rest stops k's chains for good, and deals with what the allocation chains leave behind. It makes their fronts fail
+// first: otherwise a request that arrived later could be in progress when its chain is destroyed, and nobody would
+// have its chunk.
 func (m *onesided) rest(k *counter) {
 	for i := range k.pairs {
 		for _, d := range []*desk{k.pairs[i].alloc, k.pairs[i].free} {
 			if d != nil {
-				_ = d.front.Fail() // or it is closed
+				_ = d.front.Fail() // fails if the front is closed already
 			}
 		}
 	}
@@ -205,10 +206,9 @@ func (m *onesided) rest(k *counter) {
 	}
 }
 
-// quiesce returns when every chain that had a request has done what it can do
-// by itself. A NIC serves its queue pairs in turn, and in every turn a chain
-// executes a request, so it is enough to have as many turns as a chain has
-// requests.
+// quiesce returns when every chain that had a request has done what it can do by itself. A NIC serves its queue pairs
+// in turn, and in every turn a chain executes one work request. So it is enough to wait for as many turns as a chain
+// has work requests.
 func (m *onesided) quiesce() {
 	b := m.w.binder
 	for range chain.RingSize / verbs.WQESize {

@@ -7,23 +7,21 @@ import (
 	"polder/verbs"
 )
 
-// An opener is how rpc opens what it lends to the borrower, and closes it again:
-// what the managers that work by messages differ in. It belongs to the control
-// goroutine.
+// An opener is how rpc opens chunks to their borrower, and closes them again. It is what distinguishes the managers
+// that work by messages. It belongs to the control goroutine.
 type opener interface {
-	// connect answers a request for c's next access queue pair, and has c have it.
+	// connect answers a request for c's next access queue pair, and adds the queue pair to c.access.
 	connect(c *client, req verbs.ConnRequest) error
 	// take returns a chunk for c, or false if all are lent.
 	take(c *client) (uint32, bool)
-	// open opens chunks that take gave, or that c's session had before its
-	// connection was lost, to c, in order, and returns how many it did.
-	// Chunks that take gave read as zero then.
+	// open opens chunks to c, in order, and returns how many it opened. The chunks come from take, and then read as
+	// zero, or c's session had them before its connection was lost.
 	open(c *client, ids []uint32) (int, error)
-	// grant says how c, which chunk i is open to, reaches it.
+	// grant says how the client that chunk i is open to reaches it.
 	grant(i uint32) wire.Grant
-	// shut closes chunks that have been freed, and are reclaimed next.
+	// shut closes chunks that have been freed and will be reclaimed next.
 	shut(ids []uint32)
-	// leave closes everything that is open to c: its connection is gone.
+	// leave closes everything that is open to c, whose connection is gone.
 	leave(c *client)
 	// work does a little of what freed chunks need, and reports whether
 	// there is more to do.
@@ -32,8 +30,8 @@ type opener interface {
 	close()
 }
 
-// windows2 opens a chunk by a window of type 2B: only the access queue pair of the
-// borrower's that the chunk's number says (wire.GroupOf) may use it.
+// windows2 opens a chunk by a window of type 2B: only one access queue pair of the borrower may use it, the one that
+// the chunk's number says (wire.GroupOf).
 type windows2 struct {
 	node *Node
 	*chunks
@@ -74,17 +72,15 @@ func (w windows2) close() { w.chunks.close() }
 // allocation to rebind.
 const maxStale = 16
 
-// windows1 opens a chunk by a window of type 1, which may be bound again while it
-// is bound. So a free does nothing, and the allocation that comes next does the
-// work of both: one bind takes the chunk from the one and gives it to the other
-// (section 2.2.2 of the OneSidedMW paper).
+// windows1 opens a chunk by a window of type 1, which may be bound again while it is bound. So a free leaves the
+// window as it is, and the next allocation does the work of both: one bind takes the chunk from the old borrower and
+// gives it to the new one (section 2.2.2 of the OneSidedMW paper).
 //
-// It is not safe. Any queue pair of the node's may use a window of type 1, and a
-// bind changes 8 bits of its key: whoever has had the chunk finds the next
-// borrower's key in at most 256 guesses.
+// It is not safe. Any queue pair of the node may use a window of type 1, and a bind changes only 8 bits of its key: a
+// former borrower of the chunk finds the next borrower's key in at most 256 guesses.
 type windows1 struct {
 	windows2
-	stale map[uint32]bool // taken with its window still bound
+	stale map[uint32]bool // chunks that take returned with their windows still bound
 }
 
 func newWindows1(w windows2) *windows1 {
@@ -104,7 +100,7 @@ func (w *windows1) take(c *client) (uint32, bool) {
 func (w *windows1) open(c *client, ids []uint32) (int, error) {
 	done, err := w.bind(verbs.MWType1, c.access, ids)
 	for _, i := range ids {
-		// Not before: until it is bound again, the last borrower reaches it.
+		// Not before the bind: until then, the last borrower can write to the chunk.
 		if w.stale[i] {
 			w.zero(i)
 			delete(w.stale, i)
@@ -120,7 +116,7 @@ func (w *windows1) shut(ids []uint32) {
 	}
 }
 
-// work cleans up beyond what the next allocations may rebind.
+// work cleans one of the freed chunks if there are more than the next allocations may rebind (maxStale).
 func (w *windows1) work() bool {
 	if len(w.dirty) <= maxStale {
 		return false
@@ -139,13 +135,13 @@ func (w *windows1) work() bool {
 type registrations struct {
 	node *Node
 	*chunks
-	// keep leaves a chunk that has been freed registered, for the same client
-	// to borrow again without a registration, and registers some in advance.
+	// keep leaves a freed chunk registered, so that the same client can borrow it again without a registration, and
+	// registers some chunks in advance.
 	keep bool
 	of   []registration // by chunk
 }
 
-// registration is of a chunk, for a client: lent to it, or kept for it.
+// registration is the registration of a chunk for a client, which has borrowed the chunk or for which it is kept.
 type registration struct {
 	mr     verbs.MR // nil: not registered
 	holder *client
@@ -182,7 +178,7 @@ func (r *registrations) connect(c *client, req verbs.ConnRequest) error {
 	return nil
 }
 
-// registerAhead registers chunks that nobody has or is kept for, for c.
+// registerAhead registers for c some chunks that nobody has and that are kept for nobody.
 func (r *registrations) registerAhead(c *client) {
 	for range min(ahead, r.node.cfg.budget()) {
 		i, ok := r.unclaimed()
@@ -192,7 +188,7 @@ func (r *registrations) registerAhead(c *client) {
 	}
 }
 
-// unclaimed returns a free chunk, which stays free, that is not registered.
+// unclaimed returns a free chunk that is not registered. The chunk stays free.
 func (r *registrations) unclaimed() (uint32, bool) {
 	for _, i := range r.free {
 		if r.of[i].mr == nil {
@@ -208,8 +204,8 @@ func (r *registrations) unclaimed() (uint32, bool) {
 	return i, true
 }
 
-// take prefers a chunk that is registered for c, then one that is not
-// registered, and only then one that is kept for another.
+// take prefers a chunk that is registered for c, then one that is not registered, and only then one that is kept for
+// another client.
 func (r *registrations) take(c *client) (uint32, bool) {
 	if !r.keep {
 		return r.chunks.take()
@@ -241,7 +237,7 @@ func (r *registrations) take(c *client) (uint32, bool) {
 func (r *registrations) open(c *client, ids []uint32) (int, error) {
 	for done, i := range ids {
 		if reg := r.of[i]; reg.mr != nil && reg.holder != c {
-			// It has been open to another since it was zeroed.
+			// It has been open to another client since it was zeroed.
 			r.deregister(i)
 			r.zero(i)
 		}

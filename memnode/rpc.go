@@ -26,7 +26,7 @@ func newRPC(n *Node) (manager, error) {
 	m := &rpc{node: n, chunks: t}
 	if l := n.mem.ledger; l != nil {
 		for i := len(t.all) - 1; i >= 0; i-- {
-			if l.Owner(i) == 0 { // then it reads as zero
+			if l.Owner(i) == 0 { // the ledger has zeroed the chunks that nobody has
 				t.free = append(t.free, uint32(i))
 			}
 		}
@@ -50,7 +50,8 @@ func (m *rpc) chunksOf(s *session) component.Chunks {
 	return &lent{m.node.mem, m.node.cfg.chunks(), func(i uint32) bool { return m.chunks.ownedBy(i, s) }}
 }
 
-// welcome decides how many groups c may have. Baselines have one.
+// welcome decides how many groups c may have. With the baseline managers, or in version wire.Before of the protocol,
+// it has one.
 func (m *rpc) welcome(c *client, h *wire.Hello, w *wire.Welcome) {
 	if m.node.cfg.Manager == RPCMW && h.Version != wire.Before {
 		m.node.welcomeGroups(c, h, w)
@@ -137,7 +138,7 @@ func (m *rpc) space(s *session) wire.Space {
 	}
 }
 
-// alloc lends c up to want chunks, and leaves their keys in m.grants.
+// alloc lends c up to want chunks, and puts their grants into m.grants.
 func (m *rpc) alloc(c *client, want int) wire.Status {
 	s := c.session
 	left := m.node.cfg.budget() - len(s.chunks)
@@ -177,8 +178,7 @@ func (m *rpc) grant(i uint32) {
 	m.grants = append(m.grants, m.opener.grant(i))
 }
 
-// free takes the chunks of r's list back if all of them are c's, and otherwise
-// none.
+// free takes back the chunks of r's list if all of them are c's, and otherwise none.
 func (m *rpc) free(c *client, r *wire.Request) (wire.Status, int) {
 	m.ids = m.ids[:0]
 	for k := range r.N {
@@ -203,8 +203,7 @@ func (m *rpc) free(c *client, r *wire.Request) (wire.Status, int) {
 	return wire.StatusOK, len(m.ids)
 }
 
-// duplicates reports whether a number occurs twice in ids, at most
-// wire.MaxBatch of them.
+// duplicates reports whether a number occurs twice in ids, which has at most wire.MaxBatch.
 func duplicates(ids []uint32) bool {
 	for k, i := range ids {
 		for _, j := range ids[:k] {
@@ -216,8 +215,7 @@ func duplicates(ids []uint32) bool {
 	return false
 }
 
-// owned lists up to max of c's chunks after the first skip, each bound to the access
-// queue pair of its group, in m.grants.
+// owned lists up to max of c's chunks after the first skip in m.grants. It opens those that are not open to c yet.
 func (m *rpc) owned(c *client, skip, max int) wire.Status {
 	all := c.session.chunks
 	if skip > len(all) {

@@ -59,7 +59,7 @@ func (n *Node) answer(c *client, r received) error {
 	} else {
 		grants = n.manager.answer(c, &req, &reply)
 	}
-	// The request has been used up: its buffer is the client's next credit.
+	// The request has been read: its buffer becomes the client's next credit.
 	if err := c.postRecv(r.slot); err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func (n *Node) send(c *client, reply *wire.Reply, grants []wire.Grant) error {
 	return n.sendListed(c, reply, grants, nil)
 }
 
-// sendListed is send with a list of grants, or one of chunks.
+// sendListed sends c a reply with a list of grants, or with a list of chunks.
 func (n *Node) sendListed(c *client, reply *wire.Reply, grants []wire.Grant, list []uint32) error {
 	reply.Space = n.manager.space(c.session)
 	slot := c.replies[len(c.replies)-1]

@@ -33,7 +33,7 @@ type Stats struct {
 	Dirty     int64 // chunks that came back and still wait to be zeroed
 	Clients   int64 // connected
 	Sessions  int64 // connected, in their grace period, or kept
-	Kept      int64 // of the sessions, those that are kept
+	Kept      int64 // sessions that are kept
 	KeptAway  int64 // chunks of kept sessions whose clients are not connected
 
 	Allocs     int64         // chunks lent
@@ -44,14 +44,14 @@ type Stats struct {
 	Malformed  int64         // requests that made no sense
 	NotOwner   int64         // attempts to free what belongs to somebody else
 	Violations int64         // one-sided operations that the device refused
-	Dropped    int64         // chunks that were dropped, since the host needed them and their clients had permitted it
-	Withheld   int64         // chunks that nobody has and that are not lent, since the host may need the memory
+	Dropped    int64         // chunks dropped because the host needed the memory, with their clients' permission
+	Withheld   int64         // chunks that nobody has and that are kept unlent, since the host may need the memory
 	Over       int64         // chunks that are lent beyond what the host can spare
-	CutOff     int64         // connections cut off from allocating by chains, for having asked for more than the budget
+	CutOff     int64         // connections whose chains were stopped for asking for more than the budget
 	Rebound    int64         // freed keys that were replaced (FineMem)
-	RebindLag  time.Duration // at most as long did the last of them work after the free (FineMem)
-	Wakeups    int64         // of the control goroutine, for connections and requests
-	Busy       time.Duration // that the control goroutine has been at work
+	RebindLag  time.Duration // upper bound on how long the last replaced key worked after the free (FineMem)
+	Wakeups    int64         // how often the control goroutine woke up for connections and requests
+	Busy       time.Duration // how long the control goroutine has been at work
 
 	Components component.Stats
 }
@@ -76,7 +76,7 @@ func (n *Node) Stats() Stats {
 	return s
 }
 
-// Add adds what another node, with chunks of the same size, has and has done.
+// Add adds to s the statistics of another node whose chunks have the same size.
 func (s *Stats) Add(o Stats) {
 	s.ChunkSize = o.ChunkSize
 	k := &s.Components
@@ -103,13 +103,13 @@ func (s *Stats) Add(o Stats) {
 type ClientInfo struct {
 	Session uint64
 	Peer    string    // "" while disconnected
-	Chunks  int       // that it holds
-	Expires time.Time // disconnected: when they are reclaimed; zero if the session is kept
+	Chunks  int       // that the session holds
+	Expires time.Time // when the chunks are reclaimed; zero if the client is connected or the session is kept
 	Heap    string    // what a kept session is for, or ""
 	Epoch   uint64    // of the kept session's last client, or 0
 }
 
-// Name says for people whose the session is.
+// Name describes the session's client for people.
 func (c *ClientInfo) Name() string {
 	who := c.Peer
 	if who == "" {

@@ -9,19 +9,19 @@ import (
 	"polder/verbs"
 )
 
-// keyIndexes is how many windows and regions can be told apart: an rkey has 24 bits of
-// index, one of which is no key's. A function of a ConnectX-6 has as many, too.
+// keyIndexes is how many windows and regions can be told apart: an rkey has 24 bits of index, and one index is never
+// used for a key. A function of a ConnectX-6 has as many, too.
 const keyIndexes = 1<<24 - 1
 
-// An objects counts what a device has.
+// objects counts objects of a device.
 type objects struct {
-	qps, cqs, keys int64 // keys: of regions and windows, without those of chunks
+	qps, cqs, keys int64 // keys: of regions and windows, but not of the chunks' windows
 }
 
-// own is what a node has beside its clients', at most.
+// own is an upper bound of what a node has besides its clients' objects.
 var own = objects{16, 16, 16}
 
-// perClient is what a client of a node that c describes takes of the device, at most.
+// perClient is the most that one client of a node with configuration c takes of the device.
 func (c *Config) perClient() objects {
 	o := objects{1, 1, 1} // for messages
 	if c.Components.Memory > 0 {
@@ -29,7 +29,7 @@ func (c *Config) perClient() objects {
 	}
 	groups, pairs := int64(c.MaxGroups), int64(c.MaxPairs)
 	switch c.Manager {
-	case OneSided: // a pair is two desks, of four windows, two regions, and a software RNIC's two for long lists of SGEs
+	case OneSided: // a pair is 2 desks, each of 4 windows, 2 regions, and a software RNIC's 2 for long lists of SGEs
 		o.qps, o.cqs, o.keys = o.qps+groups*int64(c.Group)+2*2*pairs, o.cqs+2*3*pairs, o.keys+2*8*pairs
 	case Native:
 		o.qps += groups * int64(c.Group+1)
@@ -45,8 +45,8 @@ func (c *Config) perClient() objects {
 	return o
 }
 
-// checkClients refuses to serve so many clients that the device may have no queues for the
-// last of them, and says what to do instead. c is complete.
+// checkClients returns an error if the device may have too few queues for MaxClients clients, and says in it what to
+// do instead. c is complete.
 func (c *Config) checkClients(dev verbs.DeviceAttr) error {
 	each := c.perClient()
 	for _, q := range []struct {
@@ -67,8 +67,8 @@ func (c *Config) checkClients(dev verbs.DeviceAttr) error {
 	return nil
 }
 
-// windows is how many windows a node that c describes would need to lend so many
-// bytes, in chunks of a size. Baselines that register instead need none.
+// windows is how many windows a node with configuration c would need to lend bytes bytes in chunks of chunk bytes.
+// Baselines that register chunks instead need none.
 func (c *Config) windows(bytes, chunk int64) int64 {
 	chunks := bytes / chunk
 	switch c.Manager {
@@ -84,8 +84,8 @@ func (c *Config) windows(bytes, chunk int64) int64 {
 	return 0
 }
 
-// checkWindows refuses to lend what takes more windows than a device has, and says
-// what can be lent instead. c is complete.
+// checkWindows returns an error if lending takes more windows than the device has, and says in it what can be lent
+// instead. c is complete.
 func (c *Config) checkWindows(dev verbs.DeviceAttr) error {
 	have := keyIndexes - own.keys - int64(c.MaxClients)*c.perClient().keys
 	if dev.MaxMW > 0 {

@@ -9,14 +9,13 @@ import (
 	"polder/verbs"
 )
 
-// nicZeroes is the largest chunk that the NIC zeroes itself when it is freed.
-// Larger ones wait for the CPU, which gives their pages back to the operating
-// system; doing that for every small chunk would cost more than the memory is
-// worth, and could not keep up with the NIC.
+// nicZeroes is the size of the largest chunks that the NIC zeroes itself when they are freed. Larger chunks wait for
+// the CPU, which gives their pages back to the operating system. To do that for every small chunk would cost more
+// than the memory is worth, and could not keep up with the NIC.
 const nicZeroes = 64 << 10
 
-// windows is the metadata of one-sided management: a table with a group of
-// windows for every chunk, and the queue of those that are free.
+// windows is the metadata of one-sided management: a table with a group of windows for every chunk, and the queue of
+// the free chunks' entries.
 type windows struct {
 	*memory
 	count int // windows per chunk
@@ -24,7 +23,8 @@ type windows struct {
 	queue *chain.Queue
 	all   []verbs.MW // count for every chunk
 
-	// What the host needs (bound): so many entries are to be kept from being lent, and those are.
+	// Entries that are withheld from lending because the host needs the memory (bound): how many should be, and those
+	// that are.
 	toHold    int
 	held      []uint64
 	heldCount atomic.Int64 // len(held), for stats
@@ -56,7 +56,7 @@ func (w *windows) open(chunks, clients int) (err error) {
 	}
 	w.table, err = chain.NewTable(w.tableMem.Bytes()[:chain.TableSize(chunks)], w.tableMR.Addr(), w.count)
 	if err != nil {
-		// Another address may do.
+		// The address does not fit (NewTable): register the memory again, which gives another one.
 		first := w.tableMR
 		if w.tableMR, err = w.pd.RegMR(w.tableMem.Bytes(), verbs.AccessLocalWrite|verbs.AccessMWBind); err != nil {
 			return err
@@ -87,7 +87,7 @@ func (w *windows) open(chunks, clients int) (err error) {
 		if err := w.replace(i); err != nil {
 			return err
 		}
-		if w.table.Owner(i) == 0 { // otherwise it is lent, since before this process
+		if w.table.Owner(i) == 0 { // otherwise it has been lent since before this process
 			w.queue.Push(w.table.Entry(i))
 		}
 	}
@@ -108,8 +108,7 @@ func (w *windows) register(mem *arena.Mapping) (verbs.MR, error) {
 	return mr, nil
 }
 
-// replace gives chunk i windows that nobody has: whatever state the old ones
-// are in, whoever they were given to.
+// replace gives chunk i new windows, which nobody has. The old ones may be in any state and bound to anybody.
 func (w *windows) replace(i uint32) error {
 	for j := range w.count {
 		mw := &w.all[int(i)*w.count+j]
@@ -136,7 +135,7 @@ func (w *windows) drop(mw *verbs.MW) {
 // next is the key after k.
 func next(k verbs.RKey) verbs.RKey { return verbs.MakeRKey(k.Index(), k.Key()+1) }
 
-// bind gives the windows of chunk i, which nobody has, to queue pairs.
+// bind binds the windows of chunk i, which nobody has, to qps, in order.
 func (w *windows) bind(i uint32, qps []verbs.QP) error {
 	b := w.binder
 	b.WRs = b.WRs[:0]
@@ -151,7 +150,7 @@ func (w *windows) bind(i uint32, qps []verbs.QP) error {
 	return err
 }
 
-// takeBack makes chunk i, which no queue has, free.
+// takeBack makes chunk i, which is in neither queue, free.
 func (w *windows) takeBack(i uint32) error {
 	if err := w.replace(i); err != nil {
 		return err
@@ -162,7 +161,7 @@ func (w *windows) takeBack(i uint32) error {
 	return nil
 }
 
-// release has an entry lent again, unless it is to be held.
+// release makes an entry available to be lent again, unless more entries are to be withheld (hold).
 func (w *windows) release(entry uint64) {
 	if len(w.held) < w.toHold {
 		w.held = append(w.held, entry)
@@ -172,8 +171,8 @@ func (w *windows) release(entry uint64) {
 	w.queue.Push(entry)
 }
 
-// hold keeps so many entries that nobody has from being lent: those that there are now, and the others when they
-// come back.
+// hold withholds entries of chunks that nobody has from being lent: as many of them as there are now, and the rest
+// when they come back (release).
 //
 // Preconditions: chunks are handed out by the device's verb.
 func (w *windows) hold(entries int) {
@@ -208,7 +207,7 @@ func (w *windows) scrub() bool {
 	return true
 }
 
-// freedTo is where the NIC puts what is freed.
+// freedTo returns the tail and the ring of the queue into which the NIC puts freed chunks.
 func (w *windows) freedTo() (tail, ring uint64) {
 	if w.zeroMR != nil {
 		return w.queue.Tail(), w.queue.Ring()
@@ -216,8 +215,7 @@ func (w *windows) freedTo() (tail, ring uint64) {
 	return w.queue.FreedTail(), w.queue.FreedRing()
 }
 
-// settle zeroes a bounded number of freed chunks, for somebody waits for them,
-// and settles what is owed.
+// settle zeroes a bounded number of freed chunks, because somebody waits for memory, and then settles the queue.
 func (w *windows) settle() {
 	for k := 0; k < 16 && w.scrub(); k++ {
 	}

@@ -11,20 +11,21 @@ import (
 	"polder/verbs"
 )
 
-// A yielder is a manager whose node can lend less than all, and drop what is lent.
+// A yielder is a manager that can lend less than all of the node's memory, and drop chunks that are lent.
 type yielder interface {
-	// bound keeps all but so many chunks from being lent. What is lent beyond that stays.
+	// bound limits how many chunks may be lent from now on. Chunks that are lent beyond that stay lent.
 	bound(chunks int)
-	// has reports whether s has chunk i. It does not change while the control goroutine looks, but for a
-	// chunk that s gives back, which is zeroed by that goroutine before it is lent again.
+	// has reports whether s has chunk i. It is called by the control goroutine. While that goroutine looks, the
+	// answer can change from true to false only because s frees the chunk; and no one else gets the chunk meanwhile,
+	// since the control goroutine must zero it first.
 	has(s *session, i uint32) bool
-	// drop gives the pages of chunks back, which read as zero then.
+	// drop gives the pages of chunks back to the host. The chunks then read as zero.
 	drop(chunks []uint32) error
 }
 
 var _, _, _ yielder = (*onesided)(nil), (*rpc)(nil), (*memfds)(nil)
 
-// checkIdle says why a node cannot lend what is idle.
+// checkIdle returns why a node with this configuration cannot lend what is idle, or nil.
 func (c *Config) checkIdle(attr verbs.DeviceAttr) error {
 	switch {
 	case !c.Idle:
@@ -39,17 +40,17 @@ func (c *Config) checkIdle(attr verbs.DeviceAttr) error {
 	return nil
 }
 
-// concession is what a client has permitted the node to drop, and what has become of that. It
-// ends with the connection.
+// concession is which chunks a client has permitted the node to drop, and which of these have been dropped. It ends
+// with the connection.
 type concession struct {
-	vanishing map[uint32]struct{}  // may be dropped
-	hollow    map[uint32]time.Time // have been, and are still the session's; since when the client knows, or zero
-	news      []uint32             // of hollow, of which the client has not been told
-	told      bool                 // that there is news, for which it has not asked yet
+	vanishing map[uint32]struct{}  // chunks that may be dropped
+	hollow    map[uint32]time.Time // chunks dropped but still the session's; since when the client knows, or zero
+	news      []uint32             // chunks of hollow that the client has not been told of
+	told      bool                 // the client knows that there is news, and will ask for it
 }
 
-// forgetHollow is for how long the client may keep a chunk that it knows to be dropped until the node supposes that it
-// has given it back and has borrowed it anew.
+// forgetHollow is how long a session may still have a dropped chunk after its client has learned of the drop. After
+// that the node supposes that the client has freed the chunk and borrowed it again.
 const forgetHollow = time.Second
 
 // concede executes a request about chunks that may be dropped, and returns the reply's list.
@@ -58,7 +59,7 @@ func (n *Node) concede(c *client, req *wire.Request, reply *wire.Reply) []uint32
 	if req.Op == wire.OpVanished {
 		list := k.news[:min(len(k.news), req.N)]
 		k.news = k.news[len(list):]
-		k.told = len(k.news) > 0 // otherwise who asks will do so again
+		k.told = len(k.news) > 0 // if there is more news, the client asks again by itself
 		if len(list) == 0 {
 			k.told = false
 		}
@@ -83,7 +84,7 @@ func (n *Node) concede(c *client, req *wire.Request, reply *wire.Reply) []uint32
 	for j := range req.N {
 		i := req.Chunk(j)
 		if req.Op == wire.OpMayVanish {
-			delete(k.hollow, i) // it is another one, of which the same chunk was made
+			delete(k.hollow, i) // the client has freed the dropped chunk and borrowed it again
 			k.vanishing[i] = struct{}{}
 			continue
 		}
@@ -99,11 +100,11 @@ func (n *Node) concede(c *client, req *wire.Request, reply *wire.Reply) []uint32
 	return nil
 }
 
-// reap forgets chunks that c has given back.
+// reap forgets the chunks in c's concession that c has given back.
 func (c *client) reap(m yielder, now time.Time) {
 	k := &c.concession
 	for i := range k.vanishing {
-		if !m.has(c.session, i) { // it should have said so
+		if !m.has(c.session, i) { // freed without OpMustStay, which the client should have sent first
 			delete(k.vanishing, i)
 		}
 	}
@@ -114,19 +115,19 @@ func (c *client) reap(m yielder, now time.Time) {
 	}
 }
 
-// Yielded is what has become of a node's demand for memory.
+// Yielded is the result of a Node.Yield.
 type Yielded struct {
-	Used    int64 // bytes that are lent, without those of chunks that were dropped
-	Dropped int64 // bytes of them that were dropped now
-	Over    int64 // bytes that are lent beyond what the node may lend: clients have been told to move them
+	Used    int64 // bytes that are lent, not counting dropped chunks
+	Dropped int64 // bytes that this call has dropped
+	Over    int64 // bytes that are still lent beyond what the node may lend; clients are told to move them
 }
 
 // ErrNotIdle is the error of Yield for a node whose Config.Idle is not set.
 var ErrNotIdle = errors.New("the node does not lend what is idle, but a fixed size")
 
-// Yield has a node that lends what is idle lend no more than most bytes from now on. What is lent beyond
-// that is dropped where clients have permitted it; if it is still too much, clients are told that the node is leaving
-// until they have moved enough. It is called again and again, and returns when what can be dropped has been.
+// Yield limits a node that lends what is idle to most bytes from now on. What is lent beyond that is dropped where
+// clients have permitted it; if that is not enough, clients are told that the node is leaving until they have moved
+// enough. Yield is called again and again, and returns when it has dropped what it can.
 func (n *Node) Yield(most int64) (y Yielded, err error) {
 	m, ok := n.manager.(yielder)
 	if !ok || !n.cfg.Idle {
@@ -167,7 +168,7 @@ func (n *Node) yield(m yielder, most int) (y Yielded, err error) {
 	return y, err
 }
 
-// drop drops so many chunks that clients have permitted to be, as far as there are, and returns how many.
+// drop drops up to most chunks that clients have permitted to be dropped, and returns how many it dropped.
 func (n *Node) drop(m yielder, most int) (dropped int, err error) {
 	for _, c := range n.clients {
 		k := &c.concession
@@ -196,8 +197,8 @@ func (n *Node) drop(m yielder, most int) (dropped int, err error) {
 	return dropped, nil
 }
 
-// tellVanished tells c that chunks have been dropped, unless it knows. If there is no buffer, look comes again when
-// one has come back.
+// tellVanished tells c that chunks have been dropped, unless c knows already. If no reply buffer is free it does
+// nothing: look is called again when a buffer has come back.
 func (n *Node) tellVanished(c *client) error {
 	k := &c.concession
 	if len(k.news) == 0 || k.told || len(c.replies) == 0 {
@@ -207,15 +208,15 @@ func (n *Node) tellVanished(c *client) error {
 	return n.send(c, &wire.Reply{Op: wire.OpVanished}, nil)
 }
 
-// punchers is how many threads give pages back at a time, and punchAtOnce how many bytes one does at least: most of the time goes
-// by for small pages, one by one.
+// punchers is the most goroutines that give pages back at a time, and punchAtOnce how many bytes each of them does at
+// least. Most of the time is spent on small pages, one by one.
 const (
 	punchers    = 4
 	punchAtOnce = 16 << 20
 )
 
-// punch calls f for each run of places, of so many bytes each, that follow each other in list, which is sorted. Several
-// goroutines call it at a time if there is much to do.
+// punch calls f for each run of consecutive numbers in list, which is sorted: chunk number i is the size bytes from
+// i*size on. If there is much to do, several goroutines call f at a time, and a run may be split between them.
 func punch(list []uint32, size int, f func(off, n int) error) error {
 	part := max(len(list)/punchers+1, punchAtOnce/size)
 	var errs [punchers]error
@@ -239,7 +240,7 @@ func punch(list []uint32, size int, f func(off, n int) error) error {
 	return errors.Join(errs[:]...)
 }
 
-// drop gives the pages of chunks back, which read as zero then.
+// drop gives the pages of chunks back to the host. The chunks then read as zero.
 func (m *memory) drop(list []uint32) error {
 	return punch(list, m.size, m.punch)
 }
@@ -248,8 +249,8 @@ func (m *memory) drop(list []uint32) error {
 
 func (m *onesided) bound(chunks int) { m.w.hold(m.node.cfg.chunks() - chunks) }
 
-// has needs no lock: what the device frees waits to be zeroed by the control goroutine, since chunks are large
-// (checkIdle).
+// has needs no lock: a chunk that the device frees waits until the control goroutine has zeroed it, since chunks are
+// large (checkIdle).
 func (m *onesided) has(s *session, i uint32) bool {
 	return int(i) < m.node.cfg.chunks() && m.w.table.Owner(i) == s.owner
 }

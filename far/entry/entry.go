@@ -11,7 +11,7 @@ import (
 	"polder/far/record"
 )
 
-// Local is an entry in local memory: a object.Object whose data is
+// Local is an entry in local memory: an object.Object whose data is
 //
 //	16  u16  length of the key
 //	18  u8   tag
@@ -19,11 +19,11 @@ import (
 //	20       body: the expiry (i64, milliseconds since 1970), if the flags say that there is one; the
 //	         key; the value
 //
-// In far memory it is a record with the same body, which whoever has read it turns into an entry
-// where it lies: see Localize. Of an entry whose head alone was read, the value is missing.
+// In far memory an entry is a record with the same body. Whoever has read the record turns it into an entry in place:
+// see Localize. If only the head of an entry was read, the value is missing.
 //
-// The number is the hash of the key. What the evacuator reads without the lock of the shard is
-// the length and the owner, which never change.
+// The object's number is the hash of the key. Without the lock of the shard the evacuator reads only the length and
+// the owner, which never change.
 type Local object.Object
 
 const (
@@ -32,7 +32,7 @@ const (
 
 	expires = 1 << 0 // there is an expiry
 
-	// Big: the value is a Large, the rest lies in pieces.
+	// Big: the value is a Large; what it stands for lies in pieces.
 	Big = 1 << 1
 	// Piece: the entry is a piece of a large value.
 	Piece = 1 << 2
@@ -56,13 +56,13 @@ func (e Local) Expired() bool    { return e.expires() && e.late() }
 func (e Local) expires() bool    { return e[19]&expires != 0 }
 func (e Local) setTail(t uint64) { atomic.StoreUint64(object.Object(e).Tail(), t) }
 
-// late is Expired of an entry that has an expiry: most have none, and are told so without a call.
+// late is Expired for an entry that has an expiry. Most entries have none, and Expired says so without this call.
 func (e Local) late() bool { return Expired(e.Expire()) }
 
 // Clean reports whether the entry has a valid far copy.
 func (e Local) Clean() bool { return e.Far() != 0 }
 
-// SetFar gives the entry the far copy at addr, or none.
+// SetFar records that the entry's far copy is at addr, or that it has none if addr is 0.
 func (e Local) SetFar(addr uint64) { e.setTail(object.NewTail(addr, e.Owner())) }
 
 // SetStaged notes that the far copy of the entry is being written.
@@ -80,7 +80,7 @@ func (e Local) valueAt() int {
 	return n
 }
 
-// Expire is in milliseconds since 1970, 0 if there is no expiry.
+// Expire is when the entry expires, in milliseconds since 1970, or 0 if it does not.
 func (e Local) Expire() int64 {
 	if !e.expires() {
 		return 0
@@ -88,10 +88,10 @@ func (e Local) Expire() int64 {
 	return int64(binary.LittleEndian.Uint64(e[Header:]))
 }
 
-// Expired reports whether a time has come, which is in milliseconds since 1970, or 0 for never.
+// Expired reports whether the time at has come, in milliseconds since 1970, or 0 for never.
 func Expired(at int64) bool { return at != 0 && at <= time.Now().UnixMilli() }
 
-// WordFlags is the flags that e's word carries.
+// WordFlags is the flags that e's word in the index carries.
 func WordFlags(e Local) index.Word {
 	var f index.Word
 	if e.expires() {
@@ -106,7 +106,7 @@ func WordFlags(e Local) index.Word {
 	return f
 }
 
-// AppendHead appends e without its value, but with a Large, to dst.
+// AppendHead appends e without its value to dst. If the value is a Large, it is appended, too.
 func AppendHead(dst, e Local) Local {
 	n := e.valueAt()
 	if e.Big() {
@@ -115,7 +115,7 @@ func AppendHead(dst, e Local) Local {
 	return append(dst, e[:n]...)
 }
 
-// New is what an entry is made of.
+// New is what an entry is made from.
 type New struct {
 	Key, Value []byte
 	Expire     int64 // milliseconds since 1970, 0 for never
@@ -132,7 +132,7 @@ func (r *New) Body() int {
 	return n
 }
 
-// Size is how long the entry is in local memory, and FarSize in far memory.
+// Size is how many bytes the entry takes in local memory, and FarSize in far memory.
 func (r *New) Size() int    { return object.Size(Header - object.Header + r.Body()) }
 func (r *New) FarSize() int { return record.Size(r.Body()) }
 
@@ -153,7 +153,7 @@ func (r *New) Put(e Local, h Hash, owner uint16) {
 	clear(e[n:]) // what lay there before must not leave this process
 }
 
-// PutFar makes b, which is e.FarSize() bytes, the record of e.
+// PutFar writes the record of e into b, which is e.FarSize() bytes.
 func (e Local) PutFar(b []byte) {
 	rh := record.Header{Kind: record.Entry, Tag: e.Tag(), Owner: e.Owner(), Number: uint64(e.Hash()), KeyLen: e.Klen()}
 	if e[19]&Piece != 0 {
@@ -168,8 +168,8 @@ func (e Local) PutFar(b []byte) {
 	record.Put(b, rh, e[Header:e.End()])
 }
 
-// Localize turns the record r of an entry or a piece, which lies at a far address, into that entry,
-// clean. It ends where r does: an entry's header is shorter than a record's, in whose place it is.
+// Localize turns r, the record of an entry or a piece at the far address addr, into that entry, clean, in r's own
+// bytes. The entry ends where r does: an entry's header is shorter than the record's header that it replaces.
 func Localize(r record.Record, addr uint64) Local {
 	flags := byte(0)
 	if r.Kind() == record.Piece {
@@ -191,21 +191,21 @@ func Localize(r record.Record, addr uint64) Local {
 	return e
 }
 
-// Localized is what Localize has made of r.
+// Localized returns the entry that Localize has made of r.
 func Localized(r record.Record) Local { return Local(r[record.HeaderSize-Header:]) }
 
-// Hash is what the heap keeps of a key's hash: as many bits as a record has for a number,
-// of which the low 32 are the tag and those above choose the shard.
+// Hash is the part of a key's hash that the heap keeps: as many bits as a record's number has. The low 32 bits are
+// the tag, and those above choose the shard.
 type Hash uint64
 
 const HashBits = 40
 
 func (h Hash) Tag() uint32 { return uint32(h) }
 
-// Kept is what a checkpoint has of e beside its hash.
+// Kept is what a checkpoint keeps of e in addition to its hash.
 func (e Local) Kept() []byte { return e[object.Header:e.End()] }
 
-// NewOfKept is what an entry is made of that a checkpoint has kept as b.
+// NewOfKept returns the New of an entry that a checkpoint has kept as b.
 func NewOfKept(b []byte) (New, error) {
 	const at = Header - object.Header
 	if len(b) < at {
@@ -223,5 +223,5 @@ func NewOfKept(b []byte) (New, error) {
 	return r, nil
 }
 
-// Small makes e one that has no pieces.
+// Small makes e an entry that has no pieces.
 func (e Local) Small() { e[19] &^= Big }

@@ -2,10 +2,10 @@ package entry
 
 import "encoding/binary"
 
-// Large stands for a value that is too long for one entry, and is the value of the entry of its key. The value is stored as
-// pieces: entries of the same map that only its version and their numbers name, and that no user sees. Pieces are written
-// before the entry and never change, so that whoever has read a Large reads the value that it stood for,
-// or finds pieces missing and knows that there is a newer one.
+// Large stands for a value that is too long for one entry: it is the value in the entry of the key. The value itself
+// is stored as pieces. These are entries of the same map that no user sees; only the Large's version and the pieces'
+// numbers name them. Pieces are written before the key's entry and never change. So whoever has read a Large either
+// reads the value that it stood for, or finds pieces missing and knows that there is a newer one.
 type Large struct {
 	Version uint64 // never 0, never used again
 	Size    int
@@ -15,10 +15,10 @@ type Large struct {
 // LargeSize is the length of what Encode returns.
 const LargeSize = 20
 
-// LargeOf is what is the value of e.
+// LargeOf returns the Large that is the value of e.
 func LargeOf(e Local) Large { return DecodeLarge(e.Value()) }
 
-// DecodeLarge is what Encode has made v of, which has LargeSize bytes.
+// DecodeLarge returns the Large that Encode has encoded as v, which has LargeSize bytes.
 func DecodeLarge(v []byte) Large {
 	return Large{
 		Version: binary.LittleEndian.Uint64(v),
@@ -41,7 +41,7 @@ func (l Large) Count() int { return (l.Size + l.Piece - 1) / l.Piece }
 // PieceKeySize is the length of the key of a piece.
 const PieceKeySize = 12
 
-// Key is the key of a piece.
+// Key is the key of piece i.
 func (l Large) Key(i int) (k [PieceKeySize]byte) {
 	binary.LittleEndian.PutUint64(k[:], l.Version)
 	binary.LittleEndian.PutUint32(k[8:], uint32(i))

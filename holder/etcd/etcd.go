@@ -1,16 +1,17 @@
-// Package etcd keeps registers in etcd, one in a key: /polder/CLUSTER/heap/NAME.
+// Package etcd keeps registers in etcd, each in one key: /polder/CLUSTER/heap/NAME.
 //
-// What the key has is a header of 16 bytes (magic, format, version; see encode) and the value. A change is a transaction
-// that compares the key's modification revision, and a read is linearizable: never one that a member answers by itself.
+// The key's content is a header of 16 bytes (magic, format, version; see encode), followed by the value. A change is
+// a transaction that compares the key's modification revision. A read is linearizable: no member answers it by
+// itself.
 //
-// A change whose answer does not come may be on its way to etcd for any time. It compares the revision that the key had,
-// so the next Read, if it finds that revision still, writes the same again: the key has another revision then, and the
-// change can never happen. The version, which is in the value's header, stays as it was.
+// A change whose answer does not come may be on its way to etcd for any time. It compares the revision that the key
+// had. So if the next Read still finds that revision, it writes the same content again: the key then has another
+// revision, and the change can never happen. The version, which is in the content's header, stays as it was.
 //
-// etcd's leases have no part in this: a register is never lost or changed because time has passed.
+// No etcd leases are used: a register is never lost or changed because time has passed.
 //
-// Not promised: anything after etcd was restored from a backup, or emptied. Read says so when it notices it, by
-// revisions that are lower than before.
+// Nothing is promised after etcd was restored from a backup, or emptied. If Read notices this, by revisions that are
+// lower than before, it says so.
 package etcd
 
 import (
@@ -28,7 +29,7 @@ import (
 	"polder/internal/etcd"
 )
 
-// A Register is in one key.
+// A Register is a holder.Register in one key of etcd.
 type Register struct {
 	client *etcd.Client
 	key    string
@@ -37,8 +38,8 @@ type Register struct {
 
 	mu       sync.Mutex
 	closed   bool
-	version  uint64         // the version that was last known, guarded by mu as what follows
-	mod      int64          // the key's revision with that version, or -1 if none is known
+	version  uint64         // the version last seen; guarded by mu, as are the fields below
+	mod      int64          // the key's revision when that was seen, or -1 if nothing was
 	unsure   int64          // the newest revision that a change of unknown outcome compares with, or -1
 	revision int64          // the newest revision of etcd that was seen
 	wg       sync.WaitGroup // operations; added to under mu while closed is not set
@@ -49,7 +50,7 @@ var _ holder.Register = (*Register)(nil)
 // name is what a cluster and a heap may be called.
 var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-// under begins the keys of a cluster's registers.
+// under is the prefix of the keys of a cluster's registers.
 func under(cluster string) string { return "/polder/" + cluster + "/heap/" }
 
 // Names returns the names of a cluster's registers, in order.
@@ -63,7 +64,7 @@ func Names(ctx context.Context, client *etcd.Client, cluster string) (names []st
 	return names, err
 }
 
-// New returns the register of a heap of a cluster. client stays the caller's, and has to stay open until Close.
+// New returns the register of a heap of a cluster. The caller keeps client, which must stay open until Close.
 func New(client *etcd.Client, cluster, heap string) (*Register, error) {
 	for _, n := range []string{cluster, heap} {
 		if !name.MatchString(n) {
@@ -85,7 +86,7 @@ func (r *Register) Close() error {
 	return nil
 }
 
-// begin begins an operation, which ends with end, and when r is closed.
+// begin begins an operation, which lasts until the caller calls end. The returned context also ends when r is closed.
 func (r *Register) begin(ctx context.Context) (_ context.Context, end func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,19 +99,19 @@ func (r *Register) begin(ctx context.Context) (_ context.Context, end func(), er
 	return ctx, func() { stop(); cancel(nil); r.wg.Done() }, nil
 }
 
-// An entry is what the key has.
+// An entry is the content of the key, with its revision.
 type entry struct {
 	mod     int64 // 0 if there is no key
 	version uint64
 	value   []byte // nil if version is 0
 }
 
-// magic begins what a key has. Its last byte is the format.
+// magic begins the content of a key. Its last byte is the format.
 var magic = [8]byte{'p', 'o', 'l', 'd', 'e', 'r', 'R', 1}
 
 const headerSize = 16
 
-// encode is what a key has: magic; the version, 8 bytes, little-endian; the value. Version 0 has no value.
+// encode returns the content of a key: magic; the version, 8 bytes, little-endian; the value. Version 0 has no value.
 func encode(version uint64, value []byte) []byte {
 	b := make([]byte, headerSize, headerSize+len(value))
 	copy(b, magic[:])
@@ -118,7 +119,7 @@ func encode(version uint64, value []byte) []byte {
 	return append(b, value...)
 }
 
-// decode reads what encode has made.
+// decode reads content that encode has made.
 func decode(b []byte) (version uint64, value []byte, err error) {
 	switch {
 	case len(b) < headerSize || [8]byte(b[:8]) != magic:
@@ -141,7 +142,7 @@ func decode(b []byte) (version uint64, value []byte, err error) {
 // errOld says that etcd has forgotten something.
 var errOld = errors.New("etcd is older than it was: it was restored from a backup, or emptied")
 
-// get returns what the key has. It tries until ctx ends, unless etcd itself refuses.
+// get returns the content of the key. It tries until ctx ends, unless etcd itself refuses.
 func (r *Register) get(ctx context.Context) (e entry, err error) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		r.mu.Lock()
@@ -170,7 +171,7 @@ func (r *Register) get(ctx context.Context) (e entry, err error) {
 	}
 }
 
-// saw takes note of what the key has.
+// saw notes the version and the revision mod of the key, and etcd's revision.
 func (r *Register) saw(version uint64, mod, revision int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -185,7 +186,7 @@ const (
 	lastPause  = time.Second
 )
 
-// wait waits before something is tried again that has failed with err. It fails when ctx has ended.
+// wait waits for pause before a retry of what has failed with err. It fails when ctx has ended.
 func wait(ctx context.Context, pause time.Duration, err error) error {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -215,7 +216,8 @@ func (r *Register) Read(ctx context.Context) ([]byte, uint64, error) {
 		if !unsure {
 			return e.value, e.version, nil
 		}
-		// A change that has not happened may still be on its way. It cannot happen to another revision.
+		// A change that compares this revision may still be on its way. It cannot happen once the key has another
+		// revision.
 		done, revision, err := r.client.Swap(ctx, r.key, e.mod, encode(e.version, e.value), 0)
 		switch {
 		case etcd.Refused(err):
@@ -268,14 +270,14 @@ func (r *Register) Swap(ctx context.Context, version uint64, value []byte) (uint
 			return 0, fmt.Errorf("%w: %w", holder.ErrUnknown, err)
 		case etcd.Refused(err):
 			return 0, err
-		case err != nil: // no endpoint has seen it
+		case err != nil: // no endpoint has seen the request
 			if err := wait(ctx, pause, err); err != nil {
 				return 0, err
 			}
 		case done:
 			r.saw(version+1, revision, revision)
 			return version + 1, nil
-		default: // changed, or written again with this version
+		default: // the key was changed, or written again with the same version
 			mod = -1
 		}
 	}

@@ -9,29 +9,29 @@ import (
 	"polder/holder"
 )
 
-// limits bound what a witness keeps.
+// limits bound how much a witness keeps.
 type limits struct {
 	registers int
 	bytes     int64 // of names and values
 }
 
-// register is what a witness keeps of one.
+// register is what a witness keeps of one register.
 type register struct {
-	promised ballot // it takes part in none below
+	promised ballot // the witness takes part in no ballot below this one
 	accepted state
 }
 
 func size(name string, r register) int64 { return int64(len(name) + len(r.accepted.Value)) }
 
-// An acceptor is what a witness keeps, and what it answers to each request. It does nothing by
-// itself: whoever has it asks it to decide, keeps the change that this needs, then applies the
-// change, and answers when it is on the medium.
+// An acceptor is what a witness keeps, and decides what it answers to each request. It does nothing by itself: its
+// owner asks it to decide, writes to the log the changes that the answer needs, applies them, and answers when they
+// are on the medium.
 type acceptor struct {
 	limits
-	cells     bool // it keeps cells in memory, and belongs to no set
+	cells     bool // it keeps cells for a Pair, in memory, and belongs to no set
 	id        Identity
-	set       *Set // nil: it belongs to none, and has no vote
-	next      *Set // it is sealed: this set comes after set. nil if it is not
+	set       *Set // nil: it belongs to no set, and has no vote
+	next      *Set // if not nil, the witness is sealed: this set comes after set
 	registers map[string]register
 	used      int64 // bytes of names and values
 }
@@ -40,8 +40,7 @@ func newAcceptor(l limits) *acceptor {
 	return &acceptor{limits: l, registers: make(map[string]register)}
 }
 
-// A change is what has to be on the medium before an answer leaves. Kind says which fields
-// count.
+// A change must be on the medium before an answer that needs it leaves. Kind says which fields are used.
 type change struct {
 	Kind     changeKind
 	ID       Identity // changeIdentity
@@ -54,16 +53,16 @@ type change struct {
 type changeKind uint8
 
 const (
-	changeIdentity changeKind = iota + 1 // it is the witness ID
-	changeSet                            // it belongs to the set
-	changeSeal                           // this set comes next
-	changePromise                        // for a register
-	changeAccept                         // for a register, and a promise
+	changeIdentity changeKind = iota + 1 // the witness has the identity ID
+	changeSet                            // the witness belongs to Set
+	changeSeal                           // the witness is sealed: Set comes next
+	changePromise                        // it has promised Promised for the register Name
+	changeAccept                         // it has promised Promised, and accepted Accepted, for the register Name
 	changeKinds
 )
 
-// apply makes a change that is kept, or will be before an answer leaves. At a start it is called
-// for all that were.
+// apply applies a change that is in the log, or will be before an answer leaves. At a start it is called for all
+// changes that the log has.
 func (a *acceptor) apply(c *change) {
 	switch c.Kind {
 	case changeIdentity:
@@ -75,7 +74,7 @@ func (a *acceptor) apply(c *change) {
 		if a.next != nil && a.next.Version <= c.Set.Version {
 			a.next = nil
 		}
-		if r, ok := a.registers[successor]; ok { // it was about the set before
+		if r, ok := a.registers[successor]; ok { // it was about the successor of the previous set
 			a.used -= size(successor, r)
 			delete(a.registers, successor)
 		}
@@ -93,7 +92,7 @@ func (a *acceptor) apply(c *change) {
 	}
 }
 
-// all calls yield with the changes that make this state from nothing.
+// all calls yield with the changes that make this state from an empty one.
 func (a *acceptor) all(yield func(*change)) {
 	yield(&change{Kind: changeIdentity, ID: a.id})
 	if a.set != nil {
@@ -107,8 +106,7 @@ func (a *acceptor) all(yield func(*change)) {
 	}
 }
 
-// decide says what to answer, and the changes without which the answer must not leave. It
-// changes nothing itself.
+// decide returns the answer to q, and the changes without which the answer must not leave. It changes nothing itself.
 func (a *acceptor) decide(q *request) (r reply, changes []*change) {
 	r.From = a.id
 	switch {
@@ -170,7 +168,7 @@ func (a *acceptor) decide(q *request) (r reply, changes []*change) {
 	return r, changes
 }
 
-// cell answers to who keeps a register in a pair of cells.
+// cell answers a client that keeps a register in a pair of cells.
 func (a *acceptor) cell(q *request, r reply) (reply, []*change) {
 	reg, ok := a.registers[q.Name]
 	switch {
@@ -182,7 +180,7 @@ func (a *acceptor) cell(q *request, r reply) (reply, []*change) {
 	case q.Kind == kindGet:
 		r.Accepted = reg.accepted
 		return r, nil
-	case q.To != a.id: // it has lost what it had
+	case q.To != a.id: // this cell is not the one meant: that one has lost its state
 		r.Status = statusStranger
 		return r, nil
 	case q.Accepted.Ballot == reg.accepted.Ballot:
@@ -197,7 +195,7 @@ func (a *acceptor) cell(q *request, r reply) (reply, []*change) {
 	return r, []*change{{Kind: changeAccept, Name: q.Name, Accepted: q.Accepted}}
 }
 
-// room says why there is none for a register with a value of n bytes, or "".
+// room returns why there is no room for a register with a value of n bytes, or "".
 func (a *acceptor) room(name string, reg register, known bool, n int) string {
 	used := a.used + int64(n)
 	if known {
@@ -214,7 +212,7 @@ func (a *acceptor) room(name string, reg register, known bool, n int) string {
 	return ""
 }
 
-// handOver answers to who copies registers to the next set, or lists them.
+// handOver answers a client that copies registers to the next set, or lists them.
 func (a *acceptor) handOver(q *request, r reply) (reply, []*change) {
 	if q.Kind == kindSeal {
 		switch {
@@ -226,7 +224,7 @@ func (a *acceptor) handOver(q *request, r reply) (reply, []*change) {
 		return r, nil
 	}
 	if q.Kind == kindFetch {
-		if a.next == nil { // what it has may still change
+		if a.next == nil { // what it has accepted may still change
 			r.Status, r.Set = statusOtherSet, a.set
 			return r, nil
 		}
@@ -244,8 +242,8 @@ func (a *acceptor) handOver(q *request, r reply) (reply, []*change) {
 	return r, nil
 }
 
-// admit answers to who lets this witness into a set: it is given registers that were accepted in
-// the sets before, then told that a majority of the set has been given all of them.
+// admit answers a client that lets this witness into a set. The client first gives it registers that were accepted in
+// the sets before, and then tells it that a majority of the set has been given all of them.
 func (a *acceptor) admit(q *request, r reply) (reply, []*change) {
 	to := q.NewSet
 	switch {
@@ -258,7 +256,7 @@ func (a *acceptor) admit(q *request, r reply) (reply, []*change) {
 		r.Status, r.Set, r.Next = statusOtherSet, a.set, a.next
 		return r, nil
 	case a.set != nil && a.set.Version == to.Version:
-		return r, nil // it is in it
+		return r, nil // it is in the set already
 	case q.Kind == kindActivate:
 		return r, []*change{{Kind: changeSet, Set: to}}
 	}
@@ -284,14 +282,14 @@ func (a *acceptor) admit(q *request, r reply) (reply, []*change) {
 	return r, append(changes, &change{Kind: changeAccept, Name: q.Name, Promised: promised, Accepted: q.Accepted})
 }
 
-// successor is the register in which a set decides which one comes next. No caller can name it.
+// successor is the register in which a set decides which set comes next. No caller can name it.
 const successor = "\x00next set"
 
 // maxName is how many bytes the name of a register may have.
 const maxName = 128
 
-// CheckName refuses what is no name of a register: from 1 to 128 bytes, none of them a control
-// character.
+// CheckName returns an error if name cannot be the name of a register: it must have from 1 to 128 bytes, and no
+// control characters.
 func CheckName(name string) error {
 	if len(name) == 0 || len(name) > maxName {
 		return fmt.Errorf("a register's name has %d bytes, want from 1 to %d", len(name), maxName)
@@ -302,7 +300,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// valid says what is wrong with a request that was decoded, or nil.
+// valid returns what is wrong with a decoded request, or nil.
 func (q *request) valid() error {
 	switch q.Kind {
 	case kindPrepare, kindAccept, kindRead, kindInstall, kindGet, kindPut:

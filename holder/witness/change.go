@@ -11,12 +11,11 @@ import (
 	"polder/holder"
 )
 
-// Change makes the witnesses at the addresses the set that votes, and returns it. All of them
-// must answer. If none of them belongs to a set, they begin one, whose registers were never
-// set; else they replace the set that one of them belongs to, of which a majority must answer:
-// so a witness that has lost its state is let in again, or another in its place. It may be
-// called again after an error, and by several callers at once: one of the sets that they ask
-// for comes after the other.
+// Change makes the witnesses at the addresses the set that votes, and returns it. All of them must answer. If none of
+// them belongs to a set, they begin one, whose registers were never set. Otherwise they replace the set that one of
+// them belongs to, of which a majority must answer. In this way a witness that has lost its state is let in again, or
+// another one in its place. Change may be called again after an error, and by several callers at once: the sets that
+// they ask for then come one after the other.
 func (c *Client) Change(ctx context.Context, addrs []string) (*Set, error) {
 	ctx, cancel := c.within(ctx, context.Background())
 	defer cancel()
@@ -65,7 +64,7 @@ func (c *Client) change(ctx context.Context, addrs []string) (*Set, error) {
 		next.Version++
 		chosen, err := c.choose(ctx, now, next)
 		if errors.Is(err, errReplaced) {
-			continue // by another caller's
+			continue // another caller has replaced the set
 		}
 		if err != nil {
 			return nil, err
@@ -80,8 +79,7 @@ func (c *Client) change(ctx context.Context, addrs []string) (*Set, error) {
 	}
 }
 
-// choose has the members of a set decide what set comes next, and returns what they have
-// decided.
+// choose makes the members of the set now decide what set comes next, and returns what they have decided.
 func (c *Client) choose(ctx context.Context, now, next *Set) (*Set, error) {
 	r := c.register(successor)
 	defer r.Close()
@@ -123,13 +121,13 @@ func everybody(set *Set) []int {
 	return who
 }
 
-// lingerTime is how long those who could be more than enough may take.
+// lingerTime is how long gather waits for the other members when enough have agreed.
 const lingerTime = 2 * time.Second
 
 // gather implements asker.
 func (c *Client) gather(ctx context.Context, set *Set, who []int, least int, q request) (map[int]*reply, error) {
 	why, agreed := make(reasons), make(map[int]*reply)
-	events := make(chan event, len(who)) // nobody waits to send
+	events := make(chan event, len(who)) // has room for all: no sender waits
 	for _, i := range who {
 		q.To = set.Members[i].ID
 		c.ask(c.addrOf(set.Members[i]), q, func(r *reply, err error) { events <- event{i, r, err} })
@@ -161,14 +159,13 @@ func (c *Client) gather(ctx context.Context, set *Set, who []int, least int, q r
 
 // An asker asks witnesses for transfer.
 type asker interface {
-	// gather asks some members of a set, and returns the replies of those who have done as they
-	// were asked, by member. It waits for all, but when there are enough not for long. It fails if
-	// there are too few.
+	// gather asks the members who of a set, and returns the replies of those that have done what they were asked, by
+	// member. It waits for all of them, but not for long once least of them have agreed. It fails if fewer do.
 	gather(ctx context.Context, set *Set, who []int, least int, q request) (map[int]*reply, error)
 }
 
-// transfer seals a set, copies what was accepted in it to the next, and tells the members of
-// that one that it is theirs. It may be done by several callers at once, and again.
+// transfer seals the set from, copies what was accepted in it to the set to, and tells the members of to that they
+// are the set. Several callers may do it at once, and it may be done again.
 //
 // Preconditions: the members of from have decided that to comes next.
 func transfer(ctx context.Context, a asker, from, to *Set) error {
@@ -178,7 +175,7 @@ func transfer(ctx context.Context, a asker, from, to *Set) error {
 	if err != nil {
 		return fmt.Errorf("cannot seal %v: %w", from, err)
 	}
-	// Of each register, the state that one of a majority has accepted in the highest ballot.
+	// For each register, the highest ballot in which a sealed member has accepted a state, and that member.
 	type place struct {
 		ballot ballot
 		member int
@@ -202,7 +199,7 @@ func transfer(ctx context.Context, a asker, from, to *Set) error {
 			more = len(names) == maxListed
 		}
 	}
-	good := everybody(to) // those who have been given everything
+	good := everybody(to) // the members that have been given everything so far
 	for _, name := range slices.Sorted(maps.Keys(registers)) {
 		i := registers[name].member
 		ask = request{Kind: kindFetch, Cluster: from.Cluster, Set: from.Version, Name: name}
@@ -217,7 +214,7 @@ func transfer(ctx context.Context, a asker, from, to *Set) error {
 		}
 		good = slices.Sorted(maps.Keys(given))
 	}
-	// Everybody may know, also those who lack something: a majority has it.
+	// Tell all members, even those that lack something: a majority has everything.
 	if _, err := a.gather(ctx, to, everybody(to), to.majority(), request{Kind: kindActivate, NewSet: to}); err != nil {
 		return fmt.Errorf("cannot tell a majority of %v that it votes: %w", to, err)
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	helloTime  = 2 * time.Second // how long witnesses that are asked who they are may take
+	helloTime  = 2 * time.Second // how long witnesses may take to say who they are
 	firstRound = 2 * time.Second // how long witnesses may take in the first round of an operation
 	lastRound  = 32 * time.Second
 	firstPause = 5 * time.Millisecond // the longest pause after a round that has failed; it doubles
@@ -26,11 +26,11 @@ const (
 
 // ClientConfig says where witnesses are. Witnesses is required.
 type ClientConfig struct {
-	// Witnesses are their addresses, HOST:PORT or unix:PATH. One of them that answers is enough
-	// to learn of the others.
+	// Witnesses are the addresses of witnesses, HOST:PORT or unix:PATH. If one of them answers, the client learns of
+	// the others.
 	Witnesses []string
-	// TLS is asked for each connection that is not a Unix socket's; nil, or if it returns nil:
-	// plain connections, which are refused to other machines unless Insecure is set.
+	// TLS is called for each connection that is not to a Unix socket. If it is nil, or returns nil, connections are
+	// plain; plain connections to other machines are refused unless Insecure is set.
 	TLS      func() *tls.Config
 	Insecure bool
 }
@@ -41,11 +41,11 @@ type Client struct {
 	ctx context.Context // ends with the client
 	end context.CancelFunc
 
-	looking chan struct{} // held by who asks witnesses who they are
-	looks   atomic.Uint64 // how often that has ended
+	looking chan struct{} // held by the goroutine that runs look
+	looks   atomic.Uint64 // how often look has asked witnesses
 
 	mu    sync.Mutex
-	set   *Set                // that votes, as far as is known; nil before anybody has answered; guarded by mu
+	set   *Set                // the newest voting set known; nil before any witness has answered; guarded by mu
 	where map[Identity]string // the address at which a witness has answered; guarded by mu
 	links map[string]*link    // by address; nil once the client is closed; guarded by mu
 }
@@ -63,7 +63,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	return c, nil
 }
 
-// Close ends all that is under way, and closes the connections. It is idempotent.
+// Close ends all operations, and closes the connections. It is idempotent.
 func (c *Client) Close() error {
 	c.end()
 	c.mu.Lock()
@@ -76,7 +76,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// within is ctx until the client is closed, or also is done.
+// within returns a context like ctx that also ends when the client is closed, or when also is done.
 func (c *Client) within(ctx, also context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	closed := func() { cancel(holder.ErrClosed) }
@@ -88,7 +88,7 @@ func (c *Client) within(ctx, also context.Context) (context.Context, context.Can
 	}
 }
 
-// linkTo is the link to the witness at an address.
+// linkTo returns the link to the witness at an address.
 func (c *Client) linkTo(addr string) (*link, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,7 +103,7 @@ func (c *Client) linkTo(addr string) (*link, error) {
 	return l, nil
 }
 
-// addrOf is where a member of a set is.
+// addrOf returns the address of a member of a set.
 func (c *Client) addrOf(m Member) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,7 +113,7 @@ func (c *Client) addrOf(m Member) string {
 	return m.Addr
 }
 
-// ask asks the witness at an address, without waiting.
+// ask sends q to the witness at an address, without waiting. done is called with the reply, or with an error.
 func (c *Client) ask(addr string, q request, done func(*reply, error)) {
 	l, err := c.linkTo(addr)
 	if err != nil {
@@ -123,7 +123,7 @@ func (c *Client) ask(addr string, q request, done func(*reply, error)) {
 	l.ask(q, done)
 }
 
-// event is what comes of a request to a member of a set.
+// event is the result of a request to a member of a set.
 type event struct {
 	member int
 	reply  *reply
@@ -132,7 +132,7 @@ type event struct {
 
 // round asks all members of a set. Each sends one event.
 func (c *Client) round(set *Set, q request) <-chan event {
-	events := make(chan event, len(set.Members)) // nobody waits to send
+	events := make(chan event, len(set.Members)) // has room for all: no sender waits
 	for i, m := range set.Members {
 		q.To = m.ID
 		c.ask(c.addrOf(m), q, func(r *reply, err error) { events <- event{i, r, err} })
@@ -140,10 +140,10 @@ func (c *Client) round(set *Set, q request) <-chan event {
 	return events
 }
 
-// reasons are why members of a set did not do as they were asked.
+// reasons says, by member, why members of a set did not do what they were asked.
 type reasons map[int]string
 
-// note keeps what an event says, and reports whether the set may have changed, or moved.
+// note records why an event is not a success, and reports whether the set may have changed, or a member moved.
 func (why reasons) note(e event) (astray bool) {
 	switch {
 	case e.err != nil:
@@ -171,7 +171,7 @@ func (why reasons) note(e event) (astray bool) {
 	return false
 }
 
-// of describes them.
+// of returns the reasons as an error.
 func (why reasons) of(c *Client, set *Set) error {
 	if set == nil || len(why) == 0 {
 		return nil
@@ -183,7 +183,7 @@ func (why reasons) of(c *Client, set *Set) error {
 	return errors.New(strings.Join(parts, "; "))
 }
 
-// pause waits a random time after a round that has failed, longer the more have.
+// pause waits a random time after a round that has failed. The more rounds have failed, the longer it may be.
 func pause(ctx context.Context, failed int) {
 	most := min(firstPause<<min(failed, 10), lastPause)
 	t := time.NewTimer(rand.N(most))
@@ -203,13 +203,13 @@ type Register struct {
 
 	turn chan struct{} // held by whoever uses p
 	p    *proposer
-	// unsettled: a Swap has returned ErrUnknown, and no Read has settled it.
+	// unsettled: a Swap has returned ErrUnknown, and no Read has settled it yet.
 	unsettled atomic.Bool
 }
 
 var _ holder.Register = (*Register)(nil)
 
-// Register returns the register of that name, which need not have been set.
+// Register returns the register of that name. It need not have been set before.
 func (c *Client) Register(name string) (*Register, error) {
 	if err := CheckName(name); err != nil {
 		return nil, fmt.Errorf("cannot use a register: %w", err)
@@ -252,7 +252,7 @@ func (r *Register) Swap(ctx context.Context, version uint64, value []byte) (uint
 	return r.swap(ctx, version, value, nil)
 }
 
-// swap is Swap, if only is not nil at the members of this set only.
+// swap is Swap. If only is not nil, it uses only the members of this set.
 func (r *Register) swap(ctx context.Context, version uint64, value []byte, only *Set) (uint64, error) {
 	if len(value) > holder.MaxValue {
 		return 0, fmt.Errorf("cannot change the register %q to %d bytes: %w", r.name, len(value), holder.ErrTooLarge)
@@ -264,11 +264,11 @@ func (r *Register) swap(ctx context.Context, version uint64, value []byte, only 
 	return op.found.Version, nil
 }
 
-// poll reads if a majority has accepted in the same ballot.
+// poll reads the register without writing. It succeeds only if a majority has accepted in the same ballot.
 func (r *Register) poll(ctx context.Context) (state, bool) {
 	set, err := r.client.current(ctx)
 	if err != nil {
-		return state{}, false // the operation that follows says why
+		return state{}, false // Read's operation then says why
 	}
 	events := r.client.round(set, request{Kind: kindRead, Cluster: set.Cluster, Set: set.Version, Name: r.name})
 	late := time.NewTimer(firstRound)
@@ -288,7 +288,7 @@ func (r *Register) poll(ctx context.Context) (state, bool) {
 	}
 }
 
-// errReplaced says that the set that was to be used is no longer the one that votes.
+// errReplaced says that the set that was to be used no longer votes.
 var errReplaced = errors.New("the set of witnesses has been replaced")
 
 // operate makes rounds until the operation is done, or ctx is.
@@ -311,8 +311,8 @@ func (r *Register) operate(ctx context.Context, op *operation, only *Set) error 
 	return err
 }
 
-// rounds is operate for who has the turn. Unless it returns nil, the operation may not have
-// begun, or is to be abandoned.
+// rounds is operate for the goroutine that holds turn. If it returns an error, the operation may not have begun, or
+// must be abandoned.
 func (r *Register) rounds(ctx context.Context, op *operation, only *Set) error {
 	why := make(reasons)
 	var set *Set
@@ -352,14 +352,14 @@ func (r *Register) rounds(ctx context.Context, op *operation, only *Set) error {
 			return errors.Join(context.Cause(ctx), why.of(r.client, set))
 		}
 		if astray {
-			_ = r.client.look(ctx, looks) // current says what is wrong
+			_ = r.client.look(ctx, looks) // the next call of current says what is wrong
 		}
 		pause(ctx, failed)
 	}
 }
 
-// attempt makes a round for each phase, until the operation is done or a round has failed. It
-// reports whether the set may have changed.
+// attempt makes a round for each phase, until the operation is done or a round has failed. It reports whether the set
+// may have changed, or a member moved.
 func (r *Register) attempt(ctx context.Context, set *Set, why reasons, within time.Duration) (astray bool) {
 	late := time.NewTimer(within)
 	defer late.Stop()
@@ -376,7 +376,7 @@ func (r *Register) attempt(ctx context.Context, set *Set, why reasons, within ti
 					r.p.answer(round, e.member, e.reply)
 				}
 			case <-late.C:
-				for i := range set.Members { // those who have answered do not count twice
+				for i := range set.Members { // members that have answered keep their reasons
 					if r.p.answered&(1<<i) == 0 {
 						why[i] = fmt.Sprintf("no answer within %v", within)
 					}
@@ -393,10 +393,10 @@ func (r *Register) attempt(ctx context.Context, set *Set, why reasons, within ti
 	return astray
 }
 
-// permanent reports whether an error of current stays, whatever the witnesses do.
+// permanent reports whether an error of current will remain whatever the witnesses do.
 func permanent(err error) bool { return errors.Is(err, holder.ErrClosed) }
 
-// current is the set that votes, as far as is known.
+// current returns the set that votes, as far as is known. If none is known, it looks for one.
 func (c *Client) current(ctx context.Context) (*Set, error) {
 	c.mu.Lock()
 	set, looks := c.set, c.looks.Load()

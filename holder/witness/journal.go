@@ -13,24 +13,23 @@ import (
 )
 
 const (
-	// segmentSize is that of the log's files, of which there are two or three.
+	// segmentSize is the size of the log's files, of which there are two or three.
 	segmentSize = 1 << 20
-	// logFactor is how many times longer than what is alive the log becomes before a
-	// checkpoint.
+	// logFactor is how many times longer than its live content the log becomes before a checkpoint.
 	logFactor = 4
 )
 
-// journal is an acceptor with the log that keeps it.
+// journal is an acceptor together with the log in which its changes are kept.
 type journal struct {
-	lock *os.File // of the directory
-	log  *wal.Log // nil if it keeps nothing, as lock is
+	lock *os.File // locks the directory
+	log  *wal.Log // nil if nothing is kept on disk; then lock is nil, too
 
 	mu  sync.Mutex
 	acc *acceptor // guarded by mu
 	rec []byte    // of the change that is being appended; guarded by mu
 }
 
-// openJournal reads what is in the directory, or makes a new witness there.
+// openJournal reads the witness that is in the directory, or makes a new one there.
 func openJournal(dir string, l limits) (_ *journal, fresh bool, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, false, fmt.Errorf("cannot make the witness's directory: %w", err)
@@ -69,7 +68,7 @@ func openJournal(dir string, l limits) (_ *journal, fresh bool, err error) {
 	return j, true, err
 }
 
-// forgetful is a journal of cells that end with the process.
+// forgetful returns a journal of cells, without a log: they end with the process.
 func forgetful(l limits) *journal {
 	j := &journal{acc: newAcceptor(l)}
 	j.acc.cells, j.acc.id = true, newIdentity()
@@ -86,10 +85,10 @@ func (j *journal) replay(rec []byte) error {
 	return nil
 }
 
-// keep appends a change to the log and applies it. It returns the change's number, which is to be
-// committed before anybody is told.
+// keep appends a change to the log and applies it. It returns the change's number, which must be committed before
+// anybody is told.
 //
-// Preconditions: mu is held, or nobody else has the journal yet.
+// Preconditions: mu is held, or no other goroutine has the journal yet.
 func (j *journal) keep(c *change) (uint64, error) {
 	if j.log == nil {
 		j.acc.apply(c)
@@ -118,10 +117,10 @@ func (j *journal) decide(q *request) (r reply, commit uint64) {
 	if j.log == nil {
 		return r, 0
 	}
-	return r, j.log.Last() // an answer also waits for what it shows of others' changes
+	return r, j.log.Last() // the answer also waits for earlier changes, since it may show them
 }
 
-// commit returns when all changes up to that number are on the medium.
+// commit returns when all changes up to number n are on the medium.
 func (j *journal) commit(n uint64) error {
 	if j.log == nil {
 		return nil
@@ -129,8 +128,8 @@ func (j *journal) commit(n uint64) error {
 	return j.log.Commit(n, true)
 }
 
-// shorten makes a checkpoint when the log is much longer than what is alive in it, or
-// when there is no room for more. Otherwise it sees to it that there will be room for one.
+// shorten makes a checkpoint when the log is much longer than its live content, or when there is no room for more.
+// Otherwise it reserves room for a checkpoint.
 //
 // Preconditions: one goroutine at a time calls it.
 func (j *journal) shorten() error {
@@ -148,7 +147,7 @@ func (j *journal) shorten() error {
 	return j.log.Save(s)
 }
 
-// alive is about how many bytes a checkpoint has.
+// alive is roughly how many bytes a checkpoint would have.
 //
 // Preconditions: mu is held.
 func (j *journal) alive() int64 { return j.acc.used + 256*int64(len(j.acc.registers)+1) }

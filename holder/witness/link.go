@@ -16,35 +16,36 @@ import (
 )
 
 const (
-	dialTime    = 5 * time.Second        // for a connection, with TLS and greetings
-	silentTime  = 30 * time.Second       // a witness that owes an answer for so long is hung up on
-	maxCalls    = 256                    // requests that wait for a witness
+	dialTime    = 5 * time.Second        // how long connecting may take, with TLS and greetings
+	silentTime  = 30 * time.Second       // after this time without an owed answer, the link hangs up
+	maxCalls    = 256                    // the most requests that wait for a witness
 	firstRedial = 20 * time.Millisecond  // after a failure; it doubles
 	lastRedial  = 500 * time.Millisecond // the longest
 )
 
-// A link is the way to one witness. It connects when there is something to ask, and fails all
-// that waits when the connection breaks: those who asked know best whether to ask again.
+// A link is the way to one witness. It connects when there is something to ask. When the connection breaks, it fails
+// all requests that wait: their callers know best whether to ask again.
 //
-// Its goroutine dials and writes, and has another one that reads while there is a connection.
+// Its goroutine dials and writes. While there is a connection, a second goroutine reads.
 type link struct {
 	addr string
-	tls  func() *tls.Config // nil, or what it returns is nil: a plain connection
+	tls  func() *tls.Config // if it is nil or returns nil, the connection is plain
 	// insecure allows plain connections with other machines.
 	insecure bool
-	// connect makes a connection that has shown who this end is, if it is set: tls and insecure are not used then.
+	// connect, if it is set, makes connections that have already shown who this end is; tls and insecure are not used
+	// then.
 	connect func(ctx context.Context) (net.Conn, error)
 
 	ctx     context.Context // ends with the link
 	end     context.CancelFunc
 	running sync.WaitGroup
-	queue   chan *call // as many as calls may hold
+	queue   chan *call // has room for maxCalls calls
 
 	mu     sync.Mutex
-	calls  map[uint64]*call // that wait for an answer; guarded by mu
+	calls  map[uint64]*call // the calls that wait for an answer; guarded by mu
 	number uint64           // of the last call; guarded by mu
 	conn   net.Conn         // nil if there is none; guarded by mu
-	heard  time.Time        // when the last answer came, or the first call that waits was made; guarded by mu
+	heard  time.Time        // when the last answer came, or since when calls wait; guarded by mu
 	down   error            // why there is no connection, after a failure; guarded by mu
 }
 
@@ -70,8 +71,8 @@ func startLink(l *link) *link {
 	return l
 }
 
-// ask sends a request, and has done called with the reply, or why there will be none. It does not
-// wait; done may be called before it returns.
+// ask sends a request, and calls done with the reply, or with why there will be none. It does not wait. done may be
+// called before ask returns.
 func (l *link) ask(q request, done func(*reply, error)) {
 	l.mu.Lock()
 	var err error
@@ -101,13 +102,13 @@ func (l *link) ask(q request, done func(*reply, error)) {
 	case l.queue <- c:
 		l.calls[q.Call] = c
 		l.mu.Unlock()
-	default: // of those that have failed, some are still there
+	default: // calls that have failed may still be in the queue
 		l.mu.Unlock()
 		done(nil, errCrowded)
 	}
 }
 
-// take removes a call, and returns nil if it was answered already.
+// take removes a call, and returns it, or nil if it has been answered already.
 func (l *link) take(number uint64) *call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,7 +143,7 @@ func (l *link) run() {
 		waits := l.calls[c.request.Call] == c
 		broken := conn != nil && l.conn == nil
 		l.mu.Unlock()
-		if broken { // the reader has seen it
+		if broken { // the reader has seen that the connection broke
 			reading.Wait()
 			conn = nil
 		}
@@ -234,7 +235,7 @@ func (l *link) reach(ctx context.Context) (net.Conn, error) {
 	return conn, err
 }
 
-// secure is nc with TLS over it, if there is to be TLS.
+// secure returns nc, with TLS over it if the link uses TLS.
 func (l *link) secure(nc net.Conn, addr string) (net.Conn, error) {
 	var t *tls.Config
 	if l.tls != nil {
@@ -248,7 +249,7 @@ func (l *link) secure(nc net.Conn, addr string) (net.Conn, error) {
 	}
 	if t.ServerName == "" {
 		t = t.Clone()
-		t.ServerName, _, _ = net.SplitHostPort(addr) // it was dialled
+		t.ServerName, _, _ = net.SplitHostPort(addr) // no error: addr was dialled
 	}
 	return tls.Client(nc, t), nil
 }
@@ -287,14 +288,14 @@ func (l *link) read(nc net.Conn) {
 	}
 }
 
-// fail ends a call without an answer.
+// fail ends a call that gets no answer.
 func (l *link) fail(c *call, why error) {
 	if c := l.take(c.request.Call); c != nil {
 		c.done(nil, why)
 	}
 }
 
-// failAll ends all calls that wait.
+// failAll ends all calls that wait for an answer.
 func (l *link) failAll(why error) {
 	l.mu.Lock()
 	calls := l.calls
@@ -305,7 +306,7 @@ func (l *link) failAll(why error) {
 	}
 }
 
-// close ends the link: all that waits fails.
+// close ends the link. All calls that wait fail.
 func (l *link) close() {
 	l.end()
 	l.mu.Lock()

@@ -9,25 +9,25 @@ import (
 	"time"
 )
 
-// A Greeting is what a witness says when it is asked who it is.
+// A Greeting is a witness's answer to the question who it is.
 type Greeting struct {
 	Addr string
 	ID   Identity
-	Set  *Set  // that it votes in; nil if it has no vote
-	Next *Set  // that is about to replace Set, or has; nil if none is
-	Err  error // why it has not answered; the rest is zero
+	Set  *Set  // the set that it votes in; nil if it has no vote
+	Next *Set  // the set that is replacing Set, or has replaced it; nil if there is none
+	Err  error // why it has not answered; then only Addr is set, too
 }
 
-// Greet asks the witnesses at the addresses who they are, and returns their answers in that
-// order. It waits until all have answered, or cannot, or two seconds have passed.
+// Greet asks the witnesses at the addresses who they are, and returns their answers in the order of addrs. It waits
+// until all have answered, or cannot answer, or two seconds have passed.
 func (c *Client) Greet(ctx context.Context, addrs []string) []Greeting {
 	return c.greet(ctx, addrs, func([]Greeting) bool { return false })
 }
 
-// errSilent is why a witness has not answered when nobody waits for it any more.
+// errSilent is the error of a witness that has not answered in time.
 var errSilent = errors.New("no answer in time")
 
-// greet is Greet, until enough reports that what has been answered will do.
+// greet is Greet, except that it returns as soon as enough says that the answers so far are enough.
 func (c *Client) greet(ctx context.Context, addrs []string, enough func([]Greeting) bool) []Greeting {
 	type answer struct {
 		i   int
@@ -61,8 +61,8 @@ func (c *Client) greet(ctx context.Context, addrs []string, enough func([]Greeti
 	return greetings
 }
 
-// newest is the newest set that witnesses say they vote in, or known. It fails if they
-// belong to sets that have not come from the same one.
+// newest returns the newest of known and the sets that witnesses say they vote in. It fails if these sets do not all
+// come from the same first set.
 func newest(known *Set, greetings []Greeting) (*Set, error) {
 	best, from := known, "before"
 	for _, g := range greetings {
@@ -80,7 +80,7 @@ func newest(known *Set, greetings []Greeting) (*Set, error) {
 	return best, nil
 }
 
-// voters counts the witnesses that say they vote in the set, which nothing replaces.
+// voters counts the witnesses that say that they vote in the set, and that no set is replacing it.
 func voters(set *Set, greetings []Greeting) (n int) {
 	for i, g := range greetings {
 		twice := slices.ContainsFunc(greetings[:i], func(o Greeting) bool { return o.ID == g.ID && o.Err == nil })
@@ -91,9 +91,9 @@ func voters(set *Set, greetings []Greeting) (n int) {
 	return n
 }
 
-// look asks witnesses who they are, learns from the answers which set votes and where its
-// members are, finishes a change of it that was left, and tells members that do not know of it
-// yet. It does nothing if others have done so since looks.
+// look asks witnesses who they are, and learns from the answers which set votes and where its members are. It
+// finishes a change of the set that somebody has left unfinished, and tells members that do not know yet that they
+// are in the set. It does nothing if the number of looks is no longer looks: another goroutine has looked meanwhile.
 func (c *Client) look(ctx context.Context, looks uint64) error {
 	select {
 	case c.looking <- struct{}{}:
@@ -133,7 +133,7 @@ func (c *Client) look(ctx context.Context, looks uint64) error {
 	if voters(set, greetings) < set.majority() {
 		return nil
 	}
-	for _, g := range greetings { // a majority has all that was accepted before
+	for _, g := range greetings { // a majority of the set has all that was accepted before
 		if g.Err == nil && set.has(g.ID) && (g.Set == nil || g.Set.Version < set.Version) {
 			c.ask(g.Addr, request{Kind: kindActivate, To: g.ID, NewSet: set}, func(*reply, error) {})
 		}
@@ -141,7 +141,7 @@ func (c *Client) look(ctx context.Context, looks uint64) error {
 	return nil
 }
 
-// noSet says why no set is known.
+// noSet returns why no set is known.
 func noSet(greetings []Greeting) error {
 	var down []string
 	for _, g := range greetings {
@@ -158,7 +158,7 @@ func noSet(greetings []Greeting) error {
 	return fmt.Errorf("%w, of those that answer: %s", ErrNoSet, strings.Join(down, "; "))
 }
 
-// addresses are those that were given, and those of a set's members.
+// addresses returns the configured addresses, and those of a set's members.
 func (c *Client) addresses(set *Set) []string {
 	addrs := slices.Clone(c.cfg.Witnesses)
 	if set != nil {
@@ -174,7 +174,8 @@ func (c *Client) addresses(set *Set) []string {
 	return addrs
 }
 
-// learn remembers a set that votes, and where witnesses are.
+// learn remembers a set that votes, and where witnesses answer. It closes the links to addresses that are no longer
+// needed.
 func (c *Client) learn(set *Set, greetings []Greeting) {
 	c.mu.Lock()
 	for _, g := range greetings {

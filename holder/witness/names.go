@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Names returns the names of registers, in order: all that were set before it was called, and maybe some that somebody
-// has just begun to set.
+// Names returns the names of registers, in order: all that were set before Names was called, and perhaps some that
+// somebody has just begun to set.
 func (c *Client) Names(ctx context.Context) ([]string, error) {
 	ctx, cancel := c.within(ctx, context.Background())
 	defer cancel()
@@ -24,15 +24,16 @@ func (c *Client) Names(ctx context.Context) ([]string, error) {
 		case permanent(err):
 			return nil, fmt.Errorf("cannot list the registers: %w", err)
 		}
-		_ = c.look(ctx, looks) // names says what is wrong
+		_ = c.look(ctx, looks) // the next call of names says what is wrong
 		pause(ctx, failed)
 	}
 }
 
-// errSealed says that a set is being replaced: there may be registers that only the next one has.
+// errSealed says that a set is being replaced: there may be registers that only the next set has.
 var errSealed = errors.New("the set of witnesses is being replaced")
 
-// names is one try of Names. A register that was set has been accepted by a majority, of which one is in any other majority.
+// names is one try of Names. It asks a majority: a register that was set has been accepted by a majority, and any two
+// majorities have a witness in common.
 func (c *Client) names(ctx context.Context) ([]string, error) {
 	set, err := c.current(ctx)
 	if err != nil {

@@ -16,18 +16,20 @@ import (
 	"polder/holder"
 )
 
-// A Pair keeps registers at two nodes, in a cell of each: where there is nobody to be a majority. A node's cells are memory
-// (NewCells), as what it lends is.
+// A Pair keeps registers at two nodes, for where there are no three witnesses that could form a majority. Each node
+// has a cell for each register. The cells are in the memory of the node's process (NewCells), and end with it.
 //
-// A cell has a value with a tag that no other has had, and takes another one from whoever names the tag that it has. A change
-// goes to both cells, one after the other, and has happened when both have it. Who finds different values makes both
-// the same first: a cell that is empty gets what the other has; else the value with the higher version wins.
-// Whoever was about to change a cell named a tag that it has no more.
+// A cell has a value with a tag that no other value has had. It takes another value from whoever names its present
+// tag. A change goes to both cells, one after the other, and has happened when both have it. A client that finds
+// different values in the two cells first makes them the same: an empty cell gets what the other one has; otherwise
+// the value that wins (see wins), usually the one with the higher version, goes to both. A client that was about to
+// change the cell that lost then fails, since it names a tag that the cell no longer has.
 //
-// As long as one node does not answer nothing can be changed, unless GoOn is set. Then the register's owner (Own) goes on with
-// the one that answers, whose value is marked as alone; it wins over one that is not when both nodes answer again. Nobody else can
-// become the owner meanwhile, since that takes both nodes, or an operator's word (Force) that the owner is dead. If it is not,
-// there are two histories, and that of the operator wins.
+// While one node does not answer, nothing can be changed, unless GoOn is set. With GoOn, the register's owner (Own)
+// goes on with the node that answers, and marks the value there as alone. When both nodes answer again, this value
+// wins over the one of the other node. Nobody else can become the owner meanwhile, since that takes both nodes, or an
+// operator's word (Force) that the owner is dead. If the owner is not dead, there are two histories, and the
+// operator's wins.
 type Pair struct {
 	cfg   PairConfig
 	links [2]wire
@@ -39,11 +41,12 @@ type PairConfig struct {
 	Nodes [2]string // their addresses
 	// Dial connects to a node, as its guest.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-	// GoOn has the owner of a register go on when one of the nodes does not answer.
+	// GoOn lets the owner of a register go on when one of the nodes does not answer.
 	GoOn bool
-	// Logger is told when nothing can be done without a node that does not answer, and when it answers again; it may be nil.
+	// Logger is told when a register waits because a node does not answer, and when it waits no more; it may be nil.
 	Logger *slog.Logger
-	// Free reports whether a value has no owner, so that who finds it alone at one node may go on with it.
+	// Free reports whether a value has no owner. A client that finds such a value marked as alone, at the only node
+	// that answers, may go on with it.
 	Free func(value []byte) bool
 }
 
@@ -52,7 +55,7 @@ type wire interface {
 	ask(q request, done func(*reply, error))
 }
 
-// pairLate is for how long a node may be later than the other until it is done without.
+// pairLate is how long a Pair waits for the second node's answer after the first one's, before it goes on without it.
 const pairLate = 200 * time.Millisecond
 
 // NewPair makes a pair. It connects when there is something to ask.
@@ -60,7 +63,7 @@ func NewPair(cfg PairConfig) *Pair {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	slices.Sort(cfg.Nodes[:]) // all change the cells in the same order
+	slices.Sort(cfg.Nodes[:]) // so that all clients change the cells in the same order
 	p := &Pair{cfg: cfg}
 	var links []*link
 	for i, addr := range cfg.Nodes {
@@ -75,31 +78,32 @@ func NewPair(cfg PairConfig) *Pair {
 	return p
 }
 
-// Close closes the connections. Registers are closed before. It is idempotent.
+// Close closes the connections. The registers must be closed before. It is idempotent.
 func (p *Pair) Close() error {
 	p.end()
 	return nil
 }
 
-// A cell's state has as its Ballot: Set, how often an operator has forced it, in the upper half, and how often this version was
-// copied with another tag, in the lower; Count, twice how often owners had begun to be alone, and 1 more if the other cell does
-// not have it; Proposer, the tag. Its Change says which change it comes of, whoever has copied it since. What follows a state
-// wins over it, so that nobody undoes a change of which one cell has been told and the other one will be: no cell ever has a tag
-// again.
+// The fields of a cell's state mean the following. Ballot.Set: in the upper half, how often an operator has forced
+// the register; in the lower half, how often this version has been copied with a new tag. Ballot.Count: twice the
+// number of times that owners have begun to be alone, and 1 more if the other cell does not have this state.
+// Ballot.Proposer: the tag. Change: the change that has made this version, whoever has copied it since. A state wins
+// over the states that it follows. So nobody undoes a change that one cell has been told of and the other one will be
+// told of, and no cell ever gets a tag again that it has had.
 
 func (s *state) alone() bool    { return s.Ballot.Count&1 != 0 }
 func (s *state) tag() uint64    { return s.Ballot.Proposer }
 func (s *state) forced() uint64 { return s.Ballot.Set >> 32 }
 func (s *state) none() bool     { return s.Ballot == ballot{} }
 
-// copyOf is s with a tag of its own.
+// copyOf returns s with a new tag and the given Count.
 func (s state) copyOf(count uint64) state {
 	s.Ballot.Set++
 	s.Ballot.Proposer, s.Ballot.Count = 1+rand.Uint64N(1<<64-1), count
 	return s
 }
 
-// wins reports whether s is what both cells should have, of two that they have.
+// wins reports whether, of the states s and o of two cells, s is the one that both cells should get.
 func (s *state) wins(o *state) bool {
 	switch {
 	case s.none() != o.none():
@@ -116,12 +120,12 @@ func (s *state) wins(o *state) bool {
 	return s.tag() > o.tag()
 }
 
-// cell is what a node has said of its cell.
+// cell is a node's answer about its cell.
 type cell struct {
 	id   Identity
 	has  state
 	err  error
-	here bool // it has answered
+	here bool // the node has answered
 }
 
 // PairRegister is a holder.Register at two nodes.
@@ -132,20 +136,20 @@ type PairRegister struct {
 	end  context.CancelFunc
 	turn chan struct{} // held by whoever changes cells
 
-	// Of who has the turn.
-	open  map[uint64]bool // tags that a change may still name whose answer has not come
-	waits bool            // it cannot do anything, and that has been said
-	at    int             // the cell that it is alone with, or -1
-	alone uint64          // the last Count with which it has begun to be
+	// These belong to the goroutine that holds turn.
+	open  map[uint64]bool // tags named by changes that were not answered, and that may still happen
+	waits bool            // nothing can be done now, and the log says so
+	at    int             // the cell that this register is alone with, or -1
+	alone uint64          // the last Count with which this register has begun to be alone
 
 	mu    sync.Mutex
-	owned bool            // guarded by mu, as what follows
-	mine  map[ballot]bool // changes that this register has made, or may have: that of settled, and later ones
+	owned bool            // guarded by mu, as mine is
+	mine  map[ballot]bool // changes made here, or maybe made: the one last agreed on, and later ones
 }
 
 var _ holder.Lonely = (*PairRegister)(nil)
 
-// Register returns the register of that name, which need not have been set.
+// Register returns the register of that name. It need not have been set before.
 func (p *Pair) Register(name string) (*PairRegister, error) {
 	if err := CheckName(name); err != nil {
 		return nil, fmt.Errorf("cannot use a register: %w", err)
@@ -161,14 +165,15 @@ func (r *PairRegister) Close() error {
 	return nil
 }
 
-// within is ctx until the register is closed.
+// within returns a context like ctx that also ends when the register is closed.
 func (r *PairRegister) within(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(r.ctx, func() { cancel(holder.ErrClosed) })
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// gather asks both nodes. One that is later than the other by pairLate is done without.
+// gather asks both nodes for their cells. If one answers more than pairLate later than the other, gather goes on
+// without it.
 func (r *PairRegister) gather(ctx context.Context) (cells [2]cell) {
 	type answer struct {
 		i   int
@@ -205,7 +210,8 @@ func (r *PairRegister) gather(ctx context.Context) (cells [2]cell) {
 // errRefused says that a cell has another value than the one that was to be replaced.
 var errRefused = errors.New("the cell has changed")
 
-// put has a cell take next, if it has what old says. An error that is not errRefused says that it may have, or may later.
+// put makes cell i take next if the cell still has what old says. After an error that is not errRefused, the cell may
+// have taken next, or may take it later.
 func (r *PairRegister) put(ctx context.Context, i int, old *cell, next state) error {
 	answers := make(chan error, 1)
 	r.pair.links[i].ask(request{Kind: kindPut, To: old.id, Name: r.name, Ballot: old.has.Ballot, Accepted: next}, func(rep *reply, err error) {
@@ -234,7 +240,8 @@ func (r *PairRegister) put(ctx context.Context, i int, old *cell, next state) er
 	return err
 }
 
-// agreed takes note of what both cells have, or one alone.
+// agreed notes that both cells have s, or the cell that the register is alone with has, and returns s. Of mine it
+// keeps only the change that has made s.
 func (r *PairRegister) agreed(s state) state {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -246,7 +253,8 @@ func (r *PairRegister) agreed(s state) state {
 	return s
 }
 
-// unlike is why there is no agreement: what the nodes that do not answer have is not known.
+// unlike returns the error for a register that cannot be used because nodes do not answer: nobody knows what they
+// have.
 func (r *PairRegister) unlike(cells *[2]cell) error {
 	var parts []string
 	for i, c := range cells {
@@ -257,14 +265,14 @@ func (r *PairRegister) unlike(cells *[2]cell) error {
 	return fmt.Errorf("of two nodes both are needed: %s", strings.Join(parts, "; "))
 }
 
-// A view is what a register has, as far as cells of which it is known say so.
+// A view is what a register has, according to the cells in use.
 type view struct {
 	cells [2]cell
 	has   state
-	alone int // the cell that is gone on with, or -1 for both
+	alone int // the only cell in use, or -1 if both are
 }
 
-// count is the Count of what is written where the view says.
+// count is the Count for a state that is to be written to the cells in use.
 func (v *view) count() uint64 {
 	if v.alone >= 0 {
 		return v.has.Ballot.Count | 1
@@ -272,7 +280,8 @@ func (v *view) count() uint64 {
 	return v.has.Ballot.Count &^ 1
 }
 
-// try makes both cells the same, or goes on with one. It returns errRefused if others changed one meanwhile.
+// try makes both cells the same, or goes on with one of them. It returns errRefused if it must be called again, since
+// it or another client has changed a cell.
 func (r *PairRegister) try(ctx context.Context) (v view, err error) {
 	v.cells = r.gather(ctx)
 	a, b := &v.cells[0], &v.cells[1]
@@ -289,7 +298,9 @@ func (r *PairRegister) try(ctx context.Context) (v view, err error) {
 		}
 		next := v.cells[win].has
 		if v.cells[lose].has.none() || next.alone() {
-			// Who was about to change the other cell does not know that this one has forgotten. And what both have is alone no more.
+			// Write the winning state again, with a new tag: a client that was about to change the winning cell does
+			// not know that the other cell has lost its value. And a state that both cells have is not alone any
+			// more.
 			next = next.copyOf(next.Ballot.Count &^ 1)
 			if err := r.put(ctx, win, &v.cells[win], next); err != nil {
 				return v, err
@@ -315,7 +326,8 @@ func (r *PairRegister) try(ctx context.Context) (v view, err error) {
 	}
 	next := c.has
 	if r.at != i || !next.alone() {
-		// It wins over all that has been put into the other cell, and may be there or not.
+		// The new Count wins over everything that has been put into the other cell, whether or not it has arrived
+		// there.
 		r.at, r.alone = -1, max(r.alone, next.Ballot.Count)/2*2+3
 		next = next.copyOf(r.alone)
 		if err := r.put(ctx, i, c, next); err != nil {
@@ -327,8 +339,9 @@ func (r *PairRegister) try(ctx context.Context) (v view, err error) {
 	return v, nil
 }
 
-// stillNone reports whether both nodes had nothing at the same time: one may have lost what it had before it was asked, and been given it
-// again before the other one was asked, which had lost it meanwhile.
+// stillNone asks both nodes again, and reports whether they had nothing at the same time. Without that, one node may
+// have lost its state before it was asked, and have been given it again before the other node was asked, which had
+// lost its own state meanwhile.
 func (r *PairRegister) stillNone(ctx context.Context, before *[2]cell) bool {
 	now := r.gather(ctx)
 	for i := range now {
@@ -339,7 +352,7 @@ func (r *PairRegister) stillNone(ctx context.Context, before *[2]cell) bool {
 	return true
 }
 
-// settle is try until it succeeds, or ctx ends.
+// settle calls try until it succeeds, or ctx ends.
 func (r *PairRegister) settle(ctx context.Context) (view, error) {
 	for failed := 0; ; failed++ {
 		v, err := r.try(ctx)
@@ -362,7 +375,8 @@ func (r *PairRegister) settle(ctx context.Context) (view, error) {
 	}
 }
 
-// write puts next where v says, and reports whether it was refused, so that nothing has happened, if anything.
+// write puts next into the cells that v says are in use, one after the other, and returns the first error (see put).
+// After an error of the second cell, the first one has next.
 func (r *PairRegister) write(ctx context.Context, v *view, next state) error {
 	if v.alone >= 0 {
 		return r.put(ctx, v.alone, &v.cells[v.alone], next)
@@ -397,7 +411,8 @@ func (r *PairRegister) Read(ctx context.Context) ([]byte, uint64, error) {
 			clear(r.open)
 			return slices.Clone(v.has.Value), v.has.Version, nil
 		}
-		// A change whose answer has not come names a tag that both have. It cannot happen to another one.
+		// A change that was not answered names the tag that both cells have, and may still happen. Give the value
+		// another tag: then it cannot.
 		next := v.has.copyOf(v.count())
 		if err := r.write(ctx, &v, next); err == nil {
 			r.agreed(next)
@@ -434,7 +449,7 @@ func (r *PairRegister) Swap(ctx context.Context, version uint64, value []byte) (
 		case proposed && v.has.Change == change:
 			return v.has.Version, nil
 		case proposed && v.has.Version > version+1:
-			return fail(holder.ErrUnknown) // it may have been what came before
+			return fail(holder.ErrUnknown) // the change may have been made, and replaced since
 		case v.has.Version != version:
 			return fail(holder.ErrChanged)
 		}
@@ -456,7 +471,8 @@ func (r *PairRegister) Own() {
 	r.owned = true
 }
 
-// Confirm implements holder.Lonely. Who takes the register over changes both cells before that is known.
+// Confirm implements holder.Lonely. One node is enough: a process that takes the register over changes both cells
+// before anybody learns of it.
 func (r *PairRegister) Confirm(ctx context.Context) error {
 	ctx, cancel := r.within(ctx)
 	defer cancel()
@@ -493,8 +509,9 @@ func (r *PairRegister) Confirm(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Force says that whoever had the register is dead, so that what one node has may be gone on with although the other one does not
-// answer: change makes of it what others may go on with. It is an operator's word. It returns the node.
+// Force says, as an operator's word, that the register's owner is dead, so that others may go on with what one node
+// has although the other node does not answer. change turns this value into one that others may go on with. Force
+// returns the node.
 func (r *PairRegister) Force(ctx context.Context, change func(value []byte) ([]byte, error)) (node string, err error) {
 	ctx, cancel := r.within(ctx)
 	defer cancel()
@@ -529,7 +546,8 @@ func (r *PairRegister) Force(ctx context.Context, change func(value []byte) ([]b
 	}
 }
 
-// forcedBy is by how much a version grows that was forced: more than those of the other history may have.
+// forcedBy is by how much Force raises the version: by more than the number of changes that the other history may
+// have.
 const forcedBy = 1 << 32
 
 // Names returns the names of the registers at the nodes that answer, in order.

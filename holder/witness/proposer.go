@@ -6,43 +6,42 @@ import (
 	"polder/holder"
 )
 
-// A phase is what a proposer waits for.
+// A phase is what a proposer is waiting for.
 type phase uint8
 
 const (
 	phaseIdle    phase = iota // nothing: it has no operation, or the operation is done
 	phasePrepare              // promises of a majority
 	phaseAccept               // a majority that accepts
-	phaseFailed               // to be told to try again, or to use another set
+	phaseFailed               // to be told to try again, perhaps with another set
 )
 
 // An operation is what a caller wants, and how it ended.
 type operation struct {
 	swap    bool
-	version uint64 // that is to be replaced
+	version uint64 // the version to be replaced
 	value   []byte
 
-	change   ballot // by which its change is known; zero until it is proposed
+	change   ballot // the ballot by which its change is recognised; zero until the change is proposed
 	proposed bool   // somebody may have accepted the change
-	found    state  // what the register had, or has: once it is done
-	err      error  // nil, holder.ErrChanged, holder.ErrUnknown: once it is done
+	found    state  // what the register has, once the operation is done
+	err      error  // nil, holder.ErrChanged or holder.ErrUnknown, once the operation is done
 }
 
-// A proposer makes one operation after the other on one register, in rounds of requests to
-// all witnesses of a set. It has no goroutines and no clock: its owner sends what request
-// returns to all members, and tells it of each reply (answer) or that there will be none (fail),
-// in any order, as long as the number of the round is the one that the request had.
+// A proposer carries out one operation after the other on one register, in rounds of requests to all witnesses of a
+// set. It has no goroutines and no clock. Its owner sends what request returns to all members, and reports each reply
+// (answer), or that there will be none (fail), in any order, with the number of the round that the request had.
 type proposer struct {
 	name string
 	id   uint64
 
 	set    *Set
 	quorum int    // how many members decide
-	count  uint64 // the highest of all ballots seen
+	count  uint64 // the highest Count of all ballots seen
 	round  uint64 // number of the requests that are under way
 
-	// lead says that a majority has promised mine and that nothing has been accepted since
-	// known was decided, as far as they have said.
+	// lead says that a majority has promised mine and that, as far as their answers say, nothing has been accepted
+	// since known was decided.
 	lead  bool
 	mine  ballot
 	known state
@@ -50,12 +49,12 @@ type proposer struct {
 	phase     phase
 	op        *operation
 	proposing state  // while phaseAccept
-	best      state  // while phasePrepare: what was accepted in the highest ballot
+	best      state  // while phasePrepare: the state accepted in the highest ballot, of those seen
 	answered  uint64 // a bit for each member that has answered or failed
 	agreed    int    // members that did as they were asked
 }
 
-// use has the proposer ask the members of a set from now on.
+// use makes the proposer ask the members of s from now on.
 //
 // Preconditions: no round is under way.
 func (p *proposer) use(s *Set) {
@@ -63,7 +62,7 @@ func (p *proposer) use(s *Set) {
 		return
 	}
 	p.set, p.quorum, p.lead = s, s.majority(), false
-	p.count = 0 // ballots of a set begin anew
+	p.count = 0 // counts begin anew with each set
 }
 
 // begin begins an operation.
@@ -87,7 +86,7 @@ func (p *proposer) retry() { p.prepare() }
 func (p *proposer) abandon() (unknown bool) {
 	unknown = p.op.proposed
 	p.phase, p.op, p.lead = phaseIdle, nil, false
-	p.round++ // answers come too late
+	p.round++ // later answers do not count
 	return unknown
 }
 
@@ -106,7 +105,7 @@ func (p *proposer) prepare() {
 	p.start(phasePrepare)
 }
 
-// propose proposes what the operation makes of known: its change, or known as it is.
+// propose proposes the operation's change of known, or known as it is if there is no change to make.
 func (p *proposer) propose() {
 	next, op := p.known, p.op
 	if op.swap && next.Version == op.version {
@@ -121,7 +120,7 @@ func (p *proposer) propose() {
 	p.start(phaseAccept)
 }
 
-// request is what every member is to be asked now.
+// request returns the request for every member in the present round.
 //
 // Preconditions: a round is under way.
 func (p *proposer) request() request {
@@ -132,11 +131,11 @@ func (p *proposer) request() request {
 	return q
 }
 
-// waiting reports whether it waits for answers.
+// waiting reports whether a round is under way.
 func (p *proposer) waiting() bool { return p.phase == phasePrepare || p.phase == phaseAccept }
 
-// counts reports whether an answer of a member is one that is waited for: the first to the
-// round that is under way.
+// counts reports whether an answer of a member counts: it must be the member's first one in the round that is under
+// way. It marks the member as having answered.
 func (p *proposer) counts(round uint64, member int) bool {
 	if !p.waiting() || round != p.round || p.answered&(1<<member) != 0 {
 		return false
@@ -173,7 +172,8 @@ func (p *proposer) answer(round uint64, member int, r *reply) {
 	p.look()
 }
 
-// look goes on when a majority has agreed, and gives up when none can any more.
+// look goes to the next phase when a majority has agreed, and ends the round as failed when no majority can agree any
+// more.
 func (p *proposer) look() {
 	switch open := len(p.set.Members) - bits.OnesCount64(p.answered); {
 	case p.agreed >= p.quorum && p.phase == phasePrepare:
@@ -186,7 +186,7 @@ func (p *proposer) look() {
 	}
 }
 
-// decided ends an operation whose proposal a majority has accepted, and with it a promise.
+// decided ends the operation: a majority has accepted its proposal, and with it has promised mine.
 func (p *proposer) decided() {
 	p.known, p.lead = p.proposing, true
 	op := p.op
@@ -196,8 +196,8 @@ func (p *proposer) decided() {
 	case op.proposed && p.known.Change == op.change:
 		p.finish(p.known, nil)
 	case op.proposed && p.known.Version > op.version+1:
-		// Another change follows the version that it would have made, or that another has
-		// made.
+		// The version after op.version was replaced before it was seen: it may have been this operation's change, or
+		// another one.
 		p.finish(p.known, holder.ErrUnknown)
 	default:
 		p.finish(p.known, holder.ErrChanged)
@@ -209,8 +209,8 @@ func (p *proposer) finish(found state, err error) {
 	p.phase, p.op = phaseIdle, nil
 }
 
-// A poll is a read that writes nothing: it asks all members what they have accepted, and
-// knows the value if a majority accepted in the same ballot.
+// A poll is a read that writes nothing: it asks all members what they have accepted, and knows the value if a
+// majority has accepted in the same ballot.
 type poll struct {
 	set      *Set
 	replies  []state
@@ -218,8 +218,8 @@ type poll struct {
 	failed   int
 }
 
-// answer takes a member's reply, or nil if there is none, and reports whether the poll is over:
-// with the value or, if known is false, without.
+// answer takes a member's reply, or nil if there will be none. It reports whether the poll is over, and if so whether
+// the value is known.
 func (p *poll) answer(member int, r *reply) (value state, known, over bool) {
 	if p.answered&(1<<member) != 0 {
 		return state{}, false, false
@@ -236,8 +236,8 @@ func (p *poll) answer(member int, r *reply) (value state, known, over bool) {
 			same++
 		}
 	}
-	// What was accepted in an earlier set, and copied, may be one of several that were under
-	// way at its end: it is decided in a ballot of this set.
+	// A state that was accepted in an earlier set and copied may be one of several proposals that were under way when
+	// that set ended. It is decided only once it is accepted in a ballot of this set.
 	if b := r.Accepted.Ballot; same >= p.set.majority() && (b.Set == p.set.Version || b == (ballot{})) {
 		return r.Accepted, true, true
 	}

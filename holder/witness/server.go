@@ -24,18 +24,18 @@ const (
 
 const (
 	greetTime = 10 * time.Second // how long a client may take to greet
-	frameTime = 10 * time.Second // how long a request may take once it has begun, and an answer
+	frameTime = 10 * time.Second // how long receiving a request that has begun may take, and sending an answer
 	idleTime  = 10 * time.Minute // how long a client may say nothing
-	atATime   = 64               // answers of a connection that wait for the disk
-	tidyEvery = time.Second      // between two looks at how long the log is
+	atATime   = 64               // the most answers of a connection that wait for the disk
+	tidyEvery = time.Second      // the time between two checks of how long the log is
 )
 
 // Config says what a witness is. Dir is required.
 type Config struct {
-	Dir       string       // of what it keeps; made if need be
-	Registers int          // most that it keeps; DefaultRegisters if it is 0
-	Bytes     int64        // most of names and values; DefaultBytes if it is 0
-	Clients   int          // most connections; DefaultClients if it is 0
+	Dir       string       // where the witness keeps its state; made if need be
+	Registers int          // the most registers; DefaultRegisters if it is 0
+	Bytes     int64        // the most bytes of names and values; DefaultBytes if it is 0
+	Clients   int          // the most connections; DefaultClients if it is 0
 	Logger    *slog.Logger // slog.Default if it is nil
 }
 
@@ -49,8 +49,8 @@ type Server struct {
 
 	mu     sync.Mutex
 	closed bool                      // guarded by mu
-	failed error                     // what the log failed with, for good; guarded by mu
-	tidied error                     // what the last checkpoint failed with; guarded by mu
+	failed error                     // the error with which the log has failed for good; guarded by mu
+	tidied error                     // the error of the last attempt to shorten the log; guarded by mu
 	lis    map[net.Listener]struct{} // guarded by mu
 	conns  map[net.Conn]struct{}     // guarded by mu
 
@@ -60,7 +60,7 @@ type Server struct {
 // ErrClosed says that the server was closed.
 var ErrClosed = errors.New("the witness is closed")
 
-// withDefaults returns c with what is not set, or says what is wrong.
+// withDefaults returns c with defaults for the fields that are not set, or an error if c is wrong.
 func (c Config) withDefaults() (Config, error) {
 	if c.Registers == 0 {
 		c.Registers = DefaultRegisters
@@ -88,8 +88,8 @@ func newServer(cfg Config, j *journal) *Server {
 	}
 }
 
-// NewCells makes what a node has of the registers that are kept at it and at another one: a server without a directory, which
-// is no witness. Take gives it clients.
+// NewCells returns a server of a node's cells for a Pair: one without a directory, which is no witness. Take gives it
+// clients.
 func NewCells(cfg Config) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -98,8 +98,8 @@ func NewCells(cfg Config) (*Server, error) {
 	return newServer(cfg, forgetful(limits{cfg.Registers, cfg.Bytes})), nil
 }
 
-// NewServer reads what the witness keeps, or makes a new one in an empty directory. It
-// serves nobody yet.
+// NewServer reads the state of the witness in cfg.Dir, or makes a new witness if the directory is empty. It serves
+// nobody yet.
 func NewServer(cfg Config) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -125,14 +125,14 @@ func NewServer(cfg Config) (*Server, error) {
 // Status is what a witness is and has.
 type Status struct {
 	ID        Identity
-	Set       *Set // that it votes in; nil if it has no vote
-	Next      *Set // that replaces Set: it votes no more; nil if none does
+	Set       *Set // the set that it votes in; nil if it has no vote
+	Next      *Set // the set that replaces Set, so that the witness votes no more; nil if there is none
 	Registers int
 	Bytes     int64 // of their names and values
-	Log       int64 // bytes that a restart reads
+	Log       int64 // bytes of the log, which a restart reads
 }
 
-// Status is what the witness is and has now.
+// Status returns what the witness is and has now.
 func (s *Server) Status() Status {
 	s.journal.mu.Lock()
 	defer s.journal.mu.Unlock()
@@ -144,8 +144,8 @@ func (s *Server) Status() Status {
 	return st
 }
 
-// Health says why the witness cannot keep what it would promise. One that has no vote is well:
-// Status and the metrics tell.
+// Health returns why the witness cannot keep what it would promise, or nil. A witness that has no vote is healthy:
+// Status and the metrics tell that it has none.
 func (s *Server) Health() error {
 	s.mu.Lock()
 	failed, tidied := s.failed, s.tidied
@@ -179,8 +179,8 @@ func (s *Server) tidy() {
 	}
 }
 
-// Serve serves lis, whose connections may be of TLS (accept.ListenTLS), and closes it. It
-// returns nil after Close, and an error when the log has failed.
+// Serve serves lis, whose connections may use TLS (accept.ListenTLS), and closes it. It returns nil after Close, and
+// an error when the log has failed.
 func (s *Server) Serve(lis net.Listener) error {
 	s.mu.Lock()
 	if s.closed || s.failed != nil {
@@ -218,7 +218,7 @@ func greet(nc net.Conn) error {
 	if _, err := io.ReadFull(nc, b[:]); err != nil {
 		return err
 	}
-	if _, err := io.WriteString(nc, greeting); err != nil { // before it is refused: it may want to say why
+	if _, err := io.WriteString(nc, greeting); err != nil { // also to a client to be refused, so that it can say why
 		return err
 	}
 	if string(b[:]) != greeting {
@@ -227,8 +227,8 @@ func greet(nc net.Conn) error {
 	return nil
 }
 
-// Take serves a client that has come by another way than Serve, and has shown already who it is. It does not wait, and calls
-// left when the client has gone. If it fails, nc and left stay the caller's.
+// Take serves a client that has come by another way than Serve, and has already shown who it is. It does not wait,
+// and calls left when the client has gone. If Take fails, nc remains the caller's, and left is not called.
 func (s *Server) Take(nc net.Conn, left func()) error {
 	return s.take(nc, func() error { return nil }, func(nc net.Conn) error {
 		err := nc.SetDeadline(time.Now().Add(greetTime))
@@ -246,7 +246,7 @@ func (s *Server) Take(nc net.Conn, left func()) error {
 	}, left)
 }
 
-// take has a client served in goroutines of its own, if enter agrees.
+// take serves a client in a goroutine of its own, if enter returns nil.
 func (s *Server) take(nc net.Conn, enter func() error, serve func(nc net.Conn) error, left func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -279,15 +279,15 @@ type answer struct {
 	commit uint64
 }
 
-// converse answers a client's requests until it goes. It decides them in the order in which
-// they come, and lets one sync count for as many as have come meanwhile.
+// converse answers a client's requests until the client goes. It decides them in the order in which they come. One
+// sync of the log serves all the answers that have gathered meanwhile.
 func (s *Server) converse(nc net.Conn) (err error) {
 	answers := make(chan answer, atATime)
 	var writing sync.WaitGroup
 	writing.Go(func() {
 		if err := s.send(nc, answers); err != nil {
 			nc.Close()
-			for range answers { // the reader ends soon, too
+			for range answers { // the reader will end soon, too
 			}
 		}
 	})
@@ -329,7 +329,7 @@ func (s *Server) converse(nc net.Conn) (err error) {
 	}
 }
 
-// send writes the answers as soon as what they say is on the medium.
+// send writes answers as soon as the changes that they depend on are on the medium.
 func (s *Server) send(nc net.Conn, answers <-chan answer) error {
 	var out []byte
 	for a := range answers {
@@ -358,7 +358,8 @@ func (s *Server) send(nc net.Conn, answers <-chan answer) error {
 
 func (r *reply) appendFrame(b []byte) []byte { return appendFrame(b, r.append) }
 
-// unlessGone is nil for an error that says that a client has gone, or this server.
+// unlessGone returns nil for an error that only says that the client has gone, or that this server is closing, and
+// otherwise err.
 func (s *Server) unlessGone(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
 		return nil
@@ -366,7 +367,7 @@ func (s *Server) unlessGone(err error) error {
 	return err
 }
 
-// fail ends the witness: nobody knows what of its log is on the medium.
+// fail ends the witness, because nobody knows which part of its log is on the medium.
 func (s *Server) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -394,7 +395,7 @@ func (s *Server) hangUp() (err error) {
 	return err
 }
 
-// closeNow closes a connection without waiting for its peer, as closing TLS does.
+// closeNow closes a connection without waiting for its peer. Closing a TLS connection would wait.
 func closeNow(nc net.Conn) {
 	if t, ok := nc.(interface{ NetConn() net.Conn }); ok {
 		nc = t.NetConn()

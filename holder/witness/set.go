@@ -17,8 +17,8 @@ const (
 	MaxMembers = 9
 )
 
-// An Identity is what a witness draws at random when it has no state: one that has lost its
-// state has another.
+// An Identity is what a witness draws at random when it has no state. A witness that has lost its state draws another
+// one.
 type Identity [16]byte
 
 // newIdentity draws one.
@@ -27,25 +27,24 @@ func newIdentity() (id Identity) {
 	return id
 }
 
-// String returns the first half of it, which is enough for people.
+// String returns the first half of the identity, which is enough for people.
 func (id Identity) String() string { return hex.EncodeToString(id[:8]) }
 
 // A Member is a witness of a set.
 type Member struct {
 	ID   Identity
-	Addr string // where it listened when it came in
+	Addr string // where it listened when it joined
 }
 
-// A Set is the witnesses that vote. It does not change: another one replaces it, with the next
-// version.
+// A Set is the witnesses that vote. A Set does not change: another Set replaces it, with the next version.
 type Set struct {
-	Cluster Identity // of all sets that have replaced each other
+	Cluster Identity // the same for all sets that have replaced each other
 	Version uint64   // 1 for the first
 	Members []Member
 }
 
-// firstSet is the set that fresh witnesses begin with. The same witnesses always begin the
-// same one, so beginning twice does no harm.
+// firstSet is the set that fresh witnesses begin with. For the same witnesses it is always the same set, so beginning
+// twice does no harm.
 func firstSet(members []Member) *Set {
 	ids := make([]Identity, len(members))
 	for i, m := range members {
@@ -69,20 +68,19 @@ func (s *Set) has(id Identity) bool {
 	return slices.ContainsFunc(s.Members, func(m Member) bool { return m.ID == id })
 }
 
-// equal reports whether two sets are the same. Addresses are not part of what a set is, but
-// travel with it.
+// equal reports whether two sets are the same. Addresses do not count: they only travel with a set.
 func (s *Set) equal(o *Set) bool {
 	return s.Cluster == o.Cluster && s.Version == o.Version &&
 		slices.EqualFunc(s.Members, o.Members, func(a, b Member) bool { return a.ID == b.ID })
 }
 
-// identical reports whether two sets are the same, and with the same addresses, in any order.
+// identical reports whether two sets are the same and have the same addresses, with members in any order.
 func (s *Set) identical(o *Set) bool {
 	return s.Cluster == o.Cluster && s.Version == o.Version && len(s.Members) == len(o.Members) &&
 		!slices.ContainsFunc(s.Members, func(m Member) bool { return !slices.Contains(o.Members, m) })
 }
 
-// String names the addresses.
+// String names the version and the addresses.
 func (s *Set) String() string {
 	var addrs []string
 	for _, m := range s.Members {
@@ -91,7 +89,7 @@ func (s *Set) String() string {
 	return fmt.Sprintf("set %d (%s)", s.Version, strings.Join(addrs, ", "))
 }
 
-// check refuses a set that nobody should be told of.
+// check returns what is wrong with a set that nobody should be told of, or nil.
 func (s *Set) check() error {
 	if len(s.Members) < MinMembers || len(s.Members) > MaxMembers {
 		return fmt.Errorf("a set has %d witnesses, want from %d to %d", len(s.Members), MinMembers, MaxMembers)
@@ -110,7 +108,7 @@ func (s *Set) check() error {
 	return nil
 }
 
-// A ballot is an attempt to decide. All of a set are above all of the sets before.
+// A ballot is an attempt to decide. All ballots of a set are above all ballots of the sets before.
 type ballot struct {
 	Set      uint64 // version of the set that votes
 	Count    uint64
@@ -123,10 +121,10 @@ func (b ballot) compare(o ballot) int {
 
 func (b ballot) less(o ballot) bool { return b.compare(o) < 0 }
 
-// A state is what a witness has accepted for a register. The zero value is that of one which was
-// never set.
+// A state is what a witness has accepted for a register. The zero value is the state of a register that was never
+// set.
 type state struct {
-	Ballot  ballot // in which it was accepted
+	Ballot  ballot // the ballot in which it was accepted
 	Version uint64
 	Change  ballot // in which this version was first proposed: no other version has the same
 	Value   []byte

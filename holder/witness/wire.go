@@ -10,10 +10,10 @@ import (
 	"polder/holder"
 )
 
-// A connection begins with greeting, in both directions: its last byte is the version of the
-// protocol. Then come frames: length of the body and CRC32C of the body, 4 bytes each, and the
-// body, which is a request towards the witness and a reply from it. Everything is little-endian;
-// strings, values and lists have their length before them.
+// A connection begins with greeting, in both directions: its last byte is the version of the protocol. Then come
+// frames: the length of the body and the CRC32C of the body, 4 bytes each, and then the body, which is a request to
+// the witness or a reply from it. Everything is little-endian. Strings, values and lists are preceded by their
+// length.
 const (
 	greeting = "PLDRWIT\x01"
 
@@ -28,7 +28,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 type kind uint8
 
-// What is asked.
+// What a request asks.
 const (
 	kindHello    kind = iota + 1 // who are you?
 	kindRead                     // what did you accept for Name?
@@ -37,17 +37,17 @@ const (
 	kindSeal                     // accept nothing more: NewSet comes next
 	kindList                     // what registers after Name have you accepted something for?
 	kindFetch                    // what did you accept for Name? Once sealed
-	kindInstall                  // this was Accepted in a set before NewSet, to which you will belong
-	kindActivate                 // you belong to NewSet: a majority of it has all that was accepted before
+	kindInstall                  // take Accepted, from a set before NewSet, to which you will belong
+	kindActivate                 // you belong to NewSet: a majority of it has everything that was accepted before
 	kindGet                      // what does your cell Name have?
-	kindPut                      // have the cell Name, which has Ballot, take Accepted
+	kindPut                      // if your cell Name has Ballot, take Accepted
 	kinds
 )
 
-// request is one of them, to the witness To of version Set of the cluster.
+// request is a request to the witness To, as a member of version Set of the cluster.
 type request struct {
 	Kind     kind
-	Call     uint64 // the reply has it, too
+	Call     uint64 // the reply carries it back
 	To       Identity
 	Cluster  Identity
 	Set      uint64
@@ -59,16 +59,16 @@ type request struct {
 
 type status uint8
 
-// How it was answered.
+// How a request was answered.
 const (
 	statusOK       status = iota
-	statusRefused         // another ballot was promised: Promised
-	statusStranger        // this is another witness than the one that is meant
+	statusRefused         // a higher ballot was promised: Promised
+	statusStranger        // this is not the witness that is meant
 	statusNoSet           // it has no vote: nobody has told it of a set
 	statusOtherSet        // it belongs to another set: Set
 	statusSealed          // the set is being replaced by Next
 	statusFull            // there is no room for the register: Text
-	statusBroken          // it cannot keep what it would promise: Text
+	statusBroken          // the log cannot be written: Text
 	statuses
 )
 
@@ -150,7 +150,7 @@ func (r *reply) append(b []byte) []byte {
 	return appendString16(b, r.Text[:min(len(r.Text), maxText)])
 }
 
-// append appends what the log keeps of a change.
+// append appends the log record of a change.
 func (c *change) append(b []byte) []byte {
 	b = append(b, byte(c.Kind))
 	switch c.Kind {
@@ -168,8 +168,7 @@ func (c *change) append(b []byte) []byte {
 
 var errShort = errors.New("it ends too early")
 
-// source is what is left of a body. The first thing that is wrong stays in err, and what is
-// taken after that is zero.
+// source is the rest of a body that is being decoded. The first error stays in err; what is taken after it is zero.
 type source struct {
 	b   []byte
 	err error
@@ -215,7 +214,7 @@ func (s *source) u64() uint64 {
 	return 0
 }
 
-// length takes a length that was read, unless it is above most.
+// length returns a length that was read, unless it is above most.
 func (s *source) length(n, most int, of string) int {
 	if s.err == nil && n > most {
 		s.err = fmt.Errorf("%s has the length %d, want at most %d", of, n, most)
@@ -259,7 +258,7 @@ func (s *source) set() *Set {
 	return set
 }
 
-// end returns what was wrong, of what was read or because there is more.
+// end returns the error of decoding, if any, or an error if bytes are left.
 func (s *source) end(what string) error {
 	if s.err == nil && len(s.b) > 0 {
 		s.err = fmt.Errorf("%d bytes follow its end", len(s.b))

@@ -1,17 +1,14 @@
-// Package chain is the heart of OneSidedMW: the table of memory windows, the
-// queue of those that are free, and the chains of work requests by which a
-// memory node's NIC hands chunks out and takes them back (sections 3 and 4 of
-// the paper, figure 5). The node's CPU posts them once; they recycle themselves.
+// Package chain is the heart of OneSidedMW: the table of memory windows, the queue of free table entries, and the
+// chains of work requests by which a memory node's NIC hands chunks out and takes them back (sections 3 and 4 of the
+// paper, figure 5). The node's CPU posts the chains once; they recycle themselves.
 //
 // # Memory
 //
-// The table (MWTable) has an entry of 256 bytes for every chunk; verbs.Allocator
-// describes it. An entry's owner is 0 while nobody has the chunk. The free MW
-// queue is a ring of entries' addresses. Its head and tail are words that hold
-// addresses of elements, so that what a masked FETCH_ADD returns can be put into
-// a later request's address as it is; the mask makes them wrap. A second ring of
-// the same form takes chunks that have been freed and must be zeroed by the CPU
-// before they are lent again.
+// The table (MWTable) has an entry of 256 bytes for every chunk; verbs.Allocator describes it. An entry's owner is 0
+// while nobody has the chunk. The free MW queue is a ring of addresses of entries. Its head and tail are words that
+// hold addresses of ring elements, so that the result of a masked FETCH_ADD can be put into a later request's address
+// as it is; the mask makes them wrap. A second ring of the same form takes freed chunks that the CPU must zero before
+// they are lent again.
 //
 // # Allocation
 //
@@ -19,7 +16,7 @@
 // answer: an address and a key. The chain
 //
 //	WAIT      for the request, which the receive scatters into the fields below
-//	WAIT      for the budget: as many frees as it has taken chunks beyond it
+//	WAIT      for the budget: for a free for each chunk taken beyond it
 //	FETCH_ADD on the queue's head, into the next READ
 //	READ      the element
 //	READ      the entry, into the BIND_MWs' address, key and lkey
@@ -29,29 +26,25 @@
 //	ENABLE    the WRITE of the answer and a SEND that wakes the client
 //	...       restores its own counts, and enables itself
 //
-// It differs from the figure in two things. The second WAIT is ours. It is for
-// the completions of the client's free chain, and begins to count below 0, at
-// the budget: so the NIC itself never lets a client have more, where the paper's
-// node finds out afterwards. The request is counted before that WAIT, so that the
-// node finds out who has tried to. A client that may have all that there is has a
-// chain without it. And the element is zeroed after the entry
-// was read and not before. When the queue is empty the element is zero, the READ
-// at address 0 violates protection, and the chain stops without having written:
-// were it to write the zero first, as the figure has it, it could overwrite an entry
-// that a free chain puts there in between, and a chunk would be lost: the model
+// It differs from the figure in two things. First, the second WAIT is ours. It waits for completions of the client's
+// free chain, and begins to count below 0, by the budget. So the NIC itself never lets a client have more, whereas
+// the paper's node finds out afterwards. The request is counted before that WAIT, so that the node sees who has tried
+// to exceed its budget. A client that may have all chunks has a chain without this WAIT. Second, the element is
+// zeroed after the entry has been read and not before. When the queue is empty the element is zero, the READ at
+// address 0 violates protection, and the chain stops without having written. If it wrote the zero first, as in the
+// figure, it could overwrite an entry that a free chain puts there in between, and a chunk would be lost: the model
 // checker finds that within a second.
 //
 // # Freeing
 //
-// A request has a handle of 3 bytes: which entry. The receive puts it into the
-// second to fourth byte of the READ's address; the others are the table's, so
-// that a request cannot name anything but the beginning of an entry or a place
-// outside of the table. The chain
+// A request has a handle of 3 bytes, which says which entry. The receive puts it into the second to fourth byte of
+// the READ's address; the other bytes are the table's. So a request can name only the beginning of an entry or a
+// place outside of the table. The chain
 //
 //	WAIT      for the request
 //	READ      the entry, into the LOCAL_INVs' keys and the addresses below
-//	ENABLE    LOCAL_INV of the first window on the Free QP itself, which fails
-//	          unless that has it, and of the others whoever has them
+//	ENABLE    LOCAL_INV of the first window, on the Free QP, which fails unless the
+//	          window is bound to that QP; and of the others, whatever QP they are bound to
 //	FETCH_ADD on the low 8 bits of every key in the entry: the next owner gets
 //	          another
 //	WRITE     zeros over the chunk, if it is small
@@ -62,36 +55,29 @@
 //
 // # Devices that read ahead
 //
-// An RNIC may read an entry of a queue as soon as it is enabled. A chain
-// that is enabled as a whole then executes entries as they were before it
-// rewrote them. For such a device (verbs.DeviceAttr.Prefetches) chains are in
-// sections, each of which ends where the next one has been rewritten: with
-// a FETCH_ADD, whose answer says that the WRITEs before it have been executed, and
-// an ENABLE of the next section that waits for it. An allocation has four: up to the FETCH_ADD
-// on the head, up to the READ of the element, up to that of the entry, and the
-// rest; so has a free: up to the WAIT for the request, up to the READ of the
-// entry, up to the FETCH_ADD on the tail, and the rest. The model checker tries all orders on
-// a device that reads each entry when it is enabled, which is the worst that it may do, and
-// finds what is wrong with a chain that is enabled as a whole, or with any two sections
-// made one.
+// An RNIC may read a queue entry as soon as it is enabled. If a chain were enabled as a whole, such a device would
+// execute entries as they were before the chain rewrote them. For it (verbs.DeviceAttr.Prefetches) chains are divided
+// into sections. A section ends where the next one has been rewritten, with a FETCH_ADD, whose answer says that the
+// WRITEs before it have been executed, and an ENABLE of the next section that waits for this answer. An allocation
+// has four sections: up to the FETCH_ADD on the head, up to the READ of the element, up to the READ of the entry, and
+// the rest. So has a free: up to the WAIT for the request, up to the READ of the entry, up to the FETCH_ADD on the
+// tail, and the rest. The model checker tries all orders on a device that reads each entry when it is enabled, which
+// is the worst that a device may do. It finds what is wrong with a chain that is enabled as a whole, and with a chain
+// in which any two sections are made one.
 //
 // # Rights
 //
-// Clients' queue pairs and the chains must be in one protection domain, since a
-// window can only be given to a queue pair of its own domain. So the metadata is
-// registered without remote rights, and a chain reaches it through windows of
-// type 2B that are bound to its own queue pair: a client that guesses their keys
-// gets nothing.
+// Clients' queue pairs and the chains must be in one protection domain, since a window can only be bound to a queue
+// pair of its own domain. So the metadata is registered without remote rights, and a chain reaches it through windows
+// of type 2B that are bound to the chain's own queue pair: a client that guesses their keys gets nothing.
 //
 // # An empty queue
 //
-// A chain that found the queue empty has moved the head past an element that
-// will yet be filled. That element is owed to the node: [Account.Stopped]. As soon as
-// it is filled [Queue.Settle] takes the entry and puts it at the tail. A chain
-// that has failed is not armed again before that, so at most as many elements
-// are owed as there are chains; those of chains that are gone are given back, by moving
-// the head back. The ring is larger than the number of
-// chunks by more than that: nothing is ever overtaken.
+// A chain that found the queue empty has moved the head past an element that is yet to be filled. That element is
+// owed to the node: [Account.Stopped]. As soon as it is filled, [Queue.Settle] takes the entry out of it and puts the
+// entry at the tail. A failed chain is not armed again before that, so at most as many elements are owed as there are
+// chains. Elements owed because of chains that are gone are given back, by moving the head back. The ring is larger
+// than the number of chunks by more than the number of chains, so nothing is ever overtaken.
 //
 // # Concurrency
 //

@@ -2,19 +2,19 @@ package chain
 
 import "polder/verbs"
 
-// The layout of the memory of a page chain's: its ring, some words, and a page.
+// The layout of a page chain's memory: its ring, some words, and a page.
 const (
-	pageTrash   = 3072 // takes what nobody needs
+	pageTrash   = 3072 // takes results that nobody needs
 	pageZero    = 3080 // 0
 	pageElement = 3088 // what was taken from the queue
 	pageCurrent = 3096 // the entry that is being worked on, or 0
 	pageStaging = 4096 // a page to be written
 
-	PageRingSize = 8192 // of all of it
+	PageRingSize = 8192 // size of all of it
 	MaxPage      = PageRingSize - pageStaging
 )
 
-// PageConfig is what a page chain is made of; see Config.
+// PageConfig is what a page chain is built from; see Config.
 type PageConfig struct {
 	Write              bool // pages are stored, not sent
 	Chain, Front       Region
@@ -28,22 +28,20 @@ type PageConfig struct {
 	PageSize   int        // at most MaxPage
 }
 
-// A PageProgram is what is posted for a page chain.
+// A PageProgram has the requests that are posted for a page chain.
 type PageProgram struct {
 	Chain []verbs.SendWR
-	Reply verbs.SendWR // on the front's send queue, once
-	Recv  []verbs.SGE  // of the front's two receives, once
+	Reply verbs.SendWR // to be posted once on the front's send queue
+	Recv  []verbs.SGE  // of each of the front's two receives, to be posted once
 
 	conditions []condition
 }
 
-// A condition is a request that is executed only if another has flipped its
-// opcode.
+// A condition is a request that is executed only if the request at index flip has changed its opcode.
 type condition struct{ request, flip int }
 
-// Condition makes NOPs of what is executed for an entry without a page only, until
-// the chain gives them their opcodes and flags back. memory is the chain's, whose
-// requests have been posted.
+// Condition turns the requests that are executed only for an entry without a page into NOPs. The chain itself gives
+// them their opcodes and flags back when it needs them. memory is the chain's, whose requests have been posted.
 func (p *PageProgram) Condition(memory []byte) {
 	for _, c := range p.conditions {
 		header := memory[c.request*verbs.WQESize:]
@@ -52,18 +50,17 @@ func (p *PageProgram) Condition(memory []byte) {
 	}
 }
 
-// Current is the address of the entry that a page chain is at work on, or 0, by
-// its memory.
+// Current reads from a page chain's memory the address of the table entry that the chain is working on, or 0.
 func Current(memory []byte) uint64 { return Load(memory[pageCurrent:]) }
 
-// Page is the chain that serves requests for pages, in one direction (ODRP, section
-// 2.2.3 of the paper). A request is the address of an entry of the client's
-// translation table, and behind it a page if that is to be written. The chain
+// Page builds the chain that serves requests for pages, in one direction (ODRP, section 2.2.3 of the paper). A
+// request is the address of an entry of the client's translation table, followed by a page if it is to be written.
+// The chain
 //
 //	WAIT       for the request, which the receive scatters into the fields below
 //	WRITE      the entry's address to where the CPU sees it: see Current
 //	FETCH_ADD  0 to the entry: a translation, or 0
-//	CMP_SWAP   the opcodes of the next four from NOP to what they are, if it was 0
+//	CMP_SWAP   the headers of the next four from NOPs to their requests, if it was 0
 //	  FETCH_ADD  on the head of the client's queue of free pages
 //	  READ       the element
 //	  WRITE      zero into the element
@@ -73,9 +70,8 @@ func Current(memory []byte) uint64 { return Load(memory[pageCurrent:]) }
 //	ENABLE     a SEND of it; the SEND says that the chain is ready again
 //	...        restores the opcodes and its own counts, and enables itself
 //
-// The entry is read by an atomic operation because that must be aligned: half of
-// one entry and half of the next one would make an address of the client's
-// choice.
+// The entry is read by an atomic operation because that must be aligned: half of one entry and half of the next would
+// make an address that the client can choose.
 func Page(c *PageConfig) *PageProgram {
 	out := &PageProgram{Reply: verbs.SendWR{Op: verbs.OpSend, Flags: signaled}}
 	p := &program{chain: c.Chain, trashAt: pageTrash}
@@ -122,7 +118,7 @@ func Page(c *PageConfig) *PageProgram {
 	} else {
 		out.Reply.SGL = []verbs.SGE{page}
 	}
-	// Opened when the page that came with the request has been used.
+	// The next receive is enabled only when the page that came with this request has been used.
 	open := p.add(verbs.SendWR{Op: verbs.OpEnableRecv, Flags: fence, QPN: c.FrontQP, Count: 2})
 	reply := p.add(verbs.SendWR{Op: verbs.OpEnable, Flags: fence, QPN: c.FrontQP, Count: 1})
 	sent := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.SentCQ, Count: 1})

@@ -7,19 +7,19 @@ const (
 	HandleSize = 3 // of a request to free
 )
 
-// RequestSize is the size of a request to allocate: u32 queue pair number for
-// every access window, u64 address and u32 key for the answer.
+// RequestSize is the size of a request to allocate: a u32 queue pair number for every access window, then a u64
+// address and a u32 key for the answer.
 func RequestSize(windows int) int { return 4*(windows-1) + 12 }
 
-// RingSize is the size of the memory of each of a chain's two rings: entries,
-// and behind them a few words.
+// RingSize is the size of the memory of each of a desk's two rings, the chain's and the front's: queue entries, and
+// behind them a few words.
 const RingSize = 4096
 
 // Offsets in a ring's memory behind the entries.
 const (
 	ownerOff = RingSize - 8  // the client's number
 	zeroOff  = RingSize - 16 // 0
-	trashOff = RingSize - 24 // takes what nobody needs
+	trashOff = RingSize - 24 // takes results that nobody needs
 )
 
 const maxRequests = (trashOff - verbs.MaxWindows*verbs.SlotSize) / verbs.WQESize
@@ -35,8 +35,8 @@ func (r Region) sge(off, size int) verbs.SGE {
 	return verbs.SGE{Addr: r.Addr + uint64(off), Length: uint32(size), LKey: r.LKey}
 }
 
-// Config is what both programs are made of. The front is the queue pair that the
-// client is connected to; the chain is one in loopback beside it.
+// Config is what both programs are built from. The front is the queue pair that the client is connected to; the chain
+// runs on one in loopback beside it.
 type Config struct {
 	Table *Table
 	Queue *Queue
@@ -45,18 +45,16 @@ type Config struct {
 	TableKey, QueueKey verbs.RKey
 	Chain, Front       Region // their rings; Front.RKey is not used
 	FrontQP            uint32
-	RecvCQ, SentCQ     uint32 // of the front; nobody looks at them but WAITs
-	// Done and Failed are how many requests the front has served so far, and
-	// how many it has received in vain.
+	RecvCQ, SentCQ     uint32 // of the front; only WAITs count their completions
+	// Done and Failed are how many requests have been served so far, and how many have been received in vain.
 	Done, Failed uint64
 
 	// Of an allocation chain.
 	FreeQP    uint32
 	ChunkSize uint64
 	Access    verbs.Access
-	// Budget is how many chunks more than it frees the client may take, and
-	// FreedCQ what the client's free chain completes into, and nothing else
-	// does. If FreedCQ is 0 the client may take all that there is.
+	// Budget is how many chunks the client may take beyond those that it frees. FreedCQ is the completion queue of
+	// the client's free chain, and of nothing else. If FreedCQ is 0, the client may take all chunks.
 	Budget  int
 	FreedCQ uint32
 
@@ -64,8 +62,8 @@ type Config struct {
 	// (verbs.DeviceAttr.Prefetches).
 	Prefetched bool
 
-	// Of a free chain: where chunks go, Queue.Tail or Queue.FreedTail, and
-	// if they are zeroed first, where ChunkSize zeros are and the memory.
+	// Of a free chain: To is where chunks go, Queue.Tail or Queue.FreedTail. If chunks are zeroed first, Zeros is
+	// where ChunkSize zeros are, and ZeroRKey opens the memory to be zeroed.
 	To       uint64
 	Zeros    *verbs.SGE
 	ZeroRKey verbs.RKey // of a window over the memory
@@ -74,69 +72,67 @@ type Config struct {
 // SetOwner puts a client's number into the memory of a chain's ring.
 func SetOwner(ring []byte, owner uint64) { Store(ring[ownerOff:], owner) }
 
-// Received is how many requests a free chain has begun with, by its ring's memory;
-// or an allocation chain, if it keeps to a budget.
+// Received is how many requests a free chain has begun to serve, read from its ring's memory. It works for an
+// allocation chain that keeps to a budget, too.
 func Received(ring []byte) uint64 { return Load(ring[verbs.WQEAddr:]) - 1 }
 
-// A Program is what is posted for a chain.
+// A Program has the requests that are posted for a chain.
 type Program struct {
 	Chain   []verbs.SendWR
 	First   int            // how many of Chain are enabled at first
-	Front   []verbs.SendWR // on the front's send queue, once
-	Recv    []verbs.SGE    // of the front's two receives, once
-	Entry   int            // index of the READ of the entry: fails if the queue is empty
+	Front   []verbs.SendWR // to be posted once on the front's send queue
+	Recv    []verbs.SGE    // of each of the front's two receives, to be posted once
+	Entry   int            // index of the READ of the entry, which fails if the queue is empty
 	Element int            // index of the READ of the element
-	Sent    int            // of an allocation chain: index of the WAIT that its answer is sent
+	Sent    int            // of an allocation chain: index of the WAIT for its answer to have been sent
 }
 
 // program builds a chain.
 type program struct {
 	chain   Region
-	trashAt int // offset of what takes what nobody needs
+	trashAt int // offset of the word that takes results that nobody needs
 	wrs     []verbs.SendWR
 
 	prefetched bool
 	releases   []int // indexes of the ENABLEs of release
 }
 
-// add appends a request and returns its index, which is its id, too.
+// add appends a request and returns its index, which is also its ID.
 func (p *program) add(wr verbs.SendWR) int {
 	wr.ID = uint64(len(p.wrs))
 	p.wrs = append(p.wrs, wr)
 	return len(p.wrs) - 1
 }
 
-// field is an SGE for a field of the chain's request of an index.
+// field is an SGE for a field of the chain's request at index.
 func (p *program) field(index, off, size int) verbs.SGE {
 	return p.chain.sge(index*verbs.WQESize+off, size)
 }
 
 func (p *program) trash() verbs.SGE { return p.chain.sge(p.trashAt, 8) }
 
-// bump appends a FETCH_ADD to the count of the request of an index.
+// bump appends a FETCH_ADD to the count of the request at index.
 func (p *program) bump(index int, by uint64) {
 	p.add(verbs.SendWR{Op: verbs.OpFetchAdd, RemoteAddr: p.field(index, verbs.WQEAddr, 8).Addr,
 		RKey: p.chain.RKey, Swap: by, SGL: []verbs.SGE{p.trash()}})
 }
 
-// copyAddr appends a WRITE of the address of the request from into that of the
-// request to.
+// copyAddr appends a WRITE that copies the address field of the request from into that of the request to.
 func (p *program) copyAddr(from, to int, flags verbs.SendFlags) {
 	p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: flags, RemoteAddr: p.field(to, verbs.WQEAddr, 8).Addr,
 		RKey: p.chain.RKey, SGL: []verbs.SGE{p.field(from, verbs.WQEAddr, 8)}})
 }
 
-// release ends a section: requests that follow are rewritten by those before. If the
-// device reads entries as soon as they are enabled, it appends what enables those
-// that follow when all before have completed, and what follows must not be enabled
-// by anything else. The FETCH_ADD is for that: when it has been answered, the WRITEs
-// before it have been executed, too. It restores the count of the ENABLE before, or
-// of the chain's last one, which must be rewritten in another section than its own.
+// release ends a section: the requests that follow are rewritten by those before. If the device reads entries as soon
+// as they are enabled, release appends an ENABLE of the next section, which must be enabled by nothing else, and
+// before it a FETCH_ADD. The ENABLE waits until the FETCH_ADD has been answered; then the WRITEs before it have been
+// executed, too. The FETCH_ADD also restores the count of the previous section's ENABLE, or, in the first section, of
+// the chain's last ENABLE: a count must be restored in a section other than its own.
 func (p *program) release() {
 	if !p.prefetched {
 		return
 	}
-	restored := 0 // of the last, which again fills in
+	restored := 0 // the chain's last ENABLE; sections fills its address in
 	if n := len(p.releases); n > 0 {
 		restored = p.releases[n-1]
 	}
@@ -144,7 +140,7 @@ func (p *program) release() {
 	p.releases = append(p.releases, p.add(verbs.SendWR{Op: verbs.OpEnable, Flags: verbs.SendFence}))
 }
 
-// released is how many requests a release takes.
+// released is how many requests release appends.
 func (p *program) released() int {
 	if p.prefetched {
 		return 2
@@ -152,8 +148,8 @@ func (p *program) released() int {
 	return 0
 }
 
-// sections fills in the counts of the releases, of a chain of so many requests, and
-// returns how many of those the first section has.
+// sections fills in the counts of the ENABLEs that release appended, for a chain of length requests, and returns how
+// many requests the first section has.
 func (p *program) sections(length int) (first int) {
 	for i, r := range p.releases {
 		end := length
@@ -168,8 +164,8 @@ func (p *program) sections(length int) (first int) {
 	return p.releases[0] + 1
 }
 
-// again appends what makes the chain, which has room for so many requests, start
-// over, and returns how many are to be enabled at first.
+// again appends the requests that make the chain start over, and returns how many requests are to be enabled at
+// first. It panics if the chain has more than room requests.
 func (p *program) again(room int) (first int) {
 	if p.prefetched {
 		length := len(p.wrs) + 2
@@ -197,14 +193,14 @@ const (
 	signaled = verbs.SendSignaled
 )
 
-// Alloc is the allocation chain.
+// Alloc builds the allocation chain.
 func Alloc(c *Config) *Program {
 	p := &program{chain: c.Chain, trashAt: trashOff, prefetched: c.Prefetched}
 	windows := c.Table.Windows
 	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.RecvCQ, Count: c.Done + c.Failed + 1})
 	credit := -1
 	if c.FreedCQ != 0 {
-		// Counted before it is served, so that the CPU sees who asks for too much.
+		// Counted before the request is served, so that the CPU sees which client asks for too much.
 		p.bump(wait, 1)
 		credit = p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.FreedCQ, Count: c.Done + 1 - uint64(c.Budget)})
 	}
@@ -228,8 +224,8 @@ func Alloc(c *Config) *Program {
 	var recv []verbs.SGE
 	for j := range windows {
 		wr := verbs.SendWR{Op: verbs.OpBindMW, BindLength: c.ChunkSize, BindAccess: c.Access}
-		// What the slot of an entry has lies side by side in a request, and
-		// before the first slot there is the owner, before the address the id.
+		// The fields of an entry's slot lie side by side in a request, too. In front of the first slot lies the
+		// owner; in a request, the ID lies in front of the address.
 		from, size := verbs.WQEAddr, verbs.SlotSize
 		if j == 0 {
 			wr.QPN = c.FreeQP
@@ -272,14 +268,13 @@ func Alloc(c *Config) *Program {
 	}
 }
 
-// Free is the free chain.
+// Free builds the free chain.
 func Free(c *Config) *Program {
 	p := &program{chain: c.Chain, trashAt: trashOff, prefetched: c.Prefetched}
 	windows := c.Table.Windows
 	depth := uint64(windows + 1)
 	wait := p.add(verbs.SendWR{Op: verbs.OpWait, CQN: c.RecvCQ, Count: c.Done + 1})
-	// Counted before the client knows, so that it never seems to have more
-	// than it has.
+	// Counted before the client learns of it, so that the client never seems to have more chunks than it has.
 	p.bump(wait, 1)
 	p.release()
 	read := p.add(verbs.SendWR{Op: verbs.OpRead, RKey: c.TableKey, RemoteAddr: c.Table.Addr})
@@ -303,7 +298,7 @@ func Free(c *Config) *Program {
 			sgl = append(sgl, c.Front.sge(inv+verbs.WQEAddr, verbs.SlotSize))
 			continue
 		}
-		// The first window proves who asks. Its address is for zeroing.
+		// The first window proves that the owner asks. Its address is used for zeroing.
 		front[0].Flags = 0
 		addr := p.trash()
 		if c.Zeros != nil {
@@ -323,7 +318,7 @@ func Free(c *Config) *Program {
 	p.add(verbs.SendWR{Op: verbs.OpWrite, RKey: c.TableKey, SGL: []verbs.SGE{c.Chain.sge(zeroOff, 8)}})
 	tail := p.add(verbs.SendWR{Op: verbs.OpMaskedFetchAdd, RemoteAddr: c.To, RKey: c.QueueKey, Swap: 8, Compare: c.Queue.Wrap()})
 	p.release()
-	// Its completion is what an allocation beyond the budget waits for.
+	// An allocation beyond the budget waits for this completion.
 	put := p.add(verbs.SendWR{Op: verbs.OpWrite, Flags: fence | signaled, RKey: c.QueueKey, SGL: []verbs.SGE{p.field(read, verbs.WQEAddr, 8)}})
 	p.wrs[tail].SGL = []verbs.SGE{p.field(put, verbs.WQEAddr, 8)}
 	open := p.add(verbs.SendWR{Op: verbs.OpEnableRecv, QPN: c.FrontQP, Count: c.Done + 2})

@@ -14,8 +14,8 @@ const (
 	ringsOff = 64
 )
 
-// A Queue is the free MW queue, and beside it the ring of chunks that have been
-// freed and wait to be zeroed. See the package comment.
+// A Queue is the free MW queue, together with the ring of freed chunks that wait to be zeroed. See the package
+// comment.
 type Queue struct {
 	Addr uint64 // of the memory
 	mem  []byte
@@ -30,14 +30,14 @@ type Queue struct {
 	between func() // for tests: called between two accesses of one action
 }
 
-// owed is an element that a chain found empty.
+// owed is a queue element that a chain found empty, and that is yet to be filled.
 type owed struct {
-	slot uint64   // its address
-	by   *Account // the chain's client, or nil if it is gone
+	slot uint64   // the element's address
+	by   *Account // account of the chain's client, or nil if the client is gone
 }
 
-// ringSize is at least twice what can be in a ring, so that distances are less
-// than half of it.
+// ringSize is the size in bytes of a ring. It is at least twice what a ring can hold, so that distances are less than
+// half of it.
 func ringSize(chunks, chains int) uint64 {
 	return 16 << bits.Len(uint(chunks+4*chains+64-1))
 }
@@ -45,8 +45,7 @@ func ringSize(chunks, chains int) uint64 {
 // QueueSize is how many bytes a queue needs.
 func QueueSize(chunks, chains int) int { return ringsOff + 3*int(ringSize(chunks, chains)) }
 
-// NewQueue lays a queue out in mem, of QueueSize bytes, which is registered at
-// addr.
+// NewQueue lays out a queue in mem, which has QueueSize bytes and is registered at addr.
 func NewQueue(mem []byte, addr uint64, chunks, chains int) *Queue {
 	q := &Queue{Addr: addr, mem: mem, size: ringSize(chunks, chains)}
 	q.free = (addr + ringsOff + q.size - 1) &^ (q.size - 1)
@@ -58,8 +57,8 @@ func NewQueue(mem []byte, addr uint64, chunks, chains int) *Queue {
 	return q
 }
 
-// Size, Ring and FreedRing are where the rings lie; Head, Tail and FreedTail are
-// the addresses of the words.
+// Size, Ring and FreedRing are the size and the addresses of the rings; Head, Tail and FreedTail are the addresses of
+// the words.
 func (q *Queue) Size() uint64      { return q.size }
 func (q *Queue) Ring() uint64      { return q.free }
 func (q *Queue) FreedRing() uint64 { return q.next }
@@ -72,8 +71,8 @@ func (q *Queue) Wrap() uint64 { return q.size >> 1 }
 
 func (q *Queue) element(addr uint64) *uint64 { return word(q.mem[addr-q.Addr:]) }
 
-// distance is how many bytes the ring position b is ahead of a; less than half a
-// ring in either direction.
+// distance is how many bytes the ring position b is ahead of a. It is less than half a ring, and negative if b is
+// behind.
 func (q *Queue) distance(a, b uint64) int64 {
 	d := int64((b - a) & (q.size - 1))
 	if d > int64(q.size/2) {
@@ -112,16 +111,16 @@ func (q *Queue) pause() {
 	}
 }
 
-// TakeFree takes the entry at the head. Elements must be claimed by who takes them before the head is moved
+// TakeFree takes the entry at the head. It requires that every other taker claims an element before it moves the head
 // on, as the allocation verb does and chains do not.
 func (q *Queue) TakeFree() (entry uint64, ok bool) {
 	head := word(q.mem[headOff:])
 	at := atomic.LoadUint64(head)
 	if entry = atomic.SwapUint64(q.element(at), 0); entry == 0 {
-		return 0, false // there is none, or another has claimed it just now
+		return 0, false // there is no entry, or another taker has just claimed it
 	}
 	q.pause()
-	atomic.StoreUint64(head, q.free|(at+8)&(q.size-1)) // nobody else moves it past an element that is empty
+	atomic.StoreUint64(head, q.free|(at+8)&(q.size-1)) // nobody else moves the head past an empty element
 	return entry, true
 }
 
@@ -142,7 +141,7 @@ func (q *Queue) owe(slot uint64, by *Account) {
 	q.owedCount.Add(1)
 }
 
-// forget makes what is owed because of by owed because of nobody.
+// forget makes the elements that are owed because of by owed because of nobody.
 func (q *Queue) forget(by *Account) {
 	for i := range q.owed {
 		if q.owed[i].by == by {
@@ -154,10 +153,10 @@ func (q *Queue) forget(by *Account) {
 // Owing reports whether elements are owed.
 func (q *Queue) Owing() bool { return len(q.owed) > 0 }
 
-// retreat moves the head back over elements that are owed because of nobody: who comes and
-// goes while there is nothing must not move it on and on, until it has overtaken the tail.
-// Only the element before the head can be given back, but one that is owed is as good as
-// another, so it is exchanged for that of a client that is gone.
+// retreat moves the head back over elements that are owed because of nobody. Otherwise clients that come and go while
+// the queue is empty would move the head on and on, until it had overtaken the tail. Only the element before the head
+// can be given back. If that one is owed because of a client that is still there, it is exchanged for an element of a
+// client that is gone: one owed element is as good as another.
 func (q *Queue) retreat() {
 	head := word(q.mem[headOff:])
 	for {
@@ -166,7 +165,7 @@ func (q *Queue) retreat() {
 		of := slices.IndexFunc(q.owed, func(o owed) bool { return o.slot == last })
 		gone := slices.IndexFunc(q.owed, func(o owed) bool { return o.by == nil })
 		if of < 0 || gone < 0 {
-			return // a chain is at work on the element: if there is nothing in it, it will be owed
+			return // if of < 0, a chain is at work on the element: if it finds it empty, the element will be owed
 		}
 		q.pause()
 		if atomic.CompareAndSwapUint64(head, at, last) {
@@ -177,9 +176,8 @@ func (q *Queue) retreat() {
 	}
 }
 
-// Settle moves entries that have arrived in owed elements to the tail, and
-// resumes the chains that stopped there. Afterwards either nothing is owed or
-// nothing is free.
+// Settle moves entries that have arrived in owed elements to the tail, and resumes the chains that stopped at these
+// elements. Afterwards either nothing is owed or nothing is free.
 func (q *Queue) Settle() {
 	for again := true; again; {
 		again = false

@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// word is the word at b, which is aligned to 8 bytes, for sync/atomic. NICs of
-// this package are little-endian, and so must the host be.
+// word is the word at b, which is aligned to 8 bytes, for sync/atomic. NICs of this package are little-endian, and
+// the host must be, too.
 //
 // Preconditions: len(b) >= 8.
 func word(b []byte) *uint64 {

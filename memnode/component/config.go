@@ -27,15 +27,14 @@ type Config struct {
 	// Memory is what all clients' objects together may have, in bytes; 0
 	// means that the node runs no components.
 	Memory int64
-	// ClientMemory is what one client's may have, at least 8 MiB; by
-	// default 256 MiB, or Memory if that is less. Memory holds as many
-	// clients as it holds ClientMemory.
+	// ClientMemory is how many bytes one client's objects may have, at least 8 MiB; by default 256 MiB, or Memory if
+	// that is less. As many clients can have objects as ClientMemory fits into Memory.
 	ClientMemory int64
-	// Objects is the most objects of one client, of those that are Bounded
-	// and of the others each, by default 1024.
+	// Objects is the most objects that one client may have, counted separately for Bounded components and for the
+	// others; by default 1024.
 	Objects int
-	// Time is how long a request may run before its process is ended, from
-	// MinTime to MaxTime, by default 1 s. It is found out after up to a quarter more.
+	// Time is how long a request may run before its process is ended, from MinTime to MaxTime, by default 1 s. The
+	// node notices an overrun up to a quarter of Time later.
 	Time time.Duration
 }
 
@@ -71,13 +70,13 @@ func (c Config) WithDefaults() (Config, error) {
 // Stats is what a node's components do, and have done since it started.
 type Stats struct {
 	Workers  int64 // processes
-	Objects  int64 // at the node; it does not know of those in clients' processes
+	Objects  int64 // at the node; it does not know of objects in clients' processes
 	Reserved int64 // bytes that clients' objects may use
 	Requests int64 // answered
 	Refused  int64 // answered with anything but success
 	Panics   int64 // of components
-	Deaths   int64 // of workers that had clients
-	Killed   int64 // of these, because a request ran for too long
+	Deaths   int64 // of workers whose clients were still there
+	Killed   int64 // workers ended because a request ran for too long
 }
 
 // warning is how the server logs.

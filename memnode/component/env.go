@@ -7,18 +7,17 @@ import (
 	"polder/internal/arena"
 )
 
-// budget is what a client's objects may use: those in the node's process, and
-// those in the worker's.
+// budget is the memory that a client's objects may use: those in the node's process and those in the worker together.
 type budget struct {
 	limit int64
-	all   *atomic.Int64 // used by both; it lies in the lane
-	own   *atomic.Int64 // used by this process
+	all   *atomic.Int64 // bytes used by both processes; it lies in the lane
+	own   *atomic.Int64 // bytes used by this process
 }
 
 func (b *budget) take(n int64) bool {
 	for {
 		all := b.all.Load()
-		// The node does not rely on what a worker might have written.
+		// The node checks its own count, too: a worker might have written anything into all.
 		if n < 0 || n > b.limit-all || n > b.limit-b.own.Load() {
 			return false
 		}
@@ -47,9 +46,8 @@ type Env struct {
 
 func newEnv(b *budget) *Env { return &Env{budget: b, blocks: make(map[*byte]*arena.Mapping)} }
 
-// Alloc returns n bytes of zeros outside of the Go heap, at the beginning of a
-// page, n rounded up to whole pages of which are counted. It fails with
-// ErrNoMemory.
+// Alloc returns n bytes of zeros outside of the Go heap, at the beginning of a page. Of the budget it takes n rounded
+// up to whole pages. It fails with ErrNoMemory.
 func (e *Env) Alloc(n int) ([]byte, error) {
 	if n <= 0 || int64(n) > e.budget.limit {
 		return nil, ErrNoMemory
@@ -70,14 +68,14 @@ func (e *Env) Alloc(n int) ([]byte, error) {
 	return b[:n:n], nil
 }
 
-// give gives back what Alloc got.
+// give gives back the memory m that Alloc got.
 func (e *Env) give(m *arena.Mapping) {
 	n := len(m.Bytes())
 	m.Close()
 	e.budget.give(int64(n))
 }
 
-// Free gives back what Alloc returned, from its first byte on.
+// Free gives back memory that Alloc returned. b begins with the first byte of it.
 func (e *Env) Free(b []byte) {
 	e.mu.Lock()
 	m, ok := e.blocks[&b[0]]
@@ -89,8 +87,7 @@ func (e *Env) Free(b []byte) {
 	e.give(m)
 }
 
-// Reserve counts n bytes that the object is about to take from the Go heap. It
-// fails with ErrNoMemory.
+// Reserve takes n bytes, which the object is about to use on the Go heap, from the budget. It fails with ErrNoMemory.
 func (e *Env) Reserve(n int) error {
 	if !e.budget.take(int64(n)) {
 		return ErrNoMemory
@@ -101,7 +98,7 @@ func (e *Env) Reserve(n int) error {
 	return nil
 }
 
-// Release takes back a part of what was reserved.
+// Release gives back n of the bytes that were reserved.
 func (e *Env) Release(n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

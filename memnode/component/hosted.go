@@ -20,11 +20,11 @@ type hosted struct {
 	process *child.Process
 	socket  int           // closed by listen
 	ended   chan struct{} // closed when listen has ended
-	killed  atomic.Bool   // because a request ran for too long
+	killed  atomic.Bool   // it was killed because a request ran for too long
 	objects int           // guarded by t.mu
 }
 
-// start starts a worker, and gives it what waits for one.
+// start starts a worker, and gives it the requests that wait for one.
 func (t *Tenant) start() {
 	h, err := t.launch()
 	var out outbox
@@ -60,7 +60,7 @@ func (t *Tenant) start() {
 	t.mu.Unlock()
 }
 
-// launch makes the process.
+// launch starts the process of a worker.
 func (t *Tenant) launch() (h *hosted, err error) {
 	s := t.server
 	t.mu.Lock()
@@ -117,16 +117,16 @@ func (h *hosted) send(slot, reply, n int) {
 			continue
 		}
 		if err != nil {
-			h.kill() // listen does the rest
+			h.kill() // listen then deals with the worker's end
 		}
 		return
 	}
 }
 
 // kill ends the worker, without waiting.
-func (h *hosted) kill() { _ = h.process.Signal(unix.SIGKILL) } // fails only if it has ended
+func (h *hosted) kill() { _ = h.process.Signal(unix.SIGKILL) } // fails only if the worker has ended
 
-// listen takes the worker's answers until it ends, and then answers for it.
+// listen takes the worker's answers until the worker ends. Then it answers the requests that the worker still had.
 func (h *hosted) listen() {
 	defer close(h.ended)
 	t := h.t
@@ -159,7 +159,7 @@ func (h *hosted) listen() {
 	t.worker = nil
 	unix.Close(h.socket)
 	h.bury()
-	var orphans []int // before another worker can be given anything
+	var orphans []int // collected before another worker can be given a request
 	for i := range t.slots {
 		if t.slots[i].state == working {
 			t.lane.running(i).Store(0)
@@ -219,9 +219,9 @@ func (h *hosted) answered(b []byte, out *outbox) bool {
 	return true
 }
 
-// Looks at a worker while a request may run. One that runs at more than looks
-// looks in a row, or is not answered for as long as all slots one after the
-// other may take, has run for too long. A worker that starts has startTime.
+// watch looks at a worker looks times in Config.Time. A request has run for too long if it was running at more than
+// looks looks in a row, or has not been answered for as long as all slots together, one after the other, may take. A
+// worker that is starting has startTime.
 const (
 	looks     = 4
 	startTime = 30 * time.Second

@@ -16,7 +16,7 @@ type lane struct {
 
 const (
 	credits     = 32       // buffers for requests
-	replies     = 40       // and for replies: some of these wait for an acknowledgement
+	replies     = 40       // buffers for replies: some of these wait for an acknowledgement
 	messageSize = 64 << 10 // bytes of a buffer
 	flagSize    = 64       // a cache line for every flag and counter
 	laneBuffers = 4096
@@ -53,8 +53,7 @@ func openLane(f *os.File) (*lane, error) {
 // running is not zero while the worker executes the request of a slot.
 func (l *lane) running(slot int) *atomic.Uint32 { return arena.Word32(l.mem.Bytes()[slot*flagSize:]) }
 
-// used is what all of the client's objects use, in bytes, and usedThere what
-// those in the worker do.
+// used is how many bytes all of the client's objects use, and usedThere how many the objects in the worker use.
 func (l *lane) used() *atomic.Int64      { return l.counter(credits + 1) }
 func (l *lane) usedThere() *atomic.Int64 { return l.counter(credits + 2) }
 
@@ -73,8 +72,8 @@ func requestOffset(slot int) int { return laneBuffers + slot*messageSize }
 
 func replyOffset(i int) int { return requestOffset(credits + i) }
 
-// A record goes over the socket: the message in a slot has so many bytes. To the
-// worker it also says in which buffer the reply goes.
+// A record goes over the socket. It says that the message in a slot has n bytes; to the worker it also says which
+// buffer the reply goes into.
 const recordSize = 8
 
 func appendRecord(b []byte, slot, reply, n int) []byte {

@@ -12,11 +12,11 @@ import (
 	"polder/internal/invariants"
 )
 
-// installed is what Main was given, once it has returned.
+// installed is the set that Main was given. It is nil until Main has been called.
 var installed atomic.Pointer[Set]
 
-// bounded is those of s that may run in the node's process. The request that was
-// looked at lies where the client's worker can change it, so it must not find others.
+// bounded returns the components of s that may run in the node's process. The client's worker can change a request
+// after the node has looked at it, so a construction in the node's process must find no other components.
 func (s Set) bounded() Set {
 	set := make(Set)
 	for name, c := range s {
@@ -27,10 +27,10 @@ func (s Set) bounded() Set {
 	return set
 }
 
-// workerEnv is the variable of the environment that makes this program a worker.
+// workerEnv is the environment variable that makes this program a worker.
 const workerEnv = "POLDER_COMPONENT_WORKER"
 
-// workerConfig is its value, as JSON.
+// workerConfig is the value of workerEnv, as JSON.
 type workerConfig struct {
 	Number  uint32 // of the worker, the upper half of its objects' ids
 	Memory  int64  // bytes that objects may use
@@ -82,11 +82,10 @@ func work(set Set, cfg workerConfig) error {
 	return newWorker(set, cfg, l, l.usedThere()).serve()
 }
 
-// goSlack is what the Go runtime may use beside a component's memory.
+// goSlack is how many bytes the Go runtime may use in addition to a component's memory.
 const goSlack = 64 << 20
 
-// limitMemory bounds the process's private writable memory. What it has now is
-// not counted.
+// limitMemory bounds the process's private writable memory. What the process has already is not counted.
 func limitMemory(memory int64) error {
 	debug.SetMemoryLimit(memory + goSlack/2)
 	b, err := os.ReadFile("/proc/self/statm")

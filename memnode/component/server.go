@@ -69,7 +69,7 @@ var (
 	errAllReserved = errors.New("all of the node's memory for components is reserved for other clients")
 )
 
-// reserve takes a client's memory, for the first place of its objects.
+// reserve reserves ClientMemory for a client that gets its first place for objects.
 func (s *Server) reserve() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +83,7 @@ func (s *Server) reserve() error {
 	return nil
 }
 
-// workerConfig is that of another worker.
+// workerConfig returns the configuration of a new worker.
 func (s *Server) workerConfig() workerConfig {
 	return workerConfig{Number: s.number.Add(1), Memory: s.memory(), Objects: s.cfg.Objects}
 }
@@ -99,8 +99,8 @@ func (s *Server) release() {
 	s.reserved -= s.cfg.ClientMemory
 }
 
-// Close ends every worker, and returns when everything that the server started
-// has ended, and no object in this process is called any more: they look at the lent memory. The tenants must have been disconnected.
+// Close ends every worker. It returns when everything that the server started has ended and no object in this process
+// is called any more, since objects look at the lent memory. The tenants must have been disconnected.
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true

@@ -10,11 +10,11 @@ import (
 	"polder/verbs"
 )
 
-// A Tenant is one client's objects at a node, as long as its session lasts: the
-// lane, the worker while there is one, and the connection while there is one.
+// A Tenant has one client's objects at a node, as long as the client's session lasts: the lane, the worker while
+// there is one, and the connection while there is one.
 type Tenant struct {
 	server *Server
-	chunks Chunks // that the client has been lent; nil if nobody can tell
+	chunks Chunks // the chunks lent to the client; nil if the node's manager cannot tell
 
 	mu     sync.Mutex
 	closed bool
@@ -22,25 +22,25 @@ type Tenant struct {
 	file   *arena.Memfd
 	slots  [credits]slot
 	spare  []uint8       // buffers for replies that nobody uses; a stack
-	sent   [replies]bool // buffers for replies that the connection has
+	sent   [replies]bool // buffers for replies that have been sent and not yet completed
 	link   *link         // nil while disconnected
-	worker *hosted       // nil until an object is constructed, and after its end
+	worker *hosted       // nil until an object is constructed in a worker, and after the worker's end
 	starts bool          // a worker is being started
 
-	inside  *worker      // of bounded components, nil until one is constructed
-	used    atomic.Int64 // by its objects, in bytes
-	objects int          // of its
-	calls   int          // of its that are being carried out
-	places  int          // of inside and the worker: the client's memory is reserved
+	inside  *worker      // for objects of Bounded components; nil until one is constructed
+	used    atomic.Int64 // bytes used by inside's objects
+	objects int          // how many objects inside has
+	calls   int          // calls of inside's objects that are being carried out
+	places  int          // how many of inside and the worker there are; if any, the client's memory is reserved
 }
 
 // A slot is a buffer for a request.
 type slot struct {
 	state  slotState
-	link   *link  // that the request came over
+	link   *link  // the connection that the request came over
 	id     uint32 // the request's
 	verb   wire.Verb
-	size   int    // of the request
+	size   int    // bytes of the request
 	reply  int    // the buffer for the reply, unless idle or starved
 	serial uint64 // counts the requests that the worker has had
 }
@@ -48,14 +48,14 @@ type slot struct {
 type slotState uint8
 
 const (
-	idle    slotState = iota // waits for a request, if there is a connection
-	starved                  // has one that waits for a buffer for its reply
-	waiting                  // has one that waits for the worker to be started
-	working                  // the worker has it
-	inside                   // it is being carried out in this process
+	idle    slotState = iota // is empty: ready for a request, if there is a connection
+	starved                  // has a request that waits for a buffer for its reply
+	waiting                  // has a request that waits for the worker to be started
+	working                  // the worker has the request
+	inside                   // the request is being carried out in this process
 )
 
-// link is a connected queue pair of a tenant's.
+// link is a connected queue pair of a tenant.
 type link struct {
 	t     *Tenant
 	qp    verbs.QP
@@ -82,7 +82,7 @@ func (t *Tenant) Connect(req verbs.ConnRequest) error {
 	t.link = l
 	free := make([]int, 0, credits)
 	for i := range t.slots {
-		// Others are still busy with what the last connection brought.
+		// The other slots are still busy with requests of the last connection.
 		if t.slots[i].state == idle {
 			free = append(free, i)
 		}
@@ -107,7 +107,7 @@ func (t *Tenant) Connect(req verbs.ConnRequest) error {
 	return nil
 }
 
-// newLink makes the queues of a connection, and the lane before the first.
+// newLink makes the queues of a connection; before the first connection it makes the lane, too.
 func (t *Tenant) newLink() (l *link, err error) {
 	s := t.server
 	t.mu.Lock()
@@ -153,8 +153,8 @@ func (l *link) close() {
 	l.mr.Deregister()
 }
 
-// Disconnect ends the client's connection. What is being carried out goes on,
-// and nobody is told how it ended.
+// Disconnect ends the client's connection. Requests that are being carried out go on, and nobody is told how they
+// end.
 func (t *Tenant) Disconnect() {
 	t.mu.Lock()
 	l := t.link
@@ -182,8 +182,8 @@ func (t *Tenant) Busy() bool {
 	return t.starts || t.objects > 0 || t.worker != nil && t.worker.objects > 0
 }
 
-// Close ends the objects. It does not wait for the worker's end, for which
-// Server.Close does. The tenant must have been disconnected.
+// Close ends the objects. It does not wait until the worker has ended; Server.Close does that. The tenant must have
+// been disconnected.
 func (t *Tenant) Close() {
 	s := t.server
 	t.mu.Lock()
@@ -223,10 +223,10 @@ func (t *Tenant) free() {
 	}
 }
 
-// replyBuffers is replies, but for tests.
+// replyBuffers is replies; tests set it to less.
 var replyBuffers = replies
 
-// giveBack makes the buffer of a reply available to others.
+// giveBack makes a reply's buffer available to other replies.
 //
 // Preconditions: t.mu is held.
 func (t *Tenant) giveBack(reply int) {
@@ -253,11 +253,10 @@ func (l *link) fill() {
 
 func (l *link) receive(i int) error { return l.qp.PostRecv(l.recvs[i : i+1]...) }
 
-// outbox collects replies, so that those of requests that have come together
-// go out with one doorbell.
+// outbox collects replies, so that the replies to requests that have come together go out with one doorbell.
 type outbox struct {
-	l     *link             // that they go over
-	wcs   [credits]verbs.WC // of whoever fills it
+	l     *link             // the connection that they go over
+	wcs   [credits]verbs.WC // for the use of the goroutine that fills the outbox
 	recvs [credits]verbs.RecvWR
 	sends [credits]verbs.SendWR
 	n     int
@@ -265,7 +264,7 @@ type outbox struct {
 
 var outboxes = sync.Pool{New: func() any { return new(outbox) }}
 
-// add takes the reply to the request of a slot, to be sent over l.
+// add adds the reply in a buffer, to the request of a slot, to be sent over l.
 func (o *outbox) add(l *link, slot, reply int) {
 	if o.l != l || o.n == len(o.sends) {
 		o.flush()
@@ -276,8 +275,8 @@ func (o *outbox) add(l *link, slot, reply int) {
 
 // flush posts what has been collected.
 func (o *outbox) flush() {
-	// First the receives: the client's next requests may come right after the
-	// replies. If posting fails the connection is gone.
+	// Post the receives first: the client's next requests may come right after the replies. If posting fails the
+	// connection is gone.
 	if o.n > 0 && o.l.qp.PostRecv(o.recvs[:o.n]...) == nil {
 		_ = o.l.qp.PostSend(o.sends[:o.n]...)
 	}
@@ -341,8 +340,8 @@ func (l *link) received(i, n int, out *outbox) {
 	t.begin(i, out)
 }
 
-// begin sees that the request in slot i is carried out, as soon as there is a
-// buffer for its reply.
+// begin has the request in slot i carried out, or, if there is no buffer for its reply, leaves it starved until there
+// is one.
 //
 // Preconditions: t.mu is held. It is released.
 func (t *Tenant) begin(i int, out *outbox) {
@@ -403,8 +402,8 @@ func (t *Tenant) open() error {
 	return nil
 }
 
-// enter and leave bracket the time of a place for objects: the client's memory
-// is reserved while there is any.
+// enter and leave are called when a place for objects (inside or the worker) begins and ends. While there is any
+// place, the client's memory is reserved.
 //
 // Preconditions: t.mu is held.
 func (t *Tenant) enter() error {
@@ -423,7 +422,7 @@ func (t *Tenant) leave() {
 	}
 }
 
-// carryOut does what the request in slot i says, in this process.
+// carryOut carries out the request in slot i in this process.
 //
 // Preconditions: t.mu is held, and t is not closed. It is released.
 func (t *Tenant) carryOut(i int, out *outbox) {
@@ -447,8 +446,7 @@ func (t *Tenant) carryOut(i int, out *outbox) {
 	t.reply(i, n, out)
 }
 
-// account counts what the reply to the request in slot i says, and returns how many objects
-// there are more.
+// account counts the result of the request in slot i, and returns by how much the number of objects has changed.
 //
 // Preconditions: t.mu is held.
 func (t *Tenant) account(i int) (objects int) {
@@ -492,8 +490,8 @@ func (t *Tenant) answer(i int, err error, out *outbox) {
 	t.reply(i, r.Put(b, size), out)
 }
 
-// reply sends the n bytes that are the reply to the request in slot i, with what
-// else is in out.
+// reply adds the reply to the request in slot i, which has n bytes, to out. If its connection is gone, it calls
+// undeliver.
 //
 // Preconditions: t.mu is held. It is released.
 func (t *Tenant) reply(i, n int, out *outbox) {
@@ -512,8 +510,8 @@ func (t *Tenant) reply(i, n int, out *outbox) {
 	out.add(l, i, reply)
 }
 
-// undeliver deals with a reply of n bytes that nobody waits for any more. An
-// object that nobody knows of is destructed.
+// undeliver deals with a reply of n bytes that nobody waits for any more. If the request has constructed an object,
+// the client does not know of it, and it is destructed.
 //
 // Preconditions: t.mu is held. It is released.
 func (t *Tenant) undeliver(i, n int, out *outbox) {
@@ -536,7 +534,7 @@ func (t *Tenant) undeliver(i, n int, out *outbox) {
 	t.mu.Unlock()
 }
 
-// drop makes a slot idle whose request nobody waits for any more.
+// drop makes s idle. Nobody waits for the reply to its request any more.
 //
 // Preconditions: t.mu is held.
 func (t *Tenant) drop(s *slot) {

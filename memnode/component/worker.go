@@ -13,19 +13,18 @@ import (
 	"polder/memnode/component/wire"
 )
 
-// A worker holds one client's objects, in a process of its own; or, if they are
-// bounded, in the node's, where only do is called. In its own process, as many
-// goroutines as there are slots take turns in waiting for the next record, and
-// execute what they have got while another one waits: no request is passed from
-// one to another.
+// A worker holds one client's objects, in a process of its own; or, if their components are Bounded, in the node's
+// process, where only do is called. In its own process it has as many goroutines as there are slots. They take turns
+// in waiting for the next record; the goroutine that has got one executes the request while another goroutine waits.
+// So no request is passed from one goroutine to another.
 type worker struct {
 	set    Set
 	cfg    workerConfig
 	lane   *lane
 	budget *budget
-	chunks Chunks // what calls are given as theirs
+	chunks Chunks // the Chunks that calls are given
 
-	reading sync.Mutex // held by who waits for a record
+	reading sync.Mutex // held by the goroutine that waits for a record
 	pending []byte     // guarded by reading: records that have been read
 	buf     [credits * recordSize]byte
 
@@ -39,9 +38,9 @@ type held struct {
 	id  uint64
 	env *Env
 
-	mu     sync.Mutex // held while it is called
+	mu     sync.Mutex // held while the object is called
 	call   Call       // guarded by mu
-	object Object     // guarded by mu; nil: lost, or gone
+	object Object     // guarded by mu; nil: lost, or removed
 	lost   bool       // guarded by mu
 }
 
@@ -83,7 +82,7 @@ func (w *worker) next() (slot, reply, n int, err error) {
 	w.reading.Lock()
 	defer w.reading.Unlock()
 	for len(w.pending) < recordSize {
-		// What there is of a record moves to the front.
+		// Move the part of a record that has been read to the front.
 		have := copy(w.buf[:], w.pending)
 		k, err := unix.Read(workerSocket, w.buf[have:])
 		switch {
@@ -104,7 +103,7 @@ func (w *worker) next() (slot, reply, n int, err error) {
 	return slot, reply, n, nil
 }
 
-// execute carries out the request in a slot, and says that the reply is there.
+// execute carries out the request in a slot, and tells the node that the reply is there.
 func (w *worker) execute(slot, reply, n int) error {
 	var rec [recordSize]byte
 	b := appendRecord(rec[:0], slot, reply, w.do(slot, reply, n))
@@ -113,13 +112,13 @@ func (w *worker) execute(slot, reply, n int) error {
 			if err != nil {
 				return fmt.Errorf("cannot answer: %w", err)
 			}
-			return nil // 8 bytes, of some hundred in flight: the socket takes them whole
+			return nil // 8 bytes, of at most some hundred in flight: the socket takes them whole
 		}
 	}
 }
 
-// do carries out the request of n bytes in a slot, and returns how many bytes
-// the reply has, which it puts into the buffer of that index.
+// do carries out the request of n bytes in a slot. It puts the reply into the given buffer, and returns how many
+// bytes the reply has.
 func (w *worker) do(slot, buffer, n int) int {
 	var req wire.Request
 	out := w.lane.reply(buffer)
@@ -140,7 +139,7 @@ func (w *worker) do(slot, buffer, n int) int {
 		size = copy(out[wire.ReplyHeader:][:maxReason], err.Error())
 		reply.Object = 0
 	} else {
-		size = copy(out[wire.ReplyHeader:], data) // no copy if it lies there
+		size = copy(out[wire.ReplyHeader:], data) // copies nothing if data lies there already
 	}
 	return reply.Put(out, size)
 }
@@ -182,9 +181,9 @@ func statusOf(err error) wire.Status {
 	return wire.Refused
 }
 
-// carryOut does what r says.
+// carryOut carries out r.
 //
-// Hot path: it does not allocate, but to construct.
+// Hot path: it allocates only to construct.
 func (w *worker) carryOut(slot int, r *wire.Request, deadline time.Time, out []byte) (object uint64, data []byte, err error) {
 	running := w.lane.running(slot)
 	defer running.Store(0)
@@ -222,7 +221,7 @@ func (w *worker) carryOut(slot int, r *wire.Request, deadline time.Time, out []b
 	return 0, data, err
 }
 
-// usable is why h cannot be asked to do something, or nil.
+// usable returns why h cannot execute v, or nil.
 //
 // Preconditions: h.mu is held.
 func (h *held) usable(v wire.Verb) error {
@@ -294,7 +293,7 @@ func (w *worker) construct(r *wire.Request, c *Call) (id uint64, err error) {
 func (h *held) carryOut(r *wire.Request, c *Call, out []byte) (data []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			// Who knows what state it is in.
+			// The object may be in any state: it is lost.
 			data, err = nil, panicked(p)
 			h.object, h.lost = nil, true
 			h.env.close()
@@ -316,7 +315,7 @@ func panicked(p any) error {
 	return refuse(wire.Panicked, "panic: %v\n%s", p, debug.Stack())
 }
 
-// close ends every object. Nothing is called any more.
+// close ends every object. No object may be called any more.
 func (w *worker) close() {
 	for _, h := range w.objects {
 		h.env.close()

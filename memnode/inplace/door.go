@@ -14,7 +14,7 @@ import (
 	"polder/memnode/tenancy"
 )
 
-// Memory is what a node lends, in a file of its own that can be passed.
+// Memory is the memory that a node lends, in a file of its own that can be passed to clients.
 type Memory struct {
 	file   *arena.Memfd
 	mem    *arena.Mapping
@@ -43,10 +43,11 @@ func NewMemory(size int) (*Memory, error) {
 // Mapping is the memory, which is m's.
 func (m *Memory) Mapping() *arena.Mapping { return m.mem }
 
-// Punch gives the pages of [off, off+n) back to the operating system, for whoever maps them. They read as zero then.
+// Punch gives the pages of [off, off+n) back to the operating system. For everybody who has mapped them they then
+// read as zero.
 func (m *Memory) Punch(off, n int) error { return m.file.Punch(off, n) }
 
-// Close gives the memory up. Who has mapped it has it still.
+// Close gives the memory up. Whoever has mapped it keeps it.
 func (m *Memory) Close() error {
 	err := m.file.Close()
 	if m.reader != nil {
@@ -58,7 +59,8 @@ func (m *Memory) Close() error {
 	return err
 }
 
-// NewLease makes the lease of a connection: what the node revokes it with, and the file that its client is passed.
+// NewLease makes the lease of a connection. It returns the lease, with which the node revokes it, and the file that
+// the client is passed.
 func NewLease() (*tenancy.Lease, *arena.Memfd, error) {
 	file, err := arena.NewMemfd("polder-lease", arena.PageSize)
 	if err != nil {
@@ -75,8 +77,8 @@ func NewLease() (*tenancy.Lease, *arena.Memfd, error) {
 	return lease, file, nil
 }
 
-// A Grant decides whether a client is passed memory, and returns the file of its lease, which is the caller's then. The
-// error is told to the client. It is called by several goroutines at a time.
+// A Grant decides whether a client is passed memory, and returns the file of the client's lease, which the caller
+// must close. The client is told the error. Several goroutines may call it at a time.
 type Grant func(*Request) (lease *arena.Memfd, err error)
 
 // A Door is a socket where memory is passed.
@@ -88,8 +90,8 @@ type Door struct {
 	done  chan struct{} // closed when nothing is accepted any more
 }
 
-// Open passes mem to whom grant lets have it, at the socket that belongs to addr, that of a node's listener. Close ends
-// it; until then mem stays open.
+// Open listens at the socket that belongs to addr, the address of a node's listener, and passes mem to the clients
+// that grant allows. Close ends it; until then mem must stay open.
 func Open(addr netip.AddrPort, mem *Memory, grant Grant, log *slog.Logger) (*Door, error) {
 	lis, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: Name(addr), Net: "unixpacket"})
 	if err != nil {
@@ -145,7 +147,8 @@ func (d *Door) serve(v *accept.Visitor) error {
 	return sock.Close()
 }
 
-// Close ends the door, and returns when nobody is at it any more. It is idempotent, and does nothing to nil.
+// Close ends the door, and returns when it serves no client any more. It is idempotent, and does nothing to a nil
+// Door.
 func (d *Door) Close() {
 	if d == nil {
 		return

@@ -1,38 +1,39 @@
 // Package inplace passes the memory of a node, for reading, to clients on the node's machine.
 //
-// A client connects to a node over TCP as any other does, and writes through its queue pairs, which the node can
-// close. Beside them it asks for the memory, at a Unix socket ([Ask], [Door]). It is passed two descriptors: one of all
-// that the node lends, which was opened for reading only, and one of a page with a lease ([tenancy.Lease]), which is the
-// connection's alone. It maps both. To read, it copies, and looks at the lease then: only if that is valid still, it
-// believes what it has copied. The node revokes the lease before it does anything else about a connection that has
-// ended, or that another client takes the session over from. So whoever cannot write any more believes nothing that it
-// reads, either, and what is reclaimed, and zeroed, or lent to others, is not taken for one's own.
+// A client connects to a node over TCP as any other client does, and writes through its queue pairs, which the node
+// can close. In addition it asks for the memory, at a Unix socket ([Ask], [Door]). It is passed two descriptors: one
+// of all the memory that the node lends, opened for reading only, and one of a page with a lease ([tenancy.Lease]),
+// which is for this connection alone. It maps both. To read, it copies, and then checks the lease: it believes the
+// copy only if the lease is still valid. When a connection has ended, or another client takes its session over, the
+// node revokes the lease before it does anything else. So a client that can no longer write also believes nothing
+// that it reads, and does not take memory that has been reclaimed, zeroed or lent to others for its own.
 //
 // # Where the socket is
 //
-// Its name is derived from the address of the node's listener, in the abstract namespace, where nothing is left behind
-// by a process that was killed: [Name]. The namespace is the network namespace's, so that who finds the name is where
-// the address leads, too.
+// The name of the socket ([Name]) is derived from the address of the node's listener. It is in the abstract
+// namespace, where a process that was killed leaves nothing behind. Each network namespace has an abstract namespace
+// of its own, so a process that finds the name is where the address leads to the same node.
 //
 // # Who is passed what
 //
-// The node passes memory to processes of its own user, and of root ([fdpass.Peer.Trusted]), that know the number and the secret of a session,
-// and from which end of which connection that is used now: what an earlier connection of the session asks for is
-// refused, even if the session is the same. The client tells its secret to processes of its own user, and of root.
+// The node passes memory to processes of its own user, and of root ([fdpass.Peer.Trusted]), that know the number and
+// the secret of a session, and the client's address of the connection over which the session is used now: a request
+// from an earlier connection of the session is refused. The client tells its secret only to processes of its own
+// user, and of root.
 //
-// All that the node lends is in one file, so a client can read what others have borrowed. It runs as the node's
-// user, and could read the node's memory by other means.
+// All the memory that the node lends is in one file, so a client can read what others have borrowed. It runs as the
+// node's user, and could read the node's memory by other means.
 //
 // # Messages
 //
-// There is one each way, of a fixed layout, little-endian. The client sends
+// There is one message each way, of a fixed layout, little-endian. The client sends
 //
 //	 0  u32  magic "PIP1"
 //	 4  u16  0
 //	 6  u16  port of the client's end of the connection
 //	 8  u64  session id
 //	16  [32] session secret
-//	48  [16] IP address of the client's end of the connection; one of IPv4 mapped to IPv6
+//	48  [16] IP address of the client's end of the connection; an IPv4 address is mapped to IPv6
 //
 // and the node answers, with the descriptors of the memory and the lease,
 //
@@ -40,13 +41,14 @@
 //	4  u32  0
 //	8  u64  bytes of memory
 //
-// or, without any, with 0 bytes and the reason as text, of at most 256 bytes.
+// or, if it refuses, without descriptors, with 0 bytes of memory, followed by the reason as text of at most 256
+// bytes.
 //
 // # Faults
 //
-// The sizes of both files are sealed, which the client checks, so that no access faults for good: a page that the node
-// has given back to the operating system, or has never had, reads as zeros. When the node has ended, the memory is there
-// for as long as it is mapped.
+// The sizes of both files are sealed, which the client checks, so that no access faults for good: a page that the
+// node has given back to the operating system, or that has never existed, reads as zeros. When the node has ended,
+// the memory stays for as long as it is mapped.
 package inplace
 
 import (
@@ -70,8 +72,8 @@ const (
 	maxReason  = 256
 )
 
-// Name is the name of the socket that belongs to a node that listens at addr: "@" stands for the zero byte with which
-// abstract names begin.
+// Name is the name of the socket of a node that listens at addr. "@" stands for the zero byte with which abstract
+// names begin.
 func Name(addr netip.AddrPort) string {
 	host := "*"
 	if ip := plain(addr).Addr(); !ip.IsUnspecified() {
@@ -80,18 +82,18 @@ func Name(addr netip.AddrPort) string {
 	return fmt.Sprintf("@polder-in-place/%s:%d", host, addr.Port())
 }
 
-// plain is addr as both ends of a connection write it.
+// plain returns addr in the form in which both ends of a connection write it.
 func plain(addr netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(addr.Addr().Unmap().WithZone(""), addr.Port())
 }
 
-// A Request is what a client says of itself.
+// A Request is what a client sends to ask for the memory.
 type Request struct {
 	Session wire.Session
 	From    netip.AddrPort // the client's end of the connection
 }
 
-// Is reports whether the client's end of the connection is what the node calls peer.
+// Is reports whether peer, which is the node's name for the client's end of the connection, is r.From.
 func (r *Request) Is(peer string) bool {
 	addr, err := netip.ParseAddrPort(peer)
 	return err == nil && plain(addr) == plain(r.From)
@@ -119,7 +121,7 @@ func (r *Request) Decode(b []byte) error {
 	return nil
 }
 
-// ErrRefused is what the error of Ask Is if the node was asked and did not want to.
+// ErrRefused is wrapped by the error of Ask if the node has refused.
 var ErrRefused = errors.New("the node does not pass its memory")
 
 func appendAnswer(b []byte, size int, refusal string) []byte {
@@ -129,7 +131,7 @@ func appendAnswer(b []byte, size int, refusal string) []byte {
 	return append(b, refusal[:min(len(refusal), maxReason)]...)
 }
 
-// decodeAnswer returns how many bytes of memory come with an answer that carries so many files.
+// decodeAnswer returns how many bytes of memory come with an answer that carries files descriptors.
 func decodeAnswer(b []byte, files int) (size uint64, err error) {
 	malformed := len(b) < answerSize || binary.LittleEndian.Uint32(b) != magic || binary.LittleEndian.Uint32(b[4:]) != 0
 	if !malformed {

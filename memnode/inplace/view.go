@@ -16,7 +16,7 @@ import (
 	"polder/memnode/wire"
 )
 
-// ErrElsewhere is the error of Ask if the node offers nothing, which it does not if it is another machine's.
+// ErrElsewhere is the error of Ask if the node passes no memory, for example because it is on another machine.
 var ErrElsewhere = errors.New("no memory of the node's is to be read in place")
 
 // A View is a node's memory as its client sees it. It may be used by any number of goroutines until Close.
@@ -25,12 +25,12 @@ type View struct {
 	lease *tenancy.Lease
 }
 
-// Ask asks the node at the other end of a connection, from local to remote, for its memory, of at least size bytes, with
-// the session that has been opened over the connection. It takes at most Timeout, and ctx may end it earlier.
+// Ask asks the node at the other end of the connection from local to remote for its memory, at least size bytes, with
+// the session s that has been opened over this connection. It takes at most Timeout, and ctx may end it earlier.
 func Ask(ctx context.Context, local, remote string, s wire.Session, size int) (*View, error) {
 	from, err := netip.ParseAddrPort(local)
 	if err != nil {
-		return nil, ErrElsewhere // no connection of TCP
+		return nil, ErrElsewhere // not a TCP connection
 	}
 	to, err := netip.ParseAddrPort(remote)
 	if err != nil || !here(to.Addr()) {
@@ -88,7 +88,8 @@ func ask(ctx context.Context, name string, r *Request, size int) (*View, error) 
 	return open(files[0], files[1], got)
 }
 
-// open maps what was passed, which stays the caller's. It refuses what could be made smaller, so that an access would fault.
+// open maps the files that were passed, which stay the caller's. It refuses files that could be made smaller, since
+// an access could then fault.
 func open(memory, lease *os.File, size uint64) (*View, error) {
 	mem, err := adopt(memory, size)
 	if err != nil {
@@ -126,7 +127,7 @@ func adopt(f *os.File, size uint64) (*arena.Memfd, error) {
 // Bytes is the memory. It must not be written to.
 func (v *View) Bytes() []byte { return v.mem.Bytes() }
 
-// Valid reports whether what was read before this call may be believed.
+// Valid reports whether bytes that were read before this call may be believed.
 func (v *View) Valid() bool { return v.lease.Valid() }
 
 // Close unmaps the memory.

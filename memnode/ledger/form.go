@@ -12,12 +12,12 @@ import (
 	"polder/verbs"
 )
 
-// A Form is what the first page says, and where the rest follows from.
+// A Form is what the first page says; where the rest lies follows from it.
 type Form struct {
 	Manager   string
 	ChunkSize int // in bytes
 	Chunks    int
-	Sessions  int // that there is room for
+	Sessions  int // how many sessions there is room for
 }
 
 const (
@@ -26,7 +26,7 @@ const (
 	formSize = 64
 )
 
-// errDamaged is the error for a first page, or a session, that no node has written.
+// errDamaged is the error for a first page, or for sessions, that no node can have written.
 var errDamaged = errors.New("it is damaged")
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -44,7 +44,7 @@ func (f *Form) encode() []byte {
 	return b
 }
 
-// decode sets f from a first page, of a file of size bytes.
+// decode sets f from the first page b of a file of size bytes.
 func (f *Form) decode(b []byte, size int) error {
 	if len(b) < formSize {
 		return fmt.Errorf("%w: it has %d bytes", errDamaged, len(b))

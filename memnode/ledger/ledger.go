@@ -19,9 +19,9 @@ type Ledger struct {
 	books *arena.Mapping // the first page and the sessions
 	table *arena.Mapping
 	leave func() // called before the file is closed, if it is set
-	free  []int  // records of sessions that are not used; a stack
+	free  []int  // unused records of sessions; a stack
 
-	// What an earlier process has left, until the node has it.
+	// Sessions that an earlier process has left, until TakeLeft.
 	left []Session
 }
 
@@ -36,7 +36,7 @@ const (
 	recordHeap   = 56
 )
 
-// A Session is one that an earlier process has left, and the chunks that it has.
+// A Session is a session that an earlier process has left, with its chunks.
 type Session struct {
 	Record int
 	Owner  uint64
@@ -45,7 +45,7 @@ type Session struct {
 	Chunks []uint32
 }
 
-// create makes memory of the form f, in which nobody has anything.
+// create makes a new ledger of the form f, with no sessions and no owners.
 func create(f Form) (*Ledger, error) {
 	file, err := arena.NewMemfd("polder-node", f.size())
 	if err != nil {
@@ -64,8 +64,7 @@ func create(f Form) (*Ledger, error) {
 	return l, nil
 }
 
-// reopen opens what a node of an earlier process has left in f, which is the ledger's
-// from then on.
+// reopen opens the ledger that a node of an earlier process has left in f. The ledger owns f from then on.
 func reopen(f *os.File) (*Ledger, error) {
 	file, err := arena.OpenMemfd(f)
 	if err != nil {
@@ -110,7 +109,7 @@ func (l *Ledger) open() (err error) {
 	return nil
 }
 
-// Close lets go of the memory, which stays with whoever keeps it.
+// Close unmaps the memory and closes the file. The Store keeps the memory.
 func (l *Ledger) Close() error {
 	if l.leave != nil {
 		l.leave()
@@ -124,10 +123,10 @@ func (l *Ledger) Close() error {
 	return errors.Join(append(errs, l.file.Close())...)
 }
 
-// Form is how many chunks there are, and how large, and so on.
+// Form returns the ledger's form.
 func (l *Ledger) Form() Form { return l.form }
 
-// Memory is the chunks. It is the ledger's.
+// Memory returns the mapping of the chunks, which stays the ledger's.
 func (l *Ledger) Memory() *arena.Mapping { return l.mem }
 
 // MapTable maps the table once more, for a device to write to. The mapping is the caller's.
@@ -142,8 +141,8 @@ func (l *Ledger) record(i int) []byte {
 // Full reports whether there is no room for another session.
 func (l *Ledger) Full() bool { return len(l.free) == 0 }
 
-// Add writes a session down, before it is welcome, and returns the number of its record.
-// owner is what the table calls it.
+// Add writes down a session, before the client is welcomed, and returns the number of its record. owner is the
+// session's number in the table.
 //
 // Preconditions: the ledger is not full, and owner is not 0 and no other session's.
 func (l *Ledger) Add(owner uint64, s *wire.Session, k *wire.Keep) (record int) {
@@ -157,8 +156,8 @@ func (l *Ledger) Add(owner uint64, s *wire.Session, k *wire.Keep) (record int) {
 	return record
 }
 
-// Keep writes down how the session of a record is kept. If the process is killed in
-// between, the heap's name, which is for people, may be a mixture.
+// Keep writes down how a record's session is kept. If the process is killed meanwhile, the heap's name, which is only
+// for people, may be a mixture of the old and the new one.
 func (l *Ledger) Keep(record int, k *wire.Keep) {
 	b := l.record(record)
 	heap := b[recordHeap : recordHeap+wire.MaxHeap]
@@ -166,16 +165,16 @@ func (l *Ledger) Keep(record int, k *wire.Keep) {
 	arena.Word64(b[recordEpoch:]).Store(k.Epoch)
 }
 
-// Drop strikes the session of a record out, which has no chunk.
+// Drop deletes the session of a record. The session has no chunks.
 func (l *Ledger) Drop(record int) {
 	arena.Word64(l.record(record)[recordOwner:]).Store(0)
 	l.free = append(l.free, record)
 }
 
-// Owner is who has chunk i.
+// Owner is the number of the owner of chunk i, 0 if nobody has it.
 func (l *Ledger) Owner(i int) uint64 { return arena.Word64(l.table.Bytes()[i*l.form.stride():]).Load() }
 
-// SetOwner writes down who has chunk i, 0 if nobody does.
+// SetOwner writes down the owner of chunk i, 0 if nobody has it.
 func (l *Ledger) SetOwner(i int, owner uint64) {
 	arena.Word64(l.table.Bytes()[i*l.form.stride():]).Store(owner)
 }
@@ -187,8 +186,7 @@ func (l *Ledger) TakeLeft() []Session {
 	return left
 }
 
-// read finds the sessions that an earlier process has left, and who has which chunks. What
-// nobody has is cleared.
+// read finds the sessions that an earlier process has left, and their chunks. It clears the chunks that nobody has.
 func (l *Ledger) read() error {
 	had := make(map[uint64]int) // index in l.left, by owner
 	ids := make(map[uint64]bool)
@@ -208,7 +206,7 @@ func (l *Ledger) read() error {
 		had[owner], ids[s.Wire.ID] = len(l.left), true
 		l.left = append(l.left, s)
 	}
-	from := 0 // of what nobody has
+	from := 0 // the first of the chunks that nobody has and that are to be cleared
 	for i := range l.form.Chunks {
 		owner := l.Owner(i)
 		if n, ok := had[owner]; ok {
@@ -224,7 +222,7 @@ func (l *Ledger) read() error {
 	return l.clear(from, l.form.Chunks)
 }
 
-// clear makes the chunks from lo to hi read as zero.
+// clear makes the chunks from lo to hi-1 read as zero.
 func (l *Ledger) clear(lo, hi int) error {
 	from, to := lo*l.form.ChunkSize, hi*l.form.ChunkSize
 	first, last := roundUp(from, arena.PageSize), to/arena.PageSize*arena.PageSize
@@ -237,5 +235,5 @@ func (l *Ledger) clear(lo, hi int) error {
 	return l.Punch(first, last-first)
 }
 
-// Punch gives n bytes of the chunks from off on back to the operating system.
+// Punch gives n bytes from offset off of the chunks back to the operating system.
 func (l *Ledger) Punch(off, n int) error { return l.file.Punch(l.form.chunksAt()+off, n) }

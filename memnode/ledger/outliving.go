@@ -14,7 +14,7 @@ import (
 // A Store keeps descriptors, and the memory behind them, while no process of the node runs:
 // *systemd.Store.
 type Store interface {
-	// Keep hands f over under a name.
+	// Keep hands f over to the store, under a name.
 	Keep(name string, f *os.File) error
 	// Forget ends what Keep began.
 	Forget(name string) error
@@ -22,20 +22,21 @@ type Store interface {
 	Kept(name string) *os.File
 }
 
-// Outliving is memory for a node (memnode.Config) that outlives its process, in a Store:
-// the next node that is made of what the Store has goes on with its sessions and chunks.
+// Outliving is memory for a node (memnode.Config) that outlives the node's process in a Store: the next node takes it
+// from the Store, and goes on with its sessions and chunks.
 type Outliving struct {
 	store Store
 	name  string
 
 	mu     sync.Mutex
-	ledger *Ledger      // what an earlier process has left; nil: nothing, or the node has it
-	kept   *arena.Memfd // of the node's ledger, while it is open
+	ledger *Ledger      // what an earlier process has left; nil if it left nothing, or the node has taken it
+	kept   *arena.Memfd // the file of the node's ledger, while that is open
 }
 
-// NewOutliving returns memory that is kept in store under name, with what an earlier node
-// has left there. What is damaged is as good as lost: that is logged, and forgotten. It
-// fails if this program cannot know what it is. The caller closes it after the node.
+// NewOutliving returns memory that is kept in store under name, with what an earlier node has left there. Damaged
+// memory is as good as lost: NewOutliving logs that, and makes the store forget it. It fails if the memory is intact
+// but this program cannot use it, for example because its layout is of another version. The caller closes the
+// Outliving after the node.
 func NewOutliving(store Store, name string, log *slog.Logger) (*Outliving, error) {
 	o := &Outliving{store: store, name: name}
 	f := store.Kept(name)
@@ -57,8 +58,7 @@ func NewOutliving(store Store, name string, log *slog.Logger) (*Outliving, error
 	return o, nil
 }
 
-// Left says what an earlier node has left: so many bytes in chunks, and how many of them are
-// populated.
+// Left says how many bytes of chunks an earlier node has left, and how many bytes of its file are populated.
 func (o *Outliving) Left() (lend, populated int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -69,8 +69,8 @@ func (o *Outliving) Left() (lend, populated int64) {
 	return int64(f.Chunks) * int64(f.ChunkSize), o.ledger.file.Populated()
 }
 
-// Take returns what an earlier node has left, for a node that lends memory of the form f
-// but for the number of chunks and the room for sessions, or new memory of the form f. The
+// Take returns the ledger that an earlier node has left, or a new one of the form f if there is none. What an earlier
+// node has left must have the manager and chunk size of f; its number of chunks and room for sessions may differ. The
 // ledger is the caller's.
 func (o *Outliving) Take(f Form) (*Ledger, error) {
 	o.mu.Lock()
@@ -101,7 +101,7 @@ func (o *Outliving) Take(f Form) (*Ledger, error) {
 	return l, nil
 }
 
-// serves says why memory of the form f is of no use to a node that wants another.
+// serves returns why memory of the form f is of no use to a node that wants the form want, or nil.
 func (f Form) serves(want Form) error {
 	const begin = ": start it so, or with empty memory, once the keeper has ended, or the service was stopped (and not restarted)"
 	switch {
@@ -113,8 +113,8 @@ func (f Form) serves(want Form) error {
 	return nil
 }
 
-// KeepAgain hands the memory of the node to the Store again, where another process has taken
-// the keeper's place.
+// KeepAgain hands the node's memory to the Store again. It is called when another process has taken the keeper's
+// place.
 func (o *Outliving) KeepAgain() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -124,7 +124,7 @@ func (o *Outliving) KeepAgain() error {
 	return o.store.Keep(o.name, o.kept.File())
 }
 
-// Close lets go of what no node has taken. The Store keeps it.
+// Close closes a ledger that no node has taken. The Store keeps it.
 func (o *Outliving) Close() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

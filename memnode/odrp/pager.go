@@ -11,7 +11,7 @@ import (
 	"polder/verbs"
 )
 
-// Pagers are how one connection reaches its client's table.
+// Pagers are the two pagers by which one connection reaches its client's table.
 type Pagers struct {
 	t       *Table
 	by      [2]*pager // to read and to write pages
@@ -20,17 +20,16 @@ type Pagers struct {
 	stopped func()
 }
 
-// Open returns the pagers of the connection that t's client has now. onEvent is told of
-// the events of their queue pairs, in any goroutine. stopped is called when they have to
-// stop, whatever the client does, and their queue pairs are closed.
+// Open returns the pagers of the connection that t's client has now. onEvent is called, in any goroutine, with the
+// events of their queue pairs. stopped is called when the pagers have had to stop, whatever the client does; their
+// queue pairs are closed then.
 func (t *Table) Open(onEvent func(verbs.AsyncEvent), stopped func()) *Pagers {
 	t.pagers = &Pagers{t: t, onEvent: onEvent, stopped: stopped}
 	return t.pagers
 }
 
-// Connect answers a request for the queue pair of a pager: to write pages, or to read
-// them. The answer is the address of the table. The queue pair is nil if the connection
-// has gone meanwhile.
+// Connect answers a request for the queue pair of a pager, which is to write or to read pages. The answer is the
+// address of the table. The returned queue pair is nil if the connection has gone meanwhile.
 func (p *Pagers) Connect(write bool, req verbs.ConnRequest) (verbs.QP, error) {
 	to := &p.by[0]
 	if write {
@@ -48,14 +47,14 @@ func (p *Pagers) Connect(write bool, req verbs.ConnRequest) (verbs.QP, error) {
 	}
 	if err := req.Accept(by.front, binary.LittleEndian.AppendUint64(nil, p.t.tableMR.Addr())); err != nil {
 		by.close()
-		return nil, nil // its watcher will say so
+		return nil, nil // the connection is gone, and its watcher will say so
 	}
 	*to = by
 	return by.front, by.start()
 }
 
-// Failed reports whether a chain has failed, because the client asked for a page that it
-// has no right to, or the pagers had to stop. Anybody may call it.
+// Failed reports whether a chain has failed, because the client has asked for a page that it has no right to, or the
+// pagers have had to stop. Anybody may call it.
 func (p *Pagers) Failed() bool { return p.trouble.Load() }
 
 func (p *Pagers) stop() {
@@ -81,19 +80,18 @@ func (p *Pagers) busyWith(addr uint64) bool {
 	return false
 }
 
-// A pager is where the NIC serves one connection's requests for pages, in one
-// direction: a queue pair that the client is connected to, the front, and beside
-// it one in loopback that runs the chain (chain.Page). The chain reaches its own
-// ring, the table and the queue by windows of type 2B that are bound to its queue
-// pair, so no client can.
+// A pager is where the NIC serves one connection's requests for pages, in one direction. It has two queue pairs: the
+// front, which the client is connected to, and beside it one in loopback that runs the chain (chain.Page). The chain
+// reaches its own ring, the table and the queue by windows of type 2B that are bound to the chain's queue pair, so no
+// client can use them.
 type pager struct {
 	t       *Table
 	write   bool
 	front   verbs.QP
 	chain   verbs.QP
-	recvCQ  verbs.CQ // of front: counted by WAIT only
+	recvCQ  verbs.CQ // of front: only WAITs count its completions
 	sentCQ  verbs.CQ
-	cq      verbs.CQ // of chain: nobody looks
+	cq      verbs.CQ // of chain: nobody looks at it
 	mem     *arena.Mapping
 	chainMR verbs.MR // the chain's memory
 	frontMR verbs.MR // the front's ring
@@ -104,7 +102,7 @@ type pager struct {
 	onEvent func(verbs.AsyncEvent)
 }
 
-// The layout of a pager's memory: the chain's, and the front's ring.
+// The layout of a pager's memory: the chain's memory, then the front's ring.
 const (
 	pagerFront  = chain.PageRingSize
 	pagerMemory = pagerFront + 4096

@@ -10,13 +10,13 @@ import (
 	"polder/verbs"
 )
 
-// Memory is what pages are made of: registered memory that reads as zero, in chunks.
+// Memory is the memory that is cut into pages: registered, in chunks, and reading as zero.
 type Memory struct {
 	Dev    verbs.Device
 	PD     verbs.PD
 	MR     verbs.MR // of Map
 	Map    *arena.Mapping
-	Binder *rebind.Binder // of windows of PD's
+	Binder *rebind.Binder // binds windows of PD
 
 	Chunks, ChunkSize int
 	Budget            int // how many chunks a client may have
@@ -48,10 +48,10 @@ func (p *Pages) bytes(page uint32) []byte { return p.Map.Bytes()[int(page)*p.siz
 // all is how many pages there are.
 func (p *Pages) all() int { return p.Chunks * p.perChunk }
 
-// take returns a page that reads as zero.
+// take returns a page that reads as zero, or false if none is free.
 func (p *Pages) take() (uint32, bool) {
 	if len(p.free) == 0 && int(p.fresh) == p.all() {
-		// As many pages are free as addresses, unless in limbo.
+		// There are as many free pages as free addresses, unless pages are in limbo.
 		for t := range p.tables {
 			if t.release(); len(t.limbo) > 0 {
 				t.Stop()
@@ -70,7 +70,7 @@ func (p *Pages) take() (uint32, bool) {
 	return 0, false
 }
 
-// put makes a page free, which no chain can reach any more.
+// put zeroes a page, which no chain can reach any more, and makes it free.
 func (p *Pages) put(page uint32) {
 	if p.size < arena.PageSize || p.Map.Punch(int(page)*p.size, p.size) != nil {
 		clear(p.bytes(page))
@@ -78,7 +78,7 @@ func (p *Pages) put(page uint32) {
 	p.free = append(p.free, page)
 }
 
-// Settle gives back what is in limbo and need not be any more.
+// Settle frees the pages in limbo that no chain works with any more.
 func (p *Pages) Settle() {
 	for t := range p.tables {
 		if len(t.limbo) > 0 {
@@ -87,8 +87,8 @@ func (p *Pages) Settle() {
 	}
 }
 
-// check panics if t, which has been stopped, does not have a page for every
-// address that its client may use, or if there are more pages than there are.
+// check panics if t, which has been stopped, does not have a page for every address that its client may use, or if
+// the free pages and the pages of all tables are more than there are.
 func (p *Pages) check(t *Table) {
 	if !invariants.Enabled {
 		return
@@ -100,7 +100,7 @@ func (p *Pages) check(t *Table) {
 	for t := range p.tables {
 		have += len(t.pages)
 	}
-	if have > p.all() { // fewer while some are on their way
+	if have > p.all() { // fewer while some pages are being moved
 		panic(fmt.Sprintf("BUG: there are %d pages, want %d", have, p.all()))
 	}
 }

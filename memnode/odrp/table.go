@@ -9,7 +9,8 @@ import (
 	"polder/verbs"
 )
 
-// A Table is a client's translation table, its queue of free pages, and what it has.
+// A Table is a client's translation table, its queue of free pages, and the record of which pages and addresses the
+// client has.
 type Table struct {
 	p        *Pages
 	mem      *arena.Mapping
@@ -19,8 +20,8 @@ type Table struct {
 	ring     uint64 // its address, a multiple of ringSize
 	ringSize uint64
 	tail     uint64              // address of the element to be filled next
-	pages    map[uint32]struct{} // in the queue, translated to, or on the way
-	chunks   map[uint32]struct{} // whose addresses the client may use
+	pages    map[uint32]struct{} // the client's: in the queue, behind an address, or taken by a chain just now
+	chunks   map[uint32]struct{} // chunks whose addresses the client may use
 	limbo    []limbo
 	pagers   *Pagers // nil while the client is not connected
 }
@@ -62,13 +63,13 @@ func (t *Table) reset() {
 	chain.Store(t.queue, t.ring)
 }
 
-// Clear takes every page back: the client may use no address any more.
+// Clear takes back every page. The client may use no address any more.
 func (t *Table) Clear() {
 	clear(t.chunks)
 	t.Stop()
 }
 
-// Close takes every page back and ends the table.
+// Close takes back every page and releases the table.
 func (t *Table) Close() {
 	t.Clear()
 	delete(t.p.tables, t)
@@ -101,8 +102,8 @@ func (t *Table) push(page uint32) {
 	t.tail = t.step(t.tail, 8)
 }
 
-// unpush takes the page that was put last out of the queue. It fails if the
-// chains have taken it, or are about to.
+// unpush takes the page that was pushed last out of the queue. It fails if a chain has taken this page, or is about
+// to.
 func (t *Table) unpush() (uint32, bool) {
 	count := func() uint64 { return (t.tail - chain.Load(t.queue)) & (t.ringSize - 1) }
 	before := count()
@@ -111,7 +112,7 @@ func (t *Table) unpush() (uint32, bool) {
 	}
 	last := t.step(t.tail, t.ringSize-8)
 	addr := chain.Swap(t.element(last), 0)
-	// Who reads an element has moved the head past it first.
+	// A chain moves the head past an element before it reads the element.
 	if after := count(); addr == 0 || after == 0 || after > before {
 		return 0, false
 	}
@@ -119,7 +120,7 @@ func (t *Table) unpush() (uint32, bool) {
 	return t.p.at(addr), true
 }
 
-// giveBack takes a page, which no chain can reach any more, from t.
+// giveBack takes from t a page that no chain can reach any more, and makes it free.
 func (t *Table) giveBack(page uint32) {
 	if _, ok := t.pages[page]; !ok {
 		panic(fmt.Sprintf("BUG: page %d is given back twice", page))
@@ -128,7 +129,7 @@ func (t *Table) giveBack(page uint32) {
 	t.p.put(page)
 }
 
-// release gives back what is in limbo and need not be any more.
+// release gives back the pages in limbo whose entries no chain works on any more.
 func (t *Table) release() {
 	kept := t.limbo[:0]
 	for _, l := range t.limbo {
@@ -141,8 +142,8 @@ func (t *Table) release() {
 	t.limbo = kept
 }
 
-// Furnish lets the client use the addresses of chunk i, for which it gets pages. It
-// fails if there are none, or if the client's pagers have had to stop.
+// Furnish lets the client use the addresses of chunk i, and gives it pages for them. It fails if there are not enough
+// pages, or if the client's pagers have had to stop.
 func (t *Table) Furnish(i uint32) bool {
 	if _, ok := t.chunks[i]; ok {
 		return true
@@ -168,8 +169,8 @@ func (t *Table) Furnish(i uint32) bool {
 	return true
 }
 
-// Withdraw takes the addresses of chunk i and their pages back. If the client has
-// touched pages that it had no right to, so that they do not add up, its pagers stop.
+// Withdraw takes back the addresses of chunk i and their pages. If the numbers of pages do not add up, because the
+// client has touched addresses that it had no right to, its pagers stop.
 func (t *Table) Withdraw(i uint32) {
 	delete(t.chunks, i)
 	if !t.withdraw(int(i)) {
@@ -201,9 +202,8 @@ func (t *Table) withdraw(chunk int) bool {
 	return true
 }
 
-// Stop ends the connection's pagers, wherever they are, and puts in order what
-// they have left: every page is behind an address that the client may use, in
-// the queue for one, or given back.
+// Stop ends the connection's pagers, whatever they are doing, and then puts every page in its place: behind an
+// address that the client may use, in the queue for such an address, or given back.
 func (t *Table) Stop() {
 	p := t.p
 	if by := t.pagers; by != nil {
@@ -213,7 +213,7 @@ func (t *Table) Stop() {
 	t.limbo = nil
 	t.reset()
 	lacking := 0
-	used := make(map[uint32]int) // the entry of a page
+	used := make(map[uint32]int) // the table entry that has a page, by page
 	for i := range t.chunks {
 		for k := int(i) * p.perChunk; k < int(i+1)*p.perChunk; k++ {
 			addr := chain.Load(t.entry(k))
@@ -226,8 +226,8 @@ func (t *Table) Stop() {
 			}
 		}
 	}
-	// A table is mostly empty, and large: what is not the client's to touch
-	// goes without being looked at.
+	// A table is large and mostly empty: clear it as a whole, without looking at the entries that the client had no
+	// right to touch.
 	if table := t.tableMR.Bytes(); t.mem.Punch(0, len(table)) != nil {
 		clear(table)
 	}

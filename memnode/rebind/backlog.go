@@ -1,12 +1,12 @@
 package rebind
 
-// A backlog is sections that something was freed in, the oldest first. Each is in it
-// at most once.
+// A backlog is a queue of sections in which something was freed, the oldest first. Each section is in it at most
+// once.
 type backlog struct {
 	queue  []uint32
 	queued []bool // by section: in queue
-	head   int    // of queue
-	done   uint64 // sections that have left it
+	head   int    // index in queue of the oldest section
+	done   uint64 // how many sections have left it
 }
 
 func newBacklog(sections uint32) backlog { return backlog{queued: make([]bool, sections)} }

@@ -9,10 +9,9 @@ import (
 	"polder/verbs"
 )
 
-// A Binder is a queue pair that binds and invalidates every client's windows.
-// It is connected to itself, so no client can hold it up: requests on a client's
-// own queue pair would wait for the client to read what it has been sent.
-// It is for one goroutine at a time.
+// A Binder is a queue pair that binds and invalidates the windows of all clients. It is connected to itself, so no
+// client can hold it up: requests on a client's own queue pair would wait for the client to read what it has been
+// sent. Only one goroutine may use it at a time.
 type Binder struct {
 	WRs []verbs.SendWR // the batch to run; at most wire.MaxBatch, all signaled
 
@@ -24,11 +23,11 @@ type Binder struct {
 	wcs    [32]verbs.WC
 }
 
-// bindTimeout bounds how long the device may take for a batch of binds, which
-// never wait for a peer. It takes microseconds; more means a broken device.
+// bindTimeout bounds how long the device may take for a batch of binds, which never wait for a peer. A batch takes
+// microseconds; a longer time means a broken device.
 const bindTimeout = 5 * time.Second
 
-// NewBinder returns a binder of windows of pd's.
+// NewBinder returns a binder of windows of pd.
 func NewBinder(dev verbs.Device, pd verbs.PD) (*Binder, error) {
 	b := &Binder{dev: dev, pd: pd, WRs: make([]verbs.SendWR, 0, wire.MaxBatch)}
 	if err := b.open(); err != nil {
@@ -83,7 +82,7 @@ func (b *Binder) post() error {
 	return nil
 }
 
-// wait waits for what was posted, and returns what Run does.
+// wait waits until the posted requests are done, and returns what Run returns.
 func (b *Binder) wait() (int, error) {
 	done, err := b.await()
 	if err != nil {

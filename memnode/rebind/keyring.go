@@ -11,29 +11,29 @@ import (
 	"polder/verbs"
 )
 
-// Access is what a window of a client's allows.
+// Access is what a client's window allows.
 const Access = verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic
 
-// The most grains, and bytes of them if it is more than one, that are rebound at a
-// time: whoever runs the worker has other things to do.
+// The most grains, and the most bytes unless it is a single grain, that are rebound at a time: the goroutine that
+// runs the worker has other things to do.
 const (
 	maxBatch   = lanes * wire.MaxBatch
 	batchBytes = 16 << 20
 )
 
-// Memory is what windows are bound over: a node's, all of it.
+// Memory is the memory that windows are bound over: all of a node's lent memory.
 type Memory struct {
 	PD     verbs.PD
 	MR     verbs.MR // without any remote right of its own
 	Map    *arena.Mapping
-	Pinned bool // the device goes on with the pages that it has, so none are given back
+	Pinned bool // the device keeps using the pages that it has pinned, so no pages are given back
 }
 
-// lanes is how many queue pairs bind at a time. A NIC executes the requests of one
-// queue pair one after the other, and a ConnectX-5 those of eight at a time.
+// lanes is how many queue pairs bind at a time. A NIC executes the requests of one queue pair one after the other; a
+// ConnectX-5 works on eight queue pairs at a time.
 const lanes = 8
 
-// A keyring has the windows of the memory that is lent.
+// A keyring holds the windows of the lent memory.
 type keyring struct {
 	Memory
 	table  *twolayer.Table
@@ -48,7 +48,7 @@ type keyring struct {
 // A grain is memory that one key opens.
 type grain struct {
 	main, backup verbs.MW
-	key, next    verbs.RKey // of main, and the one that backup will be bound with
+	key, next    verbs.RKey // key is main's; next is the key that backup will be bound with
 }
 
 // place is a grain to be rebound.
@@ -57,8 +57,8 @@ type place struct {
 	chunk uint32 // first
 }
 
-// Windows is how many windows open what a layout describes: two for every grain
-// and one spare for sixteen.
+// Windows is how many windows a keyring for a layout has: two for every grain, and one spare for every 16 grains, but
+// at least 64 spare ones.
 func Windows(l twolayer.Layout) int {
 	total := 0
 	for layer := range twolayer.Layers {
@@ -110,7 +110,7 @@ func newKeyring(dev verbs.Device, mem Memory, t *twolayer.Table) (*keyring, erro
 	return k, nil
 }
 
-// flush binds the batch, if that is to be now.
+// flush binds the batch if now is true.
 func (k *keyring) flush(now bool) error {
 	if !now {
 		return nil
@@ -131,13 +131,13 @@ func (k *keyring) draw() (verbs.MW, verbs.RKey) {
 
 func (k *keyring) grain(p place) *grain { return &k.grains[p.layer][p.chunk/k.table.Grain(p.layer)] }
 
-// bytes is a place's memory.
+// bytes returns where in the mapping a place's memory is.
 func (k *keyring) bytes(p place) (off, n int) {
 	return int(uint64(p.chunk) * k.table.Unit), int(uint64(k.table.Grain(p.layer)) * k.table.Unit)
 }
 
-// collect adds the swapped capabilities of a section to the batch, as many as there is
-// room for, and reports whether the batch is full.
+// collect adds the grains of a section whose capabilities are swapped to the batch, as many as there is room for. It
+// reports whether the batch is full.
 func (k *keyring) collect(section uint32) (full bool) {
 	t := k.table
 	first := section * twolayer.SectionChunks
@@ -161,8 +161,8 @@ func (k *keyring) collect(section uint32) (full bool) {
 	return false
 }
 
-// each executes a request for each place of the batch that build makes one for, on
-// all lanes at a time. It tells finished of those that succeeded.
+// each executes the requests that build makes for places of the batch, on all lanes at a time, and calls finished for
+// each place whose request has succeeded.
 func (k *keyring) each(build func(p place) (verbs.SendWR, bool), finished func(p place)) (done int, failed error) {
 	var parts [lanes][]place
 	size := (len(k.batch) + lanes - 1) / lanes
@@ -191,7 +191,7 @@ func (k *keyring) each(build func(p place) (verbs.SendWR, bool), finished func(p
 	return done, failed
 }
 
-// renew closes, zeroes and opens the batch, and returns how much of it is open.
+// renew unbinds, zeroes and binds again the grains of the batch, and returns how many of them are open again.
 func (k *keyring) renew() (int, error) {
 	if len(k.batch) == 0 {
 		return 0, nil
@@ -223,8 +223,7 @@ func (k *keyring) renew() (int, error) {
 	return k.bind()
 }
 
-// bind opens the batch, whose places nobody can reach, with their backups, and
-// publishes the keys.
+// bind binds the backup windows of the places of the batch, which nobody can reach, and publishes the keys.
 func (k *keyring) bind() (int, error) {
 	defer func() { k.batch, k.size = k.batch[:0], 0 }()
 	if len(k.batch) == 0 {

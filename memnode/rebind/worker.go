@@ -10,11 +10,11 @@ import (
 
 // Times between the worker's looks at what was freed.
 const (
-	// Gap is while it is awake and has little to do. It is long enough that much is
-	// bound at a time, and bounds what a client that frees now and then costs the node.
+	// Gap is the time between looks while the worker is awake and has little to do. It is long enough that many
+	// windows are bound at a time, and bounds what a client that frees now and then costs the node.
 	Gap = 50 * time.Microsecond
-	// SlowPoll is while it sleeps, for doorbells that got lost; and after a batch that
-	// could not be bound.
+	// SlowPoll is the time between looks while the worker sleeps, for doorbells that got lost, and the time until it
+	// tries again after a batch that could not be bound.
 	SlowPoll = time.Second
 )
 
@@ -31,11 +31,11 @@ type Worker struct {
 
 	table  *twolayer.Table
 	keys   *keyring
-	seen   []uint64 // by section: frees when it was looked at last
-	swept  uint32   // sections that the look at everything has come to
+	seen   []uint64 // by section: its count of frees at the last look
+	swept  uint32   // the next section of the sweep over all sections; Sections() when there is none
 	failed bool     // the last batch could not be bound
 	state  uint64   // what the worker's word says
-	since  int      // grains that have new keys since the last turn
+	since  int      // how many grains have got new keys since the last turn
 
 	step func() // if set, is called before the word is changed or looks begin: for tests
 }
@@ -58,10 +58,10 @@ func (w *Worker) Close() error { return w.keys.close() }
 // Idle reports whether there is nothing to do for Batch.
 func (w *Worker) Idle() bool { return w.empty() }
 
-// Turn looks for what was freed, and returns how soon the next turn must be if no
-// doorbell comes before, and Again does not say so. Until then, Batch is to be called unless the worker is Idle.
+// Turn looks for what was freed, and returns how soon the next turn must come, unless a doorbell comes or Again says
+// so before. Until then, the caller must call Batch unless the worker is Idle.
 //
-// Preconditions: for each doorbell that has come there is a new receive.
+// Preconditions: a new receive has been posted for each doorbell that has come.
 func (w *Worker) Turn() (rest time.Duration) {
 	w.since = 0
 	w.say(false)
@@ -82,8 +82,8 @@ func (w *Worker) Turn() (rest time.Duration) {
 	return SlowPoll
 }
 
-// Again reports whether so much was freed that the next turn should come as soon as the
-// worker is Idle: what all lanes had to do with is worth a look that finds less.
+// Again reports whether so much was freed that the next turn should come as soon as the worker is Idle: if every lane
+// has had something to do, another look is worth it, even if it finds less.
 func (w *Worker) Again() bool { return w.since >= lanes }
 
 // say publishes whether the worker sleeps.
@@ -101,8 +101,7 @@ func (w *Worker) stepped() {
 	}
 }
 
-// sweep enqueues a few sections, if all are to be looked at because some could not be
-// bound.
+// sweep enqueues the next few sections of a sweep over all sections, which begins when grains could not be bound.
 func (w *Worker) sweep() {
 	for range min(batchSections, w.table.Sections()-w.swept) {
 		w.enqueue(w.swept)
@@ -110,8 +109,8 @@ func (w *Worker) sweep() {
 	}
 }
 
-// Look enqueues the sections that clients say they freed something in, and reports
-// whether there are any.
+// Look enqueues the sections in which clients have counted a free since the last look, and reports whether there are
+// any.
 func (w *Worker) Look() (found bool) {
 	w.stepped()
 	for i := range w.seen {
@@ -124,9 +123,9 @@ func (w *Worker) Look() (found bool) {
 	return found
 }
 
-// Batch gives what was freed first new keys: as much as is bound at a time, of as many
-// sections as that is in. It returns how many keys that were, and what of it failed,
-// which is tried again later.
+// Batch gives one batch of freed grains new keys, from the oldest sections of the backlog: as much as may be bound at
+// a time, of at most batchSections sections. It returns how many grains got new keys, and why the others failed;
+// those are tried again later.
 func (w *Worker) Batch() (n int, err error) {
 	full := false
 	for i := 0; i < batchSections && !full && !w.empty(); i++ {
@@ -145,7 +144,7 @@ func (w *Worker) Batch() (n int, err error) {
 	return n, err
 }
 
-// Rebind gives all that was freed in a section new keys, and returns how many.
+// Rebind gives everything that was freed in a section new keys, and returns how many grains that were.
 func (w *Worker) Rebind(section uint32) (n int, err error) {
 	for full := true; full; {
 		full = w.keys.collect(section)
@@ -158,15 +157,15 @@ func (w *Worker) Rebind(section uint32) (n int, err error) {
 	return n, nil
 }
 
-// Backlog is what Done will be when everything that has been freed by now has new
-// keys. Clients count a section's frees up before they free there.
+// Backlog is the value that Done will have when everything that has been freed by now has new keys. It looks for
+// frees first; clients count a section's frees up before they free there.
 func (w *Worker) Backlog() uint64 {
 	w.Look()
 	return w.end()
 }
 
-// Done counts what has left the backlog.
+// Done counts the sections that have left the backlog.
 func (w *Worker) Done() uint64 { return w.done }
 
-// CloseIdle closes the spans of a section that nobody has anything of.
+// CloseIdle closes the spans of a section in which nobody has anything.
 func (w *Worker) CloseIdle(section uint32) { w.table.CloseIdle(section, failpoint.Hit) }

@@ -2,44 +2,43 @@ package rebind
 
 import "polder/internal/arena"
 
-// A zeroer makes memory that was freed read as zero. Large places give their pages
-// back. Of small ones it clears only what somebody has written: most of what a
-// manager with small chunks lends is never touched, and to clear a page that has no
-// content would give it one.
+// A zeroer makes freed memory read as zero. It gives the pages of large places back to the operating system. Of small
+// places it clears only the pages that somebody has written: most of what a manager with small chunks lends is never
+// touched, and clearing a page that does not exist would make it exist.
 type zeroer struct {
 	mem    *arena.Mapping
-	pinned bool           // the device goes on with the pages that it has: none are given back
+	pinned bool           // the device keeps using the pages that it has pinned: none are given back
 	pages  *arena.Pagemap // nil: everything counts as touched
 
-	// A window of memory whose pages have been looked at since the last reset.
+	// The stretch of memory whose pages have been looked at since the last reset.
 	from, to int // bytes; none if they are equal
 	touched  []bool
 }
 
 const (
-	// zeroInPlace is the most bytes that stay populated when they were freed.
+	// zeroInPlace is the size of the largest places that stay populated when they are freed.
 	zeroInPlace = 64 << 10
-	// zeroWindow is how many bytes' pages are looked at together.
+	// zeroWindow is how many bytes' pages the zeroer looks up together.
 	zeroWindow = 2 << 20
 )
 
 func newZeroer(mem *arena.Mapping, pinned bool) zeroer {
 	z := zeroer{mem: mem, pinned: pinned, touched: make([]bool, zeroWindow/arena.PageSize)}
 	if pinned {
-		return z // what is pinned has content
+		return z // pinned pages all exist
 	}
 	if p, err := arena.OpenPagemap(); err == nil {
-		z.pages = p // without, it is only slower
+		z.pages = p // without it, zeroing is only slower
 	}
 	return z
 }
 
-// reset forgets which pages were touched: more may have been since.
+// reset forgets which pages were touched: more pages may have been touched since.
 func (z *zeroer) reset() { z.from, z.to = 0, 0 }
 
 // zero makes n bytes from off on read as zero.
 //
-// Preconditions: nobody has been able to reach them since the last reset.
+// Preconditions: nobody has been able to reach these bytes since the last reset.
 func (z *zeroer) zero(off, n int) {
 	if !z.pinned && n > zeroInPlace && n%arena.PageSize == 0 && z.mem.Punch(off, n) == nil {
 		return

@@ -5,15 +5,14 @@ import "fmt"
 // Census is what a table holds.
 type Census struct {
 	Owner      []uint16 // by chunk; 0 if it is free
-	Extents    int      // allocated
+	Extents    int      // how many extents are allocated
 	Unrepaired int      // spans that are closed though their section does not say so
 	Hints      int      // open spans that the section calls full although they are not, or the reverse
 	Swapped    int      // capabilities that wait for the node
 }
 
-// Count takes a table's census while nothing changes it, and flushes every log. An
-// error says what cannot be: memory that two have, or that is neither free nor
-// anybody's.
+// Count takes a table's census while nothing changes the table, and flushes every log. The error describes an
+// impossible state: memory that two users have, or that is neither free nor anybody's.
 func (t *Table) Count() (*Census, error) {
 	n := &Census{Owner: make([]uint16, t.Chunks)}
 	for i := range t.Spans() {
@@ -62,7 +61,7 @@ func (t *Table) Count() (*Census, error) {
 	return n, nil
 }
 
-// countSpan compares a span's header with its section's and with the owners.
+// countSpan checks a span's header against its section's header and against the owners.
 func (t *Table) countSpan(n *Census, span uint32) error {
 	h, state := t.Span(span), t.Section(span/SectionSpans).State(int(span%SectionSpans))
 	have := t.has(span)

@@ -2,8 +2,8 @@ package twolayer
 
 import "polder/verbs"
 
-// Entry is a chunk's entry in the full log: the last operation that is known to
-// have been committed on what begins with the chunk.
+// Entry is a chunk's entry in the full log: the last operation known to have been committed on the block that begins
+// with the chunk.
 //
 //	 0 [8]  timestamp: the temporary log's 7 bits, and 1 if that was a section's
 //	 8 [3]  size, as in the temporary log
@@ -29,8 +29,8 @@ func entryOf(l Log, section bool) Entry {
 // Is reports whether e is l, flushed.
 func (e Entry) Is(l Log, section bool) bool { return e&(1<<32-1) == entryOf(l, section) }
 
-// Owner is who has what begins with the chunk, and its class, if it is allocated.
-// A run of sections has an entry of class SectionClass, with run set, for each.
+// Owner returns who has the block that begins with the chunk, and its class; ok is false if the block is not
+// allocated. In a run of sections each section has an entry of class SectionClass with run set.
 func (e Entry) Owner() (user uint16, k int, run, ok bool) {
 	if e&1 == 0 {
 		return 0, 0, false, false
@@ -45,14 +45,13 @@ func (e Entry) Owner() (user uint16, k int, run, ok bool) {
 	return user, k, false, true
 }
 
-// ToFlush reports whether a header's log is to be flushed before it is replaced,
-// unless it is known to have been.
+// ToFlush reports whether a header's log must be flushed before it is replaced, unless it is known to have been
+// flushed already.
 func (l Log) ToFlush(section bool) bool {
 	return l.InUse && l.User != 0 && !(section && l.Size == SizeOpen)
 }
 
-// Cap is an entry of the capability table: main key, and backup in the upper
-// half.
+// Cap is an entry of the capability table: the main key, and the backup key in the upper half.
 type Cap uint64
 
 // MakeCap packs an entry.

@@ -14,7 +14,7 @@ type Log struct {
 
 // Sizes in a section header's log. Below SizeRun, it is the class less SpanClass.
 const (
-	SizeRun  = 5 // one of consecutive sections that are allocated together
+	SizeRun  = 5 // one section of a run of sections that are allocated together
 	SizeOpen = 6 // a span was opened or closed: there is nothing to flush
 )
 
@@ -57,9 +57,8 @@ func NextTime(t uint8, allocate bool) uint8 {
 	return (t + 1) & timeMask
 }
 
-// Level is the retry level of an operation that failed so many times before it
-// succeeded. A span on which an operation ends at LevelHigh is marked contended,
-// and the mark is cleared by one that ends at LevelLow.
+// Level is the retry level of an operation that failed failed times before it succeeded. An operation that ends at
+// LevelHigh marks its span contended; one that ends at LevelLow clears the mark.
 func Level(failed int) uint8 {
 	switch {
 	case failed > markAbove:
@@ -76,7 +75,7 @@ const (
 	LevelHigh = 2
 )
 
-// Failures that mark a span contended, and that clear the mark.
+// How many failures mark a span contended, and how few clear the mark.
 const (
 	markAbove  = 10
 	clearBelow = 3

@@ -11,7 +11,7 @@ type State uint8
 const (
 	Empty     State = 0 // closed, and free as a whole
 	InUse     State = 1 // open, or about to be, or about to be closed
-	Contended State = 2 // as InUse, and clients get in each other's way
+	Contended State = 2 // as InUse, and clients often collide
 	Full      State = 3 // allocated as a whole, or open and perhaps without a free chunk
 )
 
@@ -32,7 +32,7 @@ func (s Section) Level() uint8 { return uint8(s>>retryShift) & 3 }
 // Log is the temporary log.
 func (s Section) Log() Log { return unpackLog(uint64(s)) }
 
-// With is the header with another state of span i, as a hint: the log stays.
+// With is the header with another state of span i, which is only a hint: the log stays.
 func (s Section) With(i int, state State) Section {
 	return s&^(3<<(2*i)) | Section(state)<<(2*i)
 }
@@ -46,12 +46,11 @@ func (s Section) empties() uint32 {
 	return ^(v | v>>1) & evenBits
 }
 
-// stateMask is the states' bits of n spans.
+// stateMask has all state bits of n spans set.
 func stateMask(n int) uint32 { return uint32(uint64(1)<<(2*n) - 1) }
 
-// Fit returns where n empty spans begin, at a multiple of their number, or -1; n
-// is a power of two up to 16. Spans in avoid, a bit each, are not taken. It prefers
-// a place that leaves larger ones whole.
+// Fit returns the first of n empty spans that lie at a multiple of n, or -1 if there are none; n is a power of two up
+// to 16. It takes no span whose bit is set in avoid. It prefers a place that leaves larger empty blocks whole.
 func (s Section) Fit(n int, avoid uint16) int {
 	e := s.empties()
 	if e == 0 {
@@ -83,7 +82,7 @@ func emptyRun(e uint32, i, n int) bool {
 	return e&m == m
 }
 
-// Count is how many spans have a state.
+// Count is how many spans are in a state.
 func (s Section) Count(state State) int {
 	n := 0
 	for i := range SectionSpans {
@@ -97,7 +96,7 @@ func (s Section) Count(state State) int {
 // Whole reports whether the section is free as a whole.
 func (s Section) Whole() bool { return s.States() == 0 }
 
-// SpansOf is how many spans of a section an allocation of class k takes in each.
+// SpansOf is how many spans an allocation of class k takes in each section that it touches.
 func SpansOf(k int) int { return 1 << (min(k, SectionClass) - SpanClass) }
 
 // sizeOf is class k in a section's log.
@@ -131,9 +130,8 @@ func (s Section) Closed(i int, user uint16) Section {
 	return MakeSection(s.With(i, Empty).States(), LevelLow, s.Log().next(false, uint8(i), SizeOpen, user))
 }
 
-// Mark is the state that span i, which is open, should have after an operation on
-// its header: full without a free chunk, contended after many failures, and
-// otherwise as it was or in use.
+// Mark is the state that span i, which is open, should get after an operation on its header: Full if it has no free
+// chunk; Contended after many failures, or if it was Contended and the failures were not few; and otherwise InUse.
 func (s Section) Mark(i int, h Span, failed int) State {
 	switch old := s.State(i); {
 	case h.Free() == 0:
@@ -146,7 +144,7 @@ func (s Section) Mark(i int, h Span, failed int) State {
 	return InUse
 }
 
-// Candidates are the spans of a state, a bit each.
+// Candidates are the spans that are in a state, a bit each.
 func (s Section) Candidates(state State) uint16 {
 	differs := s.States() ^ uint32(state)*evenBits
 	m := ^(differs | differs>>1) & evenBits
@@ -156,8 +154,7 @@ func (s Section) Candidates(state State) uint16 {
 	return uint16(m | m>>8)
 }
 
-// NextSpan is the first span of m that is not before from, or else the first, or
-// -1.
+// NextSpan is the first span of m from number from on, or else the first span of m, or -1 if m is empty.
 func NextSpan(m uint16, from int) int {
 	if later := m &^ (1<<from - 1); later != 0 {
 		return bits.TrailingZeros16(later)

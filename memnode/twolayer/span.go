@@ -28,14 +28,12 @@ func (s Span) Open() bool { return s>>logShift&1 == 1 }
 // blockMask is the free map's bits of 1<<k chunks.
 func blockMask(k int) uint32 { return uint32(uint64(1)<<(1<<k) - 1) }
 
-// Fit returns where 1<<k chunks that are free begin, at a multiple of their number,
-// or -1. Chunks in avoid are not taken. It prefers a place that leaves larger ones
-// whole.
+// Fit returns the first of 1<<k free chunks that lie at a multiple of 1<<k, or -1 if there are none. It takes no
+// chunk whose bit is set in avoid. It prefers a place that leaves larger free blocks whole.
 func (s Span) Fit(k int, avoid uint32) int {
 	free := s.Free() &^ avoid
 	for whole := k; whole <= 5; whole++ {
-		// Blocks of class k in free blocks of class whole whose buddies are not
-		// free, which nothing larger can use.
+		// Free blocks of class whole whose buddies are not free, so that nothing larger can use them.
 		candidates := aligned(free, whole)
 		if whole < 5 {
 			candidates &^= spread(aligned(free, whole+1), whole)
@@ -61,8 +59,8 @@ func aligned(free uint32, k int) uint32 {
 // its halves.
 func spread(firsts uint32, k int) uint32 { return firsts | firsts<<(1<<k) }
 
-// Allocated is the header after user has allocated 1<<k chunks from offset on,
-// having failed so many times. It opens the span.
+// Allocated is the header after user has allocated 1<<k chunks from offset on, having failed failed times before. It
+// opens the span.
 //
 // Preconditions: they are free.
 func (s Span) Allocated(offset, k int, user uint16, failed int) Span {
@@ -79,15 +77,14 @@ func (s Span) Freed(offset, k int, user uint16, failed int) Span {
 // Has reports whether 1<<k chunks from offset on are all allocated.
 func (s Span) Has(offset, k int) bool { return s.Free()&(blockMask(k)<<offset) == 0 }
 
-// Closed is the header of the span, which is open and all free, and whose log has
-// been flushed, when it is closed.
+// Closed is the header after the span is closed. Before, it must be open and all free, and its log flushed.
 func (s Span) Closed() Span {
 	l := s.Log()
 	l.InUse = false
 	return MakeSpan(s.Free(), 0, l)
 }
 
-// Reclosed is another header of the span, which is closed.
+// Reclosed is another header of the span, which is closed and stays closed: only its timestamp differs.
 func (s Span) Reclosed() Span {
 	l := s.Log()
 	l.Time = (l.Time + 2) & timeMask

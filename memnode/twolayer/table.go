@@ -8,21 +8,19 @@ import (
 	"polder/internal/arena"
 )
 
-// Table is the metadata in the memory node's own memory. Its methods may be called
-// beside clients that change the same words through the device, but by one
-// goroutine at a time.
+// Table is the metadata in the memory node's own memory. One goroutine at a time may call its methods, while clients
+// change the same words through the device.
 type Table struct {
 	Layout
 	mem []byte
-	// Swap, if it is set, compares and swaps the word at an offset in the
-	// processor's stead: for devices whose atomics are not atomic with the
-	// processor's, which could undo what that writes. It is set once, before
+	// Swap, if it is set, compares and swaps the word at an offset in place of the processor. It is for devices whose
+	// atomics are not atomic with the processor's and could undo what the processor writes. It is set once, before
 	// there are clients.
 	Swap func(at, old, new uint64) bool
 }
 
-// NewTable writes the metadata of memory that nobody has into mem, which has
-// l.Bytes() bytes of zero and is aligned to 8.
+// NewTable writes the metadata of memory that nobody has into mem, which has at least l.Bytes() zero bytes and is
+// aligned to 8.
 func NewTable(mem []byte, l Layout) (*Table, error) {
 	if uint64(len(mem)) < l.Bytes() {
 		return nil, fmt.Errorf("%d bytes for the metadata, want %d", len(mem), l.Bytes())
@@ -36,9 +34,9 @@ func NewTable(mem []byte, l Layout) (*Table, error) {
 			case AllFree:
 				t.word(l.SpanAt(span)).Store(uint64(Span(AllFree)))
 			case 0:
-				h = h.With(i, Full) // closed, without a chunk
+				h = h.With(i, Full) // closed: there is no memory for any of its chunks
 			default:
-				// It is never free as a whole, so never closed.
+				// It can never be free as a whole, so it is never closed.
 				h = h.With(i, InUse)
 				t.word(l.SpanAt(span)).Store(uint64(MakeSpan(have, 0, Log{InUse: true})))
 			}
@@ -48,7 +46,7 @@ func NewTable(mem []byte, l Layout) (*Table, error) {
 	return t, nil
 }
 
-// has is the map of the chunks of a span that there is memory for.
+// has is the bitmap of a span's chunks that there is memory for.
 func (l Layout) has(span uint32) uint32 {
 	first := uint64(span) * SpanChunks
 	switch n := uint64(l.Chunks) - min(uint64(l.Chunks), first); {
@@ -78,7 +76,7 @@ func (t *Table) Span(i uint32) Span { return Span(t.word(t.SpanAt(i)).Load()) }
 // Entry loads a chunk's entry of the full log.
 func (t *Table) Entry(chunk uint32) Entry { return Entry(t.word(t.EntryAt(chunk)).Load()) }
 
-// Cap loads the capability, in a layer, of what has a chunk.
+// Cap loads the capability, in a layer, that a chunk belongs to.
 func (t *Table) Cap(layer int, chunk uint32) Cap { return Cap(t.word(t.CapAt(layer, chunk)).Load()) }
 
 // SetCap stores a capability.
@@ -97,20 +95,19 @@ func (t *Table) SwapCap(layer int, chunk uint32, old, c Cap) bool {
 	return t.cas(t.CapAt(layer, chunk), uint64(old), uint64(c))
 }
 
-// Frees is how often clients have said that they freed something in a section.
+// Frees is how many frees clients have counted in a section.
 func (t *Table) Frees(section uint32) uint64 { return t.word(t.FreesAt(section)).Load() }
 
-// SetWorker publishes what the node's worker says of itself: odd if it sleeps. Nobody
-// else changes that word.
+// SetWorker publishes the state of the node's worker: odd if it sleeps. Nobody else changes that word.
 func (t *Table) SetWorker(state uint64) { t.word(t.WorkerAt()).Store(state) }
 
-// Worker is what the node's worker says of itself.
+// Worker is the state that the node's worker has published.
 func (t *Table) Worker() uint64 { return t.word(t.WorkerAt()).Load() }
 
 // Beats is how often a user has shown that it is alive.
 func (t *Table) Beats(user uint16) uint64 { return t.word(t.BeatAt(user)).Load() }
 
-// Allocated is how many chunks are.
+// Allocated is how many chunks are allocated.
 func (t *Table) Allocated() (n int) {
 	for s := range t.Sections() {
 		h := t.Section(s)
@@ -127,7 +124,7 @@ func (t *Table) Allocated() (n int) {
 	return n
 }
 
-// header is one of the two kinds of header, for what is the same with both.
+// header stands for a span's or a section's header, in code that is the same for both.
 type header struct {
 	at      uint64
 	section bool
@@ -142,8 +139,7 @@ func (t *Table) sectionHeader(i uint32) header {
 	return header{at: t.SectionAt(i), section: true, first: i * SectionChunks}
 }
 
-// EntryOf is the chunk whose entry the log l of a header belongs to, given the
-// header's first chunk.
+// EntryOf is the chunk whose entry the log l of a header is flushed to; first is the header's first chunk.
 func (l Log) EntryOf(first uint32, section bool) uint32 {
 	if section {
 		return first + uint32(l.Offset)*SpanChunks
@@ -151,7 +147,7 @@ func (l Log) EntryOf(first uint32, section bool) uint32 {
 	return first + uint32(l.Offset)
 }
 
-// flush writes a header's log to the full log and returns the header that it was.
+// flush writes a header's log to the full log, and returns the header whose log it has flushed.
 func (t *Table) flush(h header) uint64 {
 	w := t.word(h.at)
 	for {
@@ -171,16 +167,14 @@ func (t *Table) flush(h header) uint64 {
 	}
 }
 
-// Extent is memory that a user has allocated at once, or one section of a run of
-// them.
+// Extent is memory that a user has got by one allocation, or one section of a run of sections.
 type Extent struct {
 	First uint32 // chunk
 	Class int
 	Run   bool
 }
 
-// Owned calls f for everything that user has, who is not allocating or freeing now,
-// by address.
+// Owned calls f for every extent of user, ordered by address. user must not be allocating or freeing meanwhile.
 func (t *Table) Owned(user uint16, f func(Extent)) {
 	for i := range t.Spans() {
 		if unpackLog(t.word(t.SpanAt(i)).Load()).User == user {
@@ -199,8 +193,7 @@ func (t *Table) Owned(user uint16, f func(Extent)) {
 	}
 }
 
-// Caps calls f for the first chunk of every capability of a class that overlaps
-// 1<<k chunks.
+// Caps calls f for the first chunk of every capability of a layer that overlaps the 1<<k chunks from first on.
 func (l Layout) Caps(layer int, first uint32, k int, f func(chunk uint32)) {
 	grain := l.Grain(layer)
 	if grain == 0 {
@@ -211,8 +204,8 @@ func (l Layout) Caps(layer int, first uint32, k int, f func(chunk uint32)) {
 	}
 }
 
-// Release frees an extent that user has, who is gone: swaps its keys, unless that
-// was done, and frees it in its header. step is told before each change.
+// Release frees an extent of user, who is gone: it swaps the extent's keys, unless they are swapped already, and
+// frees the extent in its header. It calls step before each change.
 func (t *Table) Release(user uint16, x Extent, step func(string)) {
 	layer := LayerOf(x.Class)
 	t.Caps(layer, x.First, x.Class, func(c uint32) {
@@ -233,7 +226,7 @@ func (t *Table) Release(user uint16, x Extent, step func(string)) {
 	for {
 		v := Section(t.flush(h))
 		if !v.Has(i, x.Class) {
-			break // an earlier recovery has
+			break // an earlier recovery has freed it
 		}
 		step("recover.free")
 		if t.cas(h.at, uint64(v), uint64(v.Freed(i, x.Class, user, 0))) {
@@ -244,7 +237,7 @@ func (t *Table) Release(user uint16, x Extent, step func(string)) {
 	t.flush(h)
 }
 
-// countFree says that something was freed in a section.
+// countFree counts a free in a section.
 func (t *Table) countFree(section uint32) {
 	at := t.FreesAt(section)
 	for n := t.Frees(section); !t.cas(at, n, n+1); n = t.Frees(section) {
@@ -266,7 +259,7 @@ func (t *Table) releaseChunks(user uint16, x Extent, step func(string)) {
 	}
 	step("recover.flush")
 	t.flush(h)
-	// The section may say that there is nothing.
+	// The section may still say that the span has no free chunk.
 	at, k := t.SectionAt(span/SectionSpans), int(span%SectionSpans)
 	for {
 		s := Section(t.word(at).Load())
@@ -280,9 +273,9 @@ func (t *Table) releaseChunks(user uint16, x Extent, step func(string)) {
 	}
 }
 
-// CloseSpan closes a span that is open and without allocations, or repairs one that
-// is closed though its section does not say so, and reports whether it did. It does
-// nothing while one of the span's chunks has a swapped capability.
+// CloseSpan closes a span that is open and without allocations, or repairs a span that is closed though its section
+// says otherwise; it reports whether it did so. It does nothing while one of the span's chunks has a swapped
+// capability.
 func (t *Table) CloseSpan(span uint32, step func(string)) bool {
 	section, j := t.sectionHeader(span/SectionSpans), int(span%SectionSpans)
 	s := Section(t.flush(section))
@@ -305,7 +298,7 @@ func (t *Table) CloseSpan(span uint32, step func(string)) bool {
 		return false
 	}
 	if state == Full {
-		// A closed span of which that is said is lost: see the package's comment.
+		// A closed span whose section says Full would be lost: see the package comment.
 		step("rebind.hint")
 		hinted := s.With(j, InUse)
 		if !t.cas(section.at, uint64(s), uint64(hinted)) {
@@ -321,8 +314,7 @@ func (t *Table) CloseSpan(span uint32, step func(string)) bool {
 	return t.cas(section.at, uint64(s), uint64(s.Closed(j, 0)))
 }
 
-// CloseIdle closes the spans of a section for which CloseSpan can, and returns how
-// many they were.
+// CloseIdle calls CloseSpan for every span of a section that is all free, and returns how many it closed or repaired.
 func (t *Table) CloseIdle(section uint32, step func(string)) (n int) {
 	for j := range uint32(SectionSpans) {
 		span := section*SectionSpans + j

@@ -29,11 +29,10 @@ const (
 type Manager struct {
 	Name string
 	Use  ManagerUse
-	// Registers: clients are kept apart by registrations, which every device
-	// checks, and not by windows.
+	// Registers: clients are kept apart by registrations, which every device checks, and not by windows.
 	Registers bool
-	// Keeps: sessions can be kept (Keep). All that a client has is opened to its own queue
-	// pairs alone, so that it can do nothing any more when they have been closed.
+	// Keeps: sessions can be kept (Keep). Everything that a client has is opened only to the client's own queue
+	// pairs, so that it can do nothing any more when these have been closed.
 	Keeps bool
 	Brief string // what does it, in a few words
 }

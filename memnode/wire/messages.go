@@ -1,10 +1,8 @@
-// Package wire is what a memory node and its clients say to each other beside
-// one-sided operations: the private data with which queue pairs are
-// connected, and the messages on the management queue pair.
+// Package wire is what a memory node and its clients exchange in addition to one-sided operations: the private data
+// with which queue pairs are connected, and the messages on the management queue pair.
 //
-// Everything is little-endian and of fixed layout. Decoding copies nothing
-// and allocates nothing; it refuses what it does not know, including trailing
-// bytes, because the peer may be hostile.
+// Everything is little-endian and of fixed layout. Decoding copies nothing and allocates nothing; it refuses what it
+// does not know, including trailing bytes, because the peer may be hostile.
 //
 // # Connecting
 //
@@ -50,22 +48,22 @@
 //
 // # Versions
 //
-// An end speaks its own version and the one before it, so that nodes and clients can be
-// upgraded in any order, one step at a time. A client begins with its own. A node that does
-// not know it rejects the Hello as malformed, as all versions do; then the client says the
-// same in the version before, on the same queue pair, unless it wants something that this one
-// has not: version 4 cannot keep sessions, knows no clusters, and has one group by rpcmw. All of a
-// connection's Hellos are of one version.
+// An end speaks its own version and the one before it, so that nodes and clients can be upgraded in any order, one
+// version at a time. A client begins with its own version. A node that does not know it rejects the Hello as
+// malformed, as nodes of all versions do. Then the client repeats the Hello in the version before, on the same queue
+// pair, unless it needs something that this version lacks: version 4 cannot keep sessions, knows no clusters, and has
+// only one group with rpcmw. All Hellos of a connection are of one version.
 //
-// The answer to an access Hello is empty: the connection that it came over
-// says whose it is.
+// The answer to an access Hello is empty: the connection that it came over identifies the client. There are
+// exceptions: native and onesided answer with the u32 number of the node's queue pair, and odrp with the u64 address
+// of the client's translation table. The answer to an allocation or freeing Hello is the u64 address of the table of
+// windows and the u32 number of chunks that may be allocated with this pair; by finemem it is a [Metadata].
 //
-// A session with an epoch is kept: the node does not take its memory back because its
-// client is away. Who resumes it shows number and secret, and an epoch that is not
-// lower than the session's. The node refuses others ([Refusal]), and a session that it
-// does not know it has lost with all its memory: the Welcome is to a new one. When the
-// Welcome arrives, nothing that was sent over the session's earlier connections can
-// take effect any more.
+// A session with an epoch is kept: the node does not take its memory back because its client is away. To resume it, a
+// client shows its number and secret, and an epoch that is not lower than the session's. The node refuses other
+// clients ([Refusal]). If the node does not know the session, its memory is lost, and the Welcome is for a new
+// session. When the Welcome arrives, nothing that was sent over the session's earlier connections can take effect any
+// more.
 //
 // # Messages
 //
@@ -77,30 +75,29 @@
 //	4  u32  id, which the reply carries back
 //	8  u32  owned: entries to skip; otherwise 0
 //
-// A space request is answered by what every reply says, with the status that an
-// alloc would have now. A reply with op 5 is a notice: the node sends it unasked.
-// Its id has a byte for each of the client's pairs of queue pairs to
-// allocate and to free with, the first in the lowest: how many of its allocations
-// have failed, of which the low 8 bits are enough, since one goes after the other.
-// One with op 6 says whether the node is leaving: n is 1 if it is, so that what it has lent
-// should be moved elsewhere, and 0 if it stays after all.
+// A space request is answered with the fields that every reply has, and with the status that an alloc would have now.
+// A reply with op 5 is a notice: the node sends it unasked. Its id has a byte for each of the client's pairs of queue
+// pairs to allocate and to free with, the first pair's in the lowest byte: how many allocations of this pair have
+// failed. The low 8 bits of the count are enough, since a pair's allocations go one after the other. A reply with op
+// 6 says whether the node is leaving: n is 1 if it is, so that the client should move what it has there, and 0 if it
+// stays after all.
 //
-// May vanish lets a node that lends what its host does not need drop chunks whenever that
-// needs them: they read as zero then, and are still the client's, which frees them. The
-// client gets a reply with op 9, unasked, with id 0 and no entries, and asks by a vanished request
-// which they are, until none is listed; before that it is not told again. Must stay takes the
-// permission back, and its status is 8 if one of the list had been dropped before, or
-// had no permission; until it is answered the client does not know. A client asks that also
-// before it frees a chunk that it has once permitted to vanish. Permissions end with the
-// connection: what was permitted over one is to be taken for dropped when it has ended.
+// May vanish lets a node that lends what its host does not need drop chunks whenever the host needs the memory: the
+// chunks then read as zero, and are still the client's, which frees them. When chunks have been dropped, the client
+// gets a reply with op 9, unasked, with id 0 and no entries. It then asks with vanished requests which chunks they
+// are, until none is listed; before that it is not told again. Must stay takes the permission back. Its status is 8
+// if a chunk of the list had been dropped before, or had no permission; until the answer comes the client does not
+// know. Before a client frees a chunk that it has ever permitted to vanish, it also sends Must stay. Permissions end
+// with the connection: when it has ended, the client must take the chunks that it had permitted to vanish over it for
+// dropped.
 //
-// An owned reply of a manager whose clients have groups lists a chunk once for every
-// queue pair of the group that it is opened to: the chunk in place n of all that are
-// listed to group n modulo their number, and to be freed with the pair n modulo theirs.
-// By rpcmw a chunk is opened to the group that [GroupOf] says, and is listed once.
+// If the clients of a manager have groups, its owned reply lists a chunk once for every queue pair of the group that
+// the chunk is opened to. The chunk in place n of all that are listed is opened to group n modulo the number of
+// groups, and must be freed with pair n modulo the number of pairs. With rpcmw a chunk is opened to the group that
+// [GroupOf] says, and is listed once.
 //
-// A [Reply] has a header of 20 bytes, for alloc and owned a list of n
-// entries of u32 chunk, u32 rkey and u64 address, and for vanished one of n u32 chunks:
+// A [Reply] has a header of 20 bytes. Then alloc and owned have a list of n entries of u32 chunk, u32 rkey and u64
+// address, and vanished has a list of n u32 chunks:
 //
 //	 0  u8   op | 0x80
 //	 1  u8   status
@@ -122,7 +119,7 @@ import (
 	"polder/verbs"
 )
 
-// Version is the protocol's version, and Before the other one that is spoken.
+// Version is the protocol's version, and Before the older version that is also spoken.
 const (
 	Version = 5
 	Before  = Version - 1
@@ -146,8 +143,8 @@ const (
 	SecretSize = 32
 )
 
-// The most queue pairs of a connection: MaxGroups groups of MaxGroup to access memory
-// with, and MaxPairs pairs to allocate and to free with.
+// The most queue pairs of a connection: MaxGroups groups of MaxGroup queue pairs to access memory with, and MaxPairs
+// pairs to allocate and to free with.
 const (
 	MaxGroup  = 8
 	MaxGroups = 8
@@ -161,11 +158,10 @@ const (
 	MaxChunks    = 1 << 24 // an rkey has 24 bits of index
 )
 
-// GroupOf says which of so many groups of access queue pairs a node opens chunk i to whose
-// CPU binds windows (rpcmw). Both ends know it by themselves, so no message has to carry it.
-// The groups of chunks that lie at equal distances, whatever the distance, differ by little
-// in size, as the multiples of the golden ratio spread evenly: so it is when several clients
-// take turns to allocate.
+// GroupOf says to which of groups groups of access queue pairs a node whose CPU binds windows (rpcmw) opens chunk i.
+// Both ends compute it by themselves, so no message has to carry it. Chunks at equal distances, whatever the
+// distance, are spread almost evenly over the groups, as the multiples of the golden ratio are; a client's chunks lie
+// so when several clients take turns to allocate.
 func GroupOf(i uint32, groups int) int {
 	return int(uint64(i*0x9e3779b1) * uint64(groups) >> 32)
 }
@@ -191,8 +187,8 @@ const (
 	KindComponent  Kind = 5
 )
 
-// A Session names a client across connections. Who knows the secret is the
-// client. The zero Session asks for a new one.
+// A Session names a client across connections. Whoever knows the secret is the client. The zero Session asks for a
+// new one.
 type Session struct {
 	ID     uint64
 	Secret [SecretSize]byte
@@ -205,17 +201,17 @@ type Hello struct {
 	Index   uint8  // KindAccess: which, one group after the other; KindAlloc, KindFree: of which pair
 	Manager string // at most MaxName bytes, without zeros
 	Session Session
-	// KindManagement: what the client would like, groups of access queue pairs and
-	// pairs to allocate and to free with; 0 means 1. The Welcome says what it gets.
+	// KindManagement: how many groups of access queue pairs, and pairs to allocate and to free with, the client would
+	// like; 0 means 1. The Welcome says how many it gets.
 	Groups, Pairs uint8
 	Keep          Keep    // KindManagement: how the session is to be kept, if it is
-	Cluster       Cluster // KindManagement: which the client is of
+	Cluster       Cluster // KindManagement: the client's cluster
 }
 
 // Cluster stands for the name of a cluster. The zero Cluster is none.
 type Cluster [6]byte
 
-// ClusterOf is what stands for a name, "" for no cluster: the first bytes of its SHA-256.
+// ClusterOf is the Cluster for a name: the first bytes of the name's SHA-256, or zero for "".
 func ClusterOf(name string) (c Cluster) {
 	if name != "" {
 		sum := sha256.Sum256([]byte(name))
@@ -226,11 +222,11 @@ func ClusterOf(name string) (c Cluster) {
 
 // A Keep says that a session is kept while its client is away. The zero Keep says that it is not.
 type Keep struct {
-	Epoch uint64 // of its client: higher ones end lower ones
+	Epoch uint64 // of its client: a client with a higher epoch ends one with a lower
 	Heap  string // what the memory is for, for people: 1 to MaxHeap printable ASCII characters without spaces
 }
 
-// Kept reports whether there is anything to keep.
+// Kept reports whether the session is to be kept.
 func (k *Keep) Kept() bool { return k.Epoch != 0 }
 
 // Check says what is wrong with k.
@@ -248,14 +244,14 @@ func (k *Keep) Check() error {
 	return nil
 }
 
-// A Refusal is why a node does not begin or resume a session, where its client has to know more
-// than the words: the reason of the rejection begins with it.
+// A Refusal is why a node does not begin or resume a session, for cases that the client must tell apart. The reason
+// of the rejection begins with it.
 type Refusal string
 
 const (
 	// Superseded: a client with a higher epoch has had the session.
 	Superseded Refusal = "superseded"
-	// Denied: the session is known, and not to be had so.
+	// Denied: the session is known, but the client may not resume it like this.
 	Denied Refusal = "denied"
 	// Foreign: the node and the client are not of the same cluster.
 	Foreign Refusal = "foreign"
@@ -352,7 +348,7 @@ func appendPreamble(b []byte, version uint16) []byte {
 	return binary.LittleEndian.AppendUint16(b, version)
 }
 
-// checkPreamble returns the version of what begins with b.
+// checkPreamble returns the version of the message that begins with b.
 func checkPreamble(b []byte) (version uint16, err error) {
 	if len(b) < 6 {
 		return 0, malformed("connection data of %d bytes", len(b))
@@ -366,8 +362,7 @@ func checkPreamble(b []byte) (version uint16, err error) {
 	return version, nil
 }
 
-// Unknown reports whether a node of any version has rejected a Hello because it could not read
-// it.
+// Unknown reports whether a node, of whatever version, has rejected a Hello because it could not read the Hello.
 func Unknown(err error) bool {
 	var rejected *verbs.RejectError
 	return errors.As(err, &rejected) && strings.HasPrefix(rejected.Reason, ErrMalformed.Error()+": ")
@@ -376,7 +371,7 @@ func Unknown(err error) bool {
 // Welcome is a node's answer to a management Hello.
 type Welcome struct {
 	Version   uint16 // the Hello's; 0 means Version
-	Resumed   bool   // the session asked for goes on; otherwise Session is a new one
+	Resumed   bool   // the requested session goes on; otherwise Session is a new one
 	Session   Session
 	Base      uint64 // address of chunk 0; the others follow without gaps
 	ChunkSize uint64
@@ -386,9 +381,9 @@ type Welcome struct {
 	Credits   uint16
 	Batch     uint16
 	Group     uint8  // access queue pairs in a group; 0 means 1
-	Groups    uint8  // of them that the client must connect; 0 means 1
-	Pairs     uint8  // of queue pairs to allocate and to free with that it must connect; 0 means 1
-	Leaving   bool   // the node is to end when nothing is lent any more
+	Groups    uint8  // groups that the client must connect; 0 means 1
+	Pairs     uint8  // pairs to allocate and to free with that it must connect; 0 means 1
+	Leaving   bool   // the node is leaving: the client should move what it has there
 	Zone      string // what the node fails together with, at most MaxZone bytes without zeros; or ""
 	Idle      bool   // the node lends what its host does not need, and may need what it lends
 }
@@ -494,25 +489,24 @@ type Op uint8
 const (
 	// OpAlloc takes up to N chunks.
 	OpAlloc Op = 1
-	// OpFree gives chunks back: all of the list, or none.
+	// OpFree gives back all chunks of the list, or none.
 	OpFree Op = 2
-	// OpOwned lists what the client has, with keys that are valid on its
-	// present access queue pair, which are bound first if need be.
+	// OpOwned lists the chunks that the client has, with keys that are valid on its current access queue pairs.
+	// Chunks are bound to these first if need be.
 	OpOwned Op = 3
 	// OpSpace asks whether an allocation would succeed.
 	OpSpace Op = 4
 	// OpNotice is the op of a Reply that answers nothing: the state of the
 	// node's memory has changed, or an allocation has failed.
 	OpNotice Op = 5
-	// OpLeaving is the op of a Reply that answers nothing, either: the node is leaving if N is 1, and
-	// stays if it is 0.
+	// OpLeaving is also the op of a Reply that answers nothing: the node is leaving if N is 1, and stays if it is 0.
 	OpLeaving Op = 6
 	// OpMayVanish lets the node drop the chunks of the list.
 	OpMayVanish Op = 7
-	// OpMustStay takes that back, for all chunks of the list.
+	// OpMustStay takes that permission back, for all chunks of the list.
 	OpMustStay Op = 8
-	// OpVanished lists chunks that have been dropped. It is also the op of a Reply that answers nothing: there
-	// are such chunks.
+	// OpVanished lists chunks that have been dropped. It is also the op of a Reply that answers nothing and says that
+	// there are dropped chunks to ask for.
 	OpVanished Op = 9
 )
 
@@ -570,7 +564,7 @@ func (s Status) String() string {
 	return fmt.Sprintf("Status(%d)", uint8(s))
 }
 
-// lists reports whether a request with that op has a list of chunks.
+// lists reports whether a request with this op has a list of chunks.
 func (o Op) lists() bool { return o == OpFree || o == OpMayVanish || o == OpMustStay }
 
 // Request is a client's message. List aliases the buffer it was decoded from.
@@ -648,7 +642,7 @@ func (r *Request) Decode(b []byte) error {
 type Grant struct {
 	Chunk uint32
 	Key   verbs.RKey
-	Addr  uint64 // of its first byte, as the key has it
+	Addr  uint64 // of its first byte, as the key addresses it
 }
 
 // Reply is a node's message.
@@ -685,8 +679,7 @@ func (r *Reply) Grant(i int) Grant {
 	}
 }
 
-// AppendReply appends r's header and grants. N counts where there are no
-// grants and is len(grants) otherwise.
+// AppendReply appends r's header and grants. The reply's N is len(grants) if there are grants, and r.N otherwise.
 func AppendReply(b []byte, r *Reply, grants []Grant) []byte {
 	n := r.N
 	if len(grants) > 0 {
@@ -742,7 +735,7 @@ func (r *Reply) Decode(b []byte) error {
 		}
 	case OpFree:
 	default:
-		// A node that could not make out the op answers with what it saw.
+		// A node that did not know the op answers with the op that it saw.
 		if v.Status != StatusBad {
 			return malformed("reply to an unknown op %d", v.Op)
 		}

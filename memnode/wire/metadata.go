@@ -9,9 +9,8 @@ import (
 // MetadataSize is the size of an encoded Metadata.
 const MetadataSize = 32
 
-// Metadata is the answer to an allocation Hello of manager finemem, whose session
-// secret is the service secret: where the words are that the client allocates by,
-// and as whom.
+// Metadata is the answer to an allocation Hello of manager finemem, whose session secret is the service secret. It
+// says where the metadata is that the client allocates by, and under which user ID.
 //
 //	 0  u64  address of the metadata region
 //	 8  u32  its rkey, for the queue pair that was connected

@@ -1,6 +1,5 @@
-// Package wire is what a client and the components of a memory node say to each
-// other: messages in SENDs on a queue pair of their own, so that components
-// delay neither memory management nor one-sided access.
+// Package wire has the messages between a client and the components of a memory node. They are SENDs on a queue pair
+// of their own, so that components delay neither memory management nor one-sided access.
 //
 // Everything is little-endian. Decoding copies nothing and allocates nothing;
 // it refuses what it does not know, because the peer may be hostile. CRCs are
@@ -31,8 +30,7 @@
 //	48  u32  most bytes of data that the client takes
 //	52  [12] zero
 //
-// A Reply has a header of 32 bytes, and then data; if it failed, what went
-// wrong as text:
+// A Reply has a header of 32 bytes, and then data; if the request has failed, the data is text that says why:
 //
 //	 0  u32  CRC32C
 //	 4  u32  length, of all of it
@@ -252,10 +250,10 @@ type Reply struct {
 	Data   []byte // what went wrong, unless Status is OK
 }
 
-// Put encodes r into b, of which Data has been written already at ReplyHeader,
-// and returns how many bytes the reply has.
+// Put encodes r into b, and returns how many bytes the reply has. The caller has already written data bytes of Data
+// into b, at ReplyHeader.
 //
-// Preconditions: b has room for them.
+// Preconditions: b has room for the reply.
 func (r *Reply) Put(b []byte, data int) int {
 	h := b[:ReplyHeader]
 	clear(h)
