@@ -1,7 +1,6 @@
-// Package pages keeps memory in pages of 4 KiB: a Volume, which is read and written at
-// any offset, of which what is used stays in local memory and the rest lies in far memory.
-// It is for programs that were never written for far memory; package nbd serves a Volume
-// as a block device.
+// Package pages keeps memory in pages of 4 KiB. A Volume is read and written at any offset; the pages in use stay in
+// local memory, and the rest lies in far memory. It is for programs that were never written for far memory; package
+// nbd serves a Volume as a block device.
 //
 //	v, err := pages.New(heap, "disk", 16<<30)
 //	...
@@ -10,20 +9,19 @@
 //
 // # What a page costs
 //
-// A page is an entry of a map of the heap (far.ByteMap) under its number, so that it is
-// kept, evicted, cleaned and checked as everything else in the heap is: its checksum is
-// checked whenever it comes back, and what is read for the first time in a while pushes
-// out nothing that is used. In far memory it takes 4144 bytes; of local memory, while it is
-// far, some 16 bytes, and less than one once indexes take a fifth of the budget. A page
-// that was never written, or only with zeros, takes nothing, and neither does one that was
-// discarded. With Config.Compress a page whose compressed form (s2) is an eighth smaller is kept as that. Beside that a Volume has one bit for each page of every 128 MiB of which some
-// page was ever written.
+// A page is an entry of a map of the heap (far.ByteMap), under its number. So it is kept, evicted, cleaned and
+// checked like everything else in the heap: its checksum is verified whenever it comes back, and a page that is read
+// for the first time in a while pushes out no page in use. In far memory a page takes 4144 bytes. Of local memory it
+// takes some 16 bytes while it is far, and less than one byte once indexes take a fifth of the budget. A page that
+// was never written, was only written with zeros, or was discarded takes nothing. With Config.Compress, a page is
+// kept in its compressed form (s2) if that is at least an eighth smaller. Besides, a Volume has one bit for each page
+// of every 128 MiB in which any page was ever written.
 //
 // # Concurrency
 //
-// A Volume may be used by any number of goroutines. Whoever reads a page while others
-// write to it sees it as it was before one of the writes, or after it. A read or a write
-// of several pages is no unit: of those that overlap each page is in one order, but not the
-// same. Readers take no lock. Who writes holds the lock of the page's stripe, and waits
-// with it for local memory, and if it writes a part of a page for the rest of it.
+// A Volume may be used by any number of goroutines. A read of a page while others write to it sees the page before or
+// after each of the writes. A read or a write of several pages is not atomic: if two of them overlap, each page sees
+// them in one order, but the pages may see them in different orders. Readers take no lock. A writer holds the lock of
+// the page's stripe while it waits for local memory and, if it writes only a part of a page, for the rest of the
+// page.
 package pages

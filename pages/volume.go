@@ -39,7 +39,7 @@ type Volume struct {
 	size  int64
 	pages *far.ByteMap
 	kept  present
-	locks [stripes]sync.Mutex // of writers: of a page's entry, and of its bit
+	locks [stripes]sync.Mutex // held by writers, for a page's entry and its bit
 
 	batches sync.Pool // of *batch
 	reads   atomic.Int64
@@ -51,7 +51,7 @@ func (v *Volume) Size() int64 { return v.size }
 
 // Stats are counts since the volume was made.
 type Stats struct {
-	Pages         int64 // that take memory, at the moment
+	Pages         int64 // that take memory at the moment
 	Reads, Writes int64 // of pages
 }
 
@@ -60,7 +60,7 @@ func (v *Volume) Stats() Stats {
 	return Stats{Pages: v.kept.count.Load(), Reads: v.reads.Load(), Writes: v.writes.Load()}
 }
 
-// check finds what is wrong with a range.
+// check returns an error if the range is not within the volume.
 func (v *Volume) check(off, n int64) error {
 	if off < 0 || n < 0 || off > v.size || n > v.size-off {
 		return fmt.Errorf("cannot use %d bytes at offset %d of %d: %w", n, off, v.size, ErrRange)
@@ -68,9 +68,8 @@ func (v *Volume) check(off, n int64) error {
 	return nil
 }
 
-// Read reads len(p) bytes at off into p. With far.NoWait it fails with far.ErrWouldBlock if
-// some of them are far. It fails with a *far.LostError if a page of them was lost, and
-// then, or after another error, what is in p is undefined.
+// Read reads len(p) bytes at off into p. With far.NoWait it fails with far.ErrWouldBlock if some of them are far. It
+// fails with a *far.LostError if one of the pages was lost. After any error the contents of p are undefined.
 func (v *Volume) Read(ctx context.Context, p []byte, off int64) error {
 	if err := v.check(off, int64(len(p))); err != nil {
 		return err
@@ -87,8 +86,7 @@ func (v *Volume) Read(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// ReadPages reads the pages with these numbers, MaxRead at most, into p, one after the other.
-// It fails as Read does.
+// ReadPages reads the pages with these numbers, at most MaxRead, into p, one after the other. It fails as Read does.
 func (v *Volume) ReadPages(ctx context.Context, numbers []int64, p []byte) error {
 	b := v.batch()
 	defer v.batches.Put(b)
@@ -102,9 +100,8 @@ func (v *Volume) ReadPages(ctx context.Context, numbers []int64, p []byte) error
 	return b.fetch(ctx, count)
 }
 
-// Write writes p at off. When it returns, all of it can be read, and parts of it before.
-// After an error any part of it may have been written. It fails with a far.ErrFull if
-// there is no far memory for it.
+// Write writes p at off. Readers may see parts of it before Write returns, and see all of it afterwards. After an
+// error any part of p may have been written. It fails with far.ErrFull if there is no far memory for it.
 func (v *Volume) Write(ctx context.Context, p []byte, off int64) error {
 	if err := v.check(off, int64(len(p))); err != nil {
 		return err
@@ -125,8 +122,9 @@ func (v *Volume) Write(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// WillWrite is called before the pages with these numbers, MaxRead at most, are written one by one: it reads what has to be known of
-// those that they replace at once, so that not each write has to wait for far memory. What it cannot read, the write of that page does.
+// WillWrite prepares for writes of the pages with these numbers, at most MaxRead, one by one. It reads what the
+// writes must know of the entries that they replace, all at once, so that not every write has to wait for far memory.
+// What WillWrite cannot read, the write reads itself.
 func (v *Volume) WillWrite(ctx context.Context, numbers []int64) {
 	b := v.batch()
 	defer v.batches.Put(b)
@@ -140,7 +138,7 @@ func (v *Volume) WillWrite(ctx context.Context, numbers []int64) {
 	b.replaces(ctx, count)
 }
 
-// write writes p, which is in one page.
+// write writes p, which lies within one page, at the offset at of that page.
 func (v *Volume) write(ctx context.Context, b *batch, p []byte, page int64, at int) error {
 	v.writes.Add(1)
 	lock := &v.locks[page%stripes]
@@ -181,7 +179,7 @@ func (v *Volume) write(ctx context.Context, b *batch, p []byte, page int64, at i
 	return nil
 }
 
-// drop has a page read as zeros from now on, and take no memory.
+// drop makes a page read as zeros from now on, and take no memory.
 //
 // Preconditions: the lock of the page's stripe is held.
 func (v *Volume) drop(ctx context.Context, key []byte, page int64) error {
@@ -202,8 +200,8 @@ func (v *Volume) failed(what string, page int64, err error) error {
 	return fmt.Errorf("cannot %s page %d: %w", what, page, err)
 }
 
-// Lose has reads of a page fail with a *far.LostError until all of it is written: whoever knows
-// that the volume has an older one than it should.
+// Lose makes reads of a page fail with a *far.LostError until all of the page is written. It is for a caller that
+// knows that the volume has an older page than it should have.
 func (v *Volume) Lose(ctx context.Context, page int64) error {
 	if err := v.check(page*Size, Size); err != nil {
 		return err
@@ -220,11 +218,11 @@ func (v *Volume) Lose(ctx context.Context, page int64) error {
 	return nil
 }
 
-// lostEntry is the entry of a page that was lost with who had it.
+// lostEntry is the entry of a page that was lost with the process that had it.
 var lostEntry = []byte{0}
 
-// decode has page, Size bytes, be that which an entry has: itself, or compressed if it is
-// shorter.
+// decode sets page, of Size bytes, to the page of an entry, which is the page itself or, if it is shorter, its
+// compressed form.
 func decode(page, entry []byte) error {
 	if len(entry) == Size {
 		copy(page, entry)
@@ -246,8 +244,7 @@ var errCoded = errors.New("it was compressed in another way")
 
 var zeros [Size]byte
 
-// Discard has n bytes at off read as zeros, and gives the memory of those pages back that
-// are whole in it.
+// Discard makes n bytes at off read as zeros, and gives back the memory of the pages that lie wholly in that range.
 func (v *Volume) Discard(ctx context.Context, off, n int64) error {
 	if err := v.check(off, n); err != nil {
 		return err
@@ -272,8 +269,8 @@ func (v *Volume) Discard(ctx context.Context, off, n int64) error {
 	return nil
 }
 
-// Prefetch brings what is far of n bytes at off into local memory, as far as there is room,
-// and returns when it is there.
+// Prefetch brings the far pages of n bytes at off into local memory, as far as there is room, and returns when they
+// are there.
 func (v *Volume) Prefetch(ctx context.Context, off, n int64) error {
 	if err := v.check(off, n); err != nil {
 		return err
@@ -295,8 +292,8 @@ func (v *Volume) Prefetch(ctx context.Context, off, n int64) error {
 	return nil
 }
 
-// Extent returns how many bytes from off on are alike: in pages that take memory, or in
-// pages that take none, and read as zeros. It looks no further than to end.
+// Extent returns how many bytes from off on, but no further than end, are of the same kind: in pages that take memory
+// (memory is true), or in pages that take none and read as zeros.
 func (v *Volume) Extent(off, end int64) (n int64, memory bool) {
 	end = min(end, v.size)
 	if off < 0 || off >= end {
@@ -318,16 +315,16 @@ const maxCoded = Size + 64
 type batch struct {
 	v       *Volume
 	whole   [Size]byte
-	coded   [maxCoded]byte   // a page that is compressed
-	numbers [MaxRead][8]byte // what keys refer to
+	coded   [maxCoded]byte   // a compressed page
+	numbers [MaxRead][8]byte // the bytes of keys
 	keys    [MaxRead][]byte
-	answer  func(i int, e far.Entry, err error) // is answered, without an allocation for each batch
+	answer  func(i int, e far.Entry, err error) // answered, made a func once for all
 
-	// Of a read, for each key:
+	// For each key of a read:
 	of   [MaxRead]int64  // its page
-	to   [MaxRead][]byte // where what is wanted of it goes
-	from [MaxRead]int    // where in the page that begins
-	part [Size]byte      // a page of which a part is wanted, and which is compressed
+	to   [MaxRead][]byte // where the wanted part of it goes
+	from [MaxRead]int    // where in the page that part begins
+	part [Size]byte      // a compressed page of which only a part is wanted
 	err  error
 }
 
@@ -343,17 +340,18 @@ func (v *Volume) batch() *batch {
 	return b
 }
 
-// key makes the i-th key that of a page, and returns it.
+// key sets the i-th key to that of a page, and returns it.
 func (b *batch) key(i int, page int64) []byte {
 	binary.BigEndian.PutUint64(b.numbers[i][:], uint64(page))
 	return b.keys[i]
 }
 
-// look is WillWrite of the pages from off to end, as far as there is room for their keys. It returns up to where.
+// look does what WillWrite does, for the pages from off to end, as far as there is room for their keys. It returns
+// the offset that it has come to.
 func (b *batch) look(ctx context.Context, off, end int64) int64 {
 	kept, last := &b.v.kept, (end+Size-1)/Size
 	count, page := 0, kept.gap(off/Size, last)
-	for ; page < last && count < MaxRead; page = kept.gap(page+1, last) { // of those that are zeros nothing is to be known
+	for ; page < last && count < MaxRead; page = kept.gap(page+1, last) { // pages of zeros have no entry
 		b.key(count, page)
 		count++
 	}
@@ -361,14 +359,15 @@ func (b *batch) look(ctx context.Context, off, end int64) int64 {
 	return page * Size
 }
 
-// replaces reads what has to be known of so many pages that are about to be replaced. For one alone the write does.
+// replaces reads what has to be known of the entries of the first count keys before they are replaced. For a single
+// page it leaves that to the write.
 func (b *batch) replaces(ctx context.Context, count int) {
 	if count > 1 && ctx != far.NoWait {
 		_ = b.v.pages.FetchHeads(ctx, b.keys[:count])
 	}
 }
 
-// read reads p, which is in MaxRead pages at most.
+// read reads p, which lies within at most MaxRead pages.
 func (b *batch) read(ctx context.Context, p []byte, off int64) error {
 	count := 0
 	for page := off / Size; len(p) > 0; page++ {
@@ -380,7 +379,8 @@ func (b *batch) read(ctx context.Context, p []byte, off int64) error {
 	return b.fetch(ctx, count)
 }
 
-// want has to be what page has from an offset on. Count is how many keys the batch has.
+// want adds page to the batch, to be copied from its offset from on into to. count is how many keys the batch has;
+// want returns how many it has now.
 func (b *batch) want(count int, page int64, to []byte, from int) int {
 	b.v.reads.Add(1)
 	if !b.v.kept.has(page) {
@@ -392,7 +392,7 @@ func (b *batch) want(count int, page int64, to []byte, from int) int {
 	return count + 1
 }
 
-// fetch reads what is wanted.
+// fetch reads the pages of the first count keys.
 func (b *batch) fetch(ctx context.Context, count int) error {
 	defer clear(b.to[:count])
 	b.err = nil
@@ -407,7 +407,7 @@ func (b *batch) fetch(ctx context.Context, count int) error {
 	return b.err
 }
 
-// answered takes what is in the page of the i-th key.
+// answered copies the wanted part out of the page of the i-th key.
 func (b *batch) answered(i int, e far.Entry, err error) {
 	switch {
 	case err == nil && len(e.Value) == Size:
@@ -423,14 +423,14 @@ func (b *batch) answered(i int, e far.Entry, err error) {
 		if err != nil && b.err == nil {
 			b.err = b.v.failed("read", b.of[i], err)
 		}
-	case errors.Is(err, far.ErrNotFound): // it has been discarded meanwhile
+	case errors.Is(err, far.ErrNotFound): // it has been discarded in the meantime
 		clear(b.to[i])
 	case b.err == nil:
 		b.err = b.v.failed("read", b.of[i], err)
 	}
 }
 
-// present says which pages have an entry.
+// present is the set of pages that have an entry.
 type present struct {
 	count  atomic.Int64
 	chunks []atomic.Pointer[chunk]
@@ -450,7 +450,7 @@ func (p *present) has(page int64) bool {
 	return c != nil && c[page%chunkPages/64].Load()&(1<<(page%64)) != 0
 }
 
-// add says that a page has an entry.
+// add notes that a page has an entry.
 func (p *present) add(page int64) {
 	at := &p.chunks[page/chunkPages]
 	c := at.Load()
@@ -463,14 +463,14 @@ func (p *present) add(page int64) {
 	}
 }
 
-// remove says that a page has none, which had one.
+// remove notes that a page, which had an entry, has none any more.
 func (p *present) remove(page int64) {
 	c := p.chunks[page/chunkPages].Load()
 	c[page%chunkPages/64].And(^(uint64(1) << (page % 64)))
 	p.count.Add(-1)
 }
 
-// gap is the first page from page on that has an entry, or end.
+// gap returns the first page from page on that has an entry, or end if there is none before it.
 func (p *present) gap(page, end int64) int64 {
 	for page < end {
 		c := p.chunks[page/chunkPages].Load()

@@ -1,5 +1,5 @@
-// Package kernelpart measures what of a mapping's costs (package pages/region) are the kernel's, whatever a pager does
-// beside: a bound for benchmarks.
+// Package kernelpart measures the kernel's part of the costs of a mapping (package pages/region), which no pager can
+// avoid: a bound for benchmarks.
 package kernelpart
 
 import (
@@ -19,10 +19,10 @@ const (
 	count  = 4096 // pages of a round
 )
 
-// OfScan is the least time that a processor takes for a page of a scan that is placed by userfaultfd(2), copied from local
-// memory, and taken out again, if that is done for many pages in a row: the median of 5 rounds, with the number of pages
-// at a time that is best. It leaves out who reads the pages, far memory, and all that is due to several
-// processes.
+// OfScan returns the least time that a processor takes for a page of a scan: to place it by userfaultfd(2), which
+// copies it from local memory, and to take it out again, for many pages in a row. It is the median of 5 rounds, with
+// the number of pages in a row for which that is least. It leaves out who reads the pages, far memory, and all costs
+// of having several processes.
 func OfScan() (time.Duration, error) {
 	var best time.Duration
 	for _, row := range []int{16, 32, 64, 128} {
@@ -37,7 +37,7 @@ func OfScan() (time.Duration, error) {
 	return best, nil
 }
 
-// inRows is OfScan with so many pages at a time.
+// inRows is OfScan with row pages at a time.
 func inRows(row int) (time.Duration, error) {
 	n := row * pages.Size
 	memory, err := arena.NewMemfd("polder-kernelpart", n)

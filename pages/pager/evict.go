@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	batch = 32  // dirty pages that are evicted at a time: those who write to them wait so long
-	drops = 128 // clean ones
+	batch = 32  // dirty pages evicted at a time; whoever writes to one of them waits until they are written out
+	drops = 128 // clean pages dropped at a time
 )
 
-// low is how many frames the evictor keeps free: at fewer it begins, and goes on until there
-// are enough. None are needed where there is one for each page.
+// low is the number of free frames at which the evictor begins; it goes on until there are enough. It is 0 if there
+// is a frame for each page.
 func (m *mapping) low() int {
 	if len(m.frames) == len(m.index) {
 		return 0
@@ -25,7 +25,7 @@ func (m *mapping) low() int {
 
 func (m *mapping) enough() int { return 2 * m.low() }
 
-// poke has the evictor look whether frames are needed.
+// poke has the evictor check whether frames are needed.
 func (m *mapping) poke() {
 	select {
 	case m.evict <- struct{}{}:
@@ -61,20 +61,20 @@ func (m *mapping) evictor() {
 	}
 }
 
-// together is how many pages that were kept go together, if they lie side by side: were they taken one by one, those that are
-// there and those that are not would alternate, and each system call be for few of them.
+// together is how many kept pages that lie side by side are evicted together. If they were taken one by one, resident
+// pages and evicted ones would alternate, and each system call would be for few pages.
 const together = 16
 
 // chosen are frames whose pages are about to go.
 type chosen struct {
 	dirty, clean [drops]uint32
-	victims      int // of dirty, at most batch
-	dropped      int // of clean
-	freed        int // frames that are free already
+	victims      int // entries of dirty that are used, at most batch
+	dropped      int // entries of clean that are used
+	freed        int // frames that were freed at once
 }
 
-// choose has the policy say which pages go, of which at most so many may be clean. Those that are dirty it protects, unless they
-// are to be left where they are. Both are ordered by page.
+// choose takes frames in the policy's order, until it has batch dirty ones or most clean ones. It protects the dirty
+// pages against writes; with leave it takes no dirty ones. Both lists are ordered by page.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) choose(c *chosen, most int, leave bool) {
@@ -87,7 +87,7 @@ func (m *mapping) choose(c *chosen, most int, leave bool) {
 		at := m.policy.next()
 		first, wasKept := m.frames[at].page/together*together, m.policy.keeps(at)
 		if taken := m.take(c, at, leave); !taken && leave && !wasKept && m.frames[at].state == dirty {
-			break // those behind it were read ahead, and are to be used first: it is for the evictor to write out
+			break // the pages behind it were read ahead and are to be used first: the evictor must write it out
 		} else if !taken || !wasKept {
 			continue
 		}
@@ -107,7 +107,8 @@ func (m *mapping) choose(c *chosen, most int, leave bool) {
 	}
 }
 
-// take has the page of a frame go if it can, and reports whether it does.
+// take takes a frame whose page can go, and reports whether it did. A page that was used since the last look is
+// spared once. A parked frame is freed at once. With leave, a dirty page stays.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) take(c *chosen, at uint32, leave bool) bool {
@@ -139,10 +140,11 @@ func (m *mapping) take(c *chosen, at uint32, leave bool) bool {
 	return true
 }
 
-// makeRoom drops clean pages for n others, as far as there are some, and reports whether more frames are free than before. It
-// is for those who read ahead faster than the evictor, which only one of two processors may be left for, and is woken late.
+// makeRoom drops clean pages to make room for n others, as far as there are clean pages, and reports whether it has
+// freed any frame. It is for readers ahead that are faster than the evictor, which may have only one of two
+// processors and is woken late.
 //
-// Preconditions: m.mu is held, and is not while pages are dropped.
+// Preconditions: m.mu is held; makeRoom releases it while pages are dropped.
 func (m *mapping) makeRoom(n int) bool {
 	var c chosen
 	m.choose(&c, min(n, m.low()), true)
@@ -159,7 +161,7 @@ func (m *mapping) byPage(frames []uint32) {
 	slices.SortFunc(frames, func(a, b uint32) int { return cmp.Compare(m.frames[a].page, m.frames[b].page) })
 }
 
-// row is the first of frames, as far as their pages are in a row.
+// row returns the longest prefix of frames whose pages are adjacent.
 func (m *mapping) row(frames []uint32) []uint32 {
 	n := 1
 	for n < len(frames) && m.frames[frames[n]].page == m.frames[frames[n-1]].page+1 {
@@ -168,10 +170,11 @@ func (m *mapping) row(frames []uint32) []uint32 {
 	return frames[:n]
 }
 
-// drop takes pages that the volume has out of the memory, those that are in a row at once. The lock is not held meanwhile, so
-// that other pages come and go at the same time.
+// drop takes pages that the volume has out of the memory, adjacent ones with one system call. m.mu is not held
+// meanwhile, so that other pages can come and go.
 //
-// Preconditions: the frames are evicting, and the caller's; their pages are protected, and in order; m.mu is not held.
+// Preconditions: the frames are evicting and belong to the caller; their pages are protected, and in order; m.mu is
+// not held.
 func (m *mapping) drop(frames []uint32) {
 	for rest := frames; len(rest) > 0; {
 		row := m.row(rest)
@@ -191,16 +194,16 @@ func (m *mapping) drop(frames []uint32) {
 	for _, at := range frames {
 		page, want := m.frames[at].page, m.frames[at].want
 		m.release(at, m.policy.gone(at))
-		if want { // who needs it tries again
+		if want { // whoever needs the page tries again
 			m.must(m.fd.Wake(m.addr(page), pages.Size))
 		}
 	}
 }
 
-// writeOut writes pages to the volume, those that are in a row at once, and drops those that
-// nobody has needed meanwhile. It returns how many.
+// writeOut writes the pages of victims to the volume, and drops those that nobody has needed meanwhile. It reads
+// adjacent pages from the memory at once. It returns how many frames it has freed.
 //
-// Preconditions: the victims are as choose has returned them; b has room for their pages.
+// Preconditions: victims is what choose has returned; b has room for their pages.
 func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
 	ctx, cancel := context.WithTimeout(m.ctx, m.s.cfg.Timeout)
 	defer cancel()
@@ -211,7 +214,7 @@ func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
 	m.volume.WillWrite(ctx, numbers[:len(victims)])
 	var failed error
 	for len(victims) > 0 {
-		row := m.row(victims) // as long as they are evicting nobody else changes their pages
+		row := m.row(victims) // while frames are evicting, nobody else changes their pages
 		victims = victims[len(row):]
 		first, b := m.frames[row[0]].page, b[:len(row)*pages.Size]
 		_, err := m.memory.File().ReadAt(b, first*pages.Size)
@@ -239,7 +242,8 @@ func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
 	return freed
 }
 
-// dropWritten drops the first pages of a row, so many, that nobody needs, and has the others stay.
+// dropWritten drops those of the first written pages of a row that nobody has needed meanwhile. All other pages of
+// the row stay.
 func (m *mapping) dropWritten(row []uint32, written int) (freed int) {
 	var gone [batch]uint32
 	m.mu.Lock()

@@ -2,32 +2,35 @@ package pager
 
 import "slices"
 
-// policy says which page of a mapping is evicted next. It learns of a page when it comes and when it goes, but never that a
-// page that is there is read.
+// policy decides which page of a mapping is evicted next. It is told when a page comes and when it is evicted, but
+// never that a resident page is read.
 //
-// Pages that come are young, and the oldest of them is evicted, unless fewer are kept than may be: then it is kept, and the
-// next one looked at. So what came first stays, and who goes round a loop that is too large finds a part of it each time: if
-// the oldest of all were evicted, each page would go just before it is needed. The same holds for what is scanned only once.
+// A page that comes is young. Normally the oldest young page is evicted. While fewer pages are kept than may be, the
+// oldest young page becomes a kept one instead, and the next one is looked at. So the pages that came first stay, and
+// a client that goes round a loop that is too large finds a part of it each time: if the oldest page of all were
+// evicted, each page would go just before it is needed. A single scan leaves the kept pages in place, too.
 //
-// Which pages are kept changes for two reasons. One of 32 that are evicted was kept, and is taken from anywhere among those. And
-// a young page that comes back in less than half the time that they take is kept from then on. If they do not come back, that
-// time becomes longer: they are judged when they come back, or have been away for half as long again as others were. In a large
-// loop that takes long, and many are on their way meanwhile, of which nothing is known yet.
+// The set of kept pages changes in two ways. First, one of every 32 evicted pages is a kept one, taken from anywhere
+// among them. Second, a page that comes back is kept from then on if it was away for less than half the average time
+// that evicted kept pages are away, counted in evictions. For that average some of the evicted kept pages are
+// watched. A watched page is judged when it comes back, or when it has been away for half as long again as the
+// average; then it counts as away for twice as long as it has been, so the average grows when kept pages do not come
+// back. In a large loop pages are away for a long time, and many are on their way of which nothing is known yet.
 type policy struct {
-	at    []place // of each frame; then the end of the queue of young ones
-	count [2]int  // frames that are young, and that are kept
-	tried [2]int  // of them, since a page was chosen
-	most  int     // how many may be kept
-	hand  int     // the frame of those that are kept that was the latest to be said
+	at    []place // by frame; the last place is the end of the queue of young frames
+	count [2]int  // frames that are young, and frames that are kept
+	tried [2]int  // how often next proposed a frame of either kind since a page was chosen
+	most  int     // how many frames may be kept
+	hand  int     // the frame that anyKept returned last
 
-	evicted uint32     // pages
-	due     int        // how many pages that are young are chosen before one that was kept
-	away    int        // after how many evictions those came back, or were given up, times recent
-	watch   [64]uint32 // which of the evictions were of pages that had been kept and are not judged yet, the oldest first
-	watched int        // how many there are
+	evicted uint32     // pages so far
+	due     int        // how many young pages are still to be chosen before a kept one
+	away    int        // average number of evictions for which evicted kept pages are away, times recent
+	watch   [64]uint32 // for each watched page, the value of evicted when it went; the oldest first
+	watched int        // how many entries of watch are used
 }
 
-// place is what a frame's page is. If it is young, it is in a queue, which goes round.
+// place is the state of a frame's page. The young frames are linked to a circular queue.
 type place struct {
 	next, prev uint32
 	is         uint8
@@ -37,21 +40,21 @@ const (
 	young uint8 = iota
 	kept
 	nothing
-	going = 4 // it was young or kept, and is about to be evicted
+	going = 4 // a flag beside young or kept: the page is about to be evicted
 
-	sample = 32         // one of so many is of those that are kept
-	recent = 32         // pages of which an average of times is made
-	sparse = 16         // so many pages are watched at most in the time that they take, so that those are not all from one part of a loop
-	step   = 2654435761 // a prime, so that it comes to all frames
+	sample = 32         // one of this many evicted pages is a kept one
+	recent = 32         // pages of which away is the average
+	sparse = 16         // most pages watched per average time away, so that they are spread over a loop
+	step   = 2654435761 // a prime, so that hand comes to all frames
 
-	// What policy says of a page that was evicted.
+	// The bits of what gone returns for an evicted page; mapping.index holds it.
 	wasHere   = 1 << 31
 	wasKept   = 1 << 30
-	countMask = 1<<29 - 1 // policy.evicted then
+	countMask = 1<<29 - 1 // the low bits of policy.evicted at that time
 )
 
-// newPolicy makes a policy for so many frames, of which so many are free most of the time, and has at least so many for those
-// that are young, or a few more.
+// newPolicy makes a policy for so many frames, of which free are usually free. It leaves at least young frames to
+// young pages, or 2*batch if that is more, unless fewer than a quarter of the frames could be kept then.
 func newPolicy(frames, free, young int) *policy {
 	p := &policy{at: make([]place, frames+1), most: max(frames-free-max(young, 2*batch), frames/4), away: frames * recent}
 	for i := range frames {
@@ -61,10 +64,10 @@ func newPolicy(frames, free, young int) *policy {
 	return p
 }
 
-// end is before the oldest frame of the queue, and behind the youngest.
+// end is the place between the youngest frame of the queue and the oldest.
 func (p *policy) end() uint32 { return uint32(len(p.at) - 1) }
 
-// came takes in that a frame has a page now. Was is what gone said of the page, or 0.
+// came notes that a frame has been given a page. was is what gone returned when the page was evicted, or 0.
 func (p *policy) came(at, was uint32) {
 	is := young
 	if was&wasHere != 0 {
@@ -81,7 +84,7 @@ func (p *policy) came(at, was uint32) {
 	p.become(at, is)
 }
 
-// gone takes in that the page of a frame was evicted, and returns what to tell came if it comes back.
+// gone notes that the page of a frame was evicted, and returns what came must be told if the page comes back.
 func (p *policy) gone(at uint32) (was uint32) {
 	was = wasHere
 	if p.at[at].is&^going == kept {
@@ -101,14 +104,15 @@ func (p *policy) gone(at uint32) (was uint32) {
 	return was | p.evicted&countMask
 }
 
-// judge takes in after how many evictions the i-th page that is watched has come back, or is guessed to.
+// judge counts for the average that the i-th watched page was away for so many evictions, or is guessed to be, and
+// stops watching it.
 func (p *policy) judge(i, away int) {
 	p.watched--
 	copy(p.watch[i:p.watched], p.watch[i+1:])
 	p.away += min(away, 4*len(p.at)) - p.away/recent
 }
 
-// forget takes in that a frame has no page any more, if it had one.
+// forget notes that a frame has no page any more, if it had one.
 func (p *policy) forget(at uint32) {
 	f := &p.at[at]
 	if f.is == young {
@@ -123,7 +127,7 @@ func (p *policy) forget(at uint32) {
 // keeps reports whether the page of a frame is kept.
 func (p *policy) keeps(at uint32) bool { return p.at[at].is == kept }
 
-// stays takes in that a page which was chosen is not evicted.
+// stays notes that a page which was chosen is not evicted after all.
 func (p *policy) stays(at uint32) { p.become(at, p.at[at].is&^going) }
 
 func (p *policy) become(at uint32, is uint8) {
@@ -136,7 +140,8 @@ func (p *policy) become(at uint32, is uint8) {
 	}
 }
 
-// next says whose page should go. If it is asked again before chose is called, it says another, and comes to all in the end.
+// next proposes the frame whose page should go. If it is called again before chose, it proposes another frame, and
+// comes to all of them in the end.
 //
 // Preconditions: there is a page.
 func (p *policy) next() (at uint32) {
@@ -162,10 +167,10 @@ func (p *policy) next() (at uint32) {
 	return at
 }
 
-// anyKept says one of the frames that are kept, and comes to all of them in an order that has nothing to do with that of their
-// pages: whoever goes round a loop is not to find, again and again, that the next one has just gone.
+// anyKept returns one of the kept frames. It comes to all of them, in an order that has nothing to do with the order
+// of their pages: a client that goes round a loop is not to find again and again that the next page has just gone.
 //
-// Preconditions: there is one.
+// Preconditions: there is a kept frame.
 func (p *policy) anyKept() uint32 {
 	for {
 		frames := len(p.at) - 1
@@ -178,8 +183,9 @@ func (p *policy) anyKept() uint32 {
 	}
 }
 
-// chose takes in that the page which next has said is about to be evicted. From then on it counts as gone: of those that are
-// chosen together there is one more of those that are kept than may be, and not all.
+// chose notes that the page of the frame that next proposed is about to be evicted. It counts as gone at once: if one
+// page too many is kept, then only one of the pages that are chosen together is a kept one for that reason, and not
+// all of them.
 func (p *policy) chose(at uint32) {
 	is := p.at[at].is
 	p.forget(at)

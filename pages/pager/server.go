@@ -33,7 +33,7 @@ type Config struct {
 	Volumes     *pages.Volumes
 	Size        int64         // bytes that all mappings may have
 	Frames      int64         // bytes of them that may be in memory at a time
-	MaxMappings int           // 16 if it is 0
+	MaxMappings int           // most mappings at a time; 16 if it is 0
 	Timeout     time.Duration // how long an access waits for far memory before it fails; 10 s if it is 0
 	Logger      *slog.Logger  // slog.Default if it is nil
 }
@@ -43,7 +43,7 @@ type Server struct {
 	cfg     Config
 	gate    *accept.Gate
 	watcher *fdpass.Watcher
-	ctx     context.Context // of mappings
+	ctx     context.Context // parent of those of the mappings
 	end     context.CancelCauseFunc
 	done    sync.WaitGroup // mappings
 	buffers sync.Pool      // of *[pages.MaxRead * pages.Size]byte
@@ -52,8 +52,8 @@ type Server struct {
 	closed   bool                           // guarded by mu
 	lis      map[*net.UnixListener]struct{} // guarded by mu
 	mappings int                            // guarded by mu
-	size     int64                          // of all mappings; guarded by mu
-	frames   int64                          // that they may have, in bytes; guarded by mu
+	size     int64                          // bytes of all mappings and regions; guarded by mu
+	frames   int64                          // bytes that mappings may have in memory; guarded by mu
 	made     int                            // mappings since the start; guarded by mu
 	named    map[string]*named              // regions that outlive their clients; guarded by mu
 
@@ -186,7 +186,8 @@ func (s *Server) refuse(conn *fdpass.Conn, why error) error {
 	return errors.Join(why, conn.TrySend(replyTo(0, fmt.Errorf("%w: %w", errRefused, why)).Append(nil)))
 }
 
-// admit counts a mapping in, if it may be, and returns its number, and what its name stands for.
+// admit counts a mapping in if there is room for it, and returns its number and the region that it names, nil if it
+// names none.
 func (s *Server) admit(a wire.Attach) (int, *named, error) {
 	if err := fits(a); err != nil {
 		return 0, nil, err
@@ -235,7 +236,7 @@ func fits(a wire.Attach) error {
 	return nil
 }
 
-// leave counts a mapping out. Unwritten is why what was in its memory has not been written, nil if it was.
+// leave counts a mapping out. unwritten is why what was in its memory could not be written, nil if it was written.
 func (s *Server) leave(a wire.Attach, region *named, unwritten error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -247,7 +248,7 @@ func (s *Server) leave(a wire.Attach, region *named, unwritten error) {
 	}
 	close(region.ended)
 	region.ended, region.broken = nil, unwritten
-	if region.volume == nil && !region.saved { // it has not come to that
+	if region.volume == nil && !region.saved { // its client was refused before there was a volume
 		delete(s.named, a.Name)
 		s.size -= region.size
 	}
@@ -271,7 +272,8 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, fil
 	if err != nil {
 		return nil, err
 	}
-	again := region != nil && (region.volume != nil || region.saved) // only this mapping changes that
+	// Only this mapping changes the region's fields meanwhile.
+	again := region != nil && (region.volume != nil || region.saved)
 	volume, err := s.volume(a, region, number)
 	if err != nil {
 		return nil, errors.Join(err, table.Close())
@@ -290,8 +292,8 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, fil
 	m.changed.L = &m.mu
 	window := max(min(maxWindow, len(m.frames)/32), 4)
 	m.streams.Most, m.writes.Most = int64(window), maxWrites
-	// There is room for windows that are read and used, and for those that are being dropped, so that nothing is dropped that
-	// was read ahead and not used yet.
+	// There is room for windows that are read and used, and for those that are being dropped: nothing that was read
+	// ahead is dropped before it is used.
 	m.policy = newPolicy(len(m.frames), m.enough(), max(4*window+2*m.low(), len(m.frames)/16))
 	m.ctx, m.end = context.WithCancelCause(s.ctx)
 	if err := m.begin(a.Resume); err != nil {
@@ -308,7 +310,7 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, fil
 	return m, nil
 }
 
-// sealed is a client's memfd, which nobody can make smaller.
+// sealed opens a client's memfd, which must have this size and must be sealed against shrinking.
 func sealed(f *os.File, size int) (*arena.Memfd, error) {
 	m, err := arena.OpenMemfd(f)
 	if err != nil {
@@ -320,7 +322,8 @@ func sealed(f *os.File, size int) (*arena.Memfd, error) {
 	return m, m.CheckShrinkSealed()
 }
 
-// resume takes over from a pager that has died: what is in the memory is all that there is.
+// resume takes over from a pager that has died. Pages in the memory are claimed as dirty; of the others, those that
+// only the dead pager had are lost.
 func (m *mapping) resume() error {
 	m.lost = make([]atomic.Uint64, (len(m.index)+63)/64)
 	for i := range m.lost {
@@ -347,7 +350,7 @@ func (m *mapping) resume() error {
 			m.lost[page/64].And(^(uint64(1) << (page % 64)))
 		}
 	}
-	// Whoever waits for the other pager asks this one.
+	// Accesses that wait for the dead pager try again, and come to this one.
 	return m.fd.Protect(m.base, uint64(m.size), false)
 }
 
@@ -403,8 +406,7 @@ func (m *mapping) run(a wire.Attach) error {
 	return context.Cause(m.ctx)
 }
 
-// watch has the mapping end when its client dies: a child of it may still have the
-// connection.
+// watch ends the mapping when its client's process dies: a child of the client may still have the connection open.
 func (m *mapping) watch() (stop func(), err error) {
 	pidfd, err := m.conn.PeerPidFD()
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package region maps memory that is larger than its local part: a Region, whose pages come
-// from a pager (package pager; polder pager) when they are touched, and go to far memory when
-// they were not used for long.
+// Package region maps memory that is larger than its local part: a Region. Its pages come from a pager (package
+// pager; polder pager) when they are touched, and go to far memory when they have not been used for long.
 //
 //	r, err := region.Map(ctx, "unix:/run/polder/pager.sock", 16<<30, region.Config{Local: 1 << 30})
 //	...
@@ -9,19 +8,19 @@
 //
 // # Safe ways
 //
-// ReadAt, WriteAt, Do and Pin ask the pager over a socket to bring what they need and to keep
-// it there, so that no goroutine waits in a page fault: the scheduler and the garbage
-// collector never wait for far memory. Memory that was lost is an error. Bytes is all of the
-// region as a slice, for code that knows no other way, and says what that costs.
+// ReadAt, WriteAt, Do and Pin ask the pager over a socket to bring the memory that they need and to keep it there. So
+// no goroutine waits in a page fault, and the scheduler and the garbage collector never wait for far memory. Access
+// to lost memory returns an error. Bytes is all of the region as a slice, for code that can only use a slice; its
+// comment says what that costs.
 //
 // # What is not shared
 //
-// A child that is forked does not have the region. Without Config.Name a region ends with its process.
-// With one, what is in it stays with the pager when the process ends, however it does, and who maps the name next has it.
+// A forked child does not have the region. Without Config.Name a region ends with its process. With a name, its
+// contents stay with the pager however the process ends, and the next process that maps the name gets them.
 //
 // # When the pager dies
 //
-// The memory that is local stays. Everything else waits for another pager at the same
-// address, for Config.Timeout. The next one takes the region over; what only the old one had
-// is lost, which is ErrLost, or SIGBUS with Bytes. Nothing reads as zeros that was not.
+// The memory that is local stays. Accesses to all other memory wait for another pager at the same address, for
+// Config.Timeout. The next pager takes the region over. What only the old pager had is lost: that is ErrLost, or
+// SIGBUS with Bytes. Nothing reads as zeros that was not zeros.
 package region
