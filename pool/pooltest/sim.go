@@ -12,8 +12,8 @@ import (
 	"polder/verbs/softnic"
 )
 
-// Sim is the suite's set-up over verbs/sim. Pools wait for channels, so the
-// world runs freely.
+// Sim is the suite's set-up over verbs/sim. Pools wait for Go channels, so the world runs in real time, not step by
+// step.
 var Sim = Setup{
 	Name:   "sim",
 	Fabric: func(t testing.TB) Fabric { return newSimFabric(t, sim.Loss{}) },
