@@ -198,7 +198,7 @@ type Pool struct {
 	fabrics []*fabric
 	calls   []*call  // for reuse
 	ones    []*[1]Op // batches of one operation, for reuse
-	running int      // calls that are in use
+	running int      // calls that are in use, and calls of components
 	closing bool
 	drained chan struct{} // closed when closing is set and running is 0
 	closed  chan struct{} // closed when Close has finished

@@ -8,13 +8,12 @@
 //
 // # Frames
 //
-// A mapping has as many frames as its client has asked for: so many of its pages may be in the memfd at a time. A
-// client that goes round a loop that is too large finds a part of it there, and so are pages that are used often
-// beside the loop (policy.go says how). A page that has been written to or pinned since it was looked at last is
-// spared once; the pager does not see reads of resident pages. A client that writes to a dirty page while it is being
-// evicted waits until that is done, and keeps the page. A clean page is only punched out; dirty pages are protected,
-// and adjacent ones read at once. Evicting begins while a 32nd of the frames, and at most 128, is still free, so that
-// faults seldom wait for it.
+// A mapping has as many frames as its client has asked for: so many of its pages may be in the memfd at a time. Some
+// pages of a loop that is too large stay, and pages that are used often beside the loop (policy.go says how). A page
+// that has been written to or pinned since it was looked at last is spared once; the pager does not see reads of
+// resident pages. A client that writes to a dirty page while it is being evicted waits until that is done, and keeps
+// the page. A clean page is only punched out; dirty pages are protected, and adjacent ones read at once. Evicting
+// begins while a 32nd of the frames, and at most 128, is still free, so that faults seldom wait for it.
 //
 // Faults whose distance stays the same are a stream. As long as it goes on, 4 to 128 pages, but no more than a 32nd
 // of the frames, are read ahead of it. A reader ahead that finds too few free frames drops clean pages itself.

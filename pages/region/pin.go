@@ -145,8 +145,8 @@ func (r *Region) tryPin(ctx context.Context, off, n int64, flags uint32) (*Pinne
 }
 
 // Sync makes what is in the region now outlive its process, and also the pager if the pager's heap is kept. Whoever
-// maps the name again gets that, or what was written to a page later. If memory is being written to meanwhile, any
-// part of it may be the new. Sync is for regions with a name.
+// maps the name again gets that, or what was written to a page later. Of memory that is written to during the call,
+// any part may be old or new. Sync is for regions with a name.
 func (r *Region) Sync(ctx context.Context) error {
 	for {
 		_, err := r.ask(ctx, wire.Request{Op: wire.OpSync})

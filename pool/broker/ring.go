@@ -12,14 +12,12 @@ import (
 
 // The ring's memfd, in bytes:
 //
-//	 0  u32  posted: bit i is set when there is a request in slot i
-//	64  u32  1 while the broker sleeps
-//
-// 4096       the slots, of a page each:
-//
-//	  0  u32  state, a futex
-//	 64       the request
-//	128       the answer
+//	   0  u32  posted: bit i is set when there is a request in slot i
+//	  64  u32  1 while the broker sleeps
+//	4096       the slots, of a page each:
+//	             0  u32  state, a futex
+//	            64       the request
+//	           128       the answer
 //
 // Words are in the host's byte order. Either end may write any of these bytes at any time.
 const (

@@ -152,8 +152,8 @@ func (a *Allocator) freed(b *Block, l twolayer.Log, section bool) bool {
 }
 
 // mark corrects what the section's header says about a span, as far as that is known, after an operation that had
-// failed so many times before. Only a client that has chunks of the span (has) may mark it as full: the span of a
-// client without any may be closed at any time.
+// failed so many times before. Only a client that has chunks of the span (has) may mark it as full: if it
+// has none, other clients may close the span at any time.
 func (a *Allocator) mark(ctx context.Context, i uint32, has bool, failed int) error {
 	sec := a.sections[i/twolayer.SectionSpans]
 	k := int(i % twolayer.SectionSpans)

@@ -2,8 +2,7 @@ package finemem
 
 import "polder/internal/failpoint"
 
-// The moments at which a crash would hurt. Each is named after the operation on the fabric, or the change of the
-// node's words, that it comes before. The last ones are the memory node's.
+// The moments at which a crash would hurt. Each is named after the operation on the fabric that it comes before.
 const (
 	StepReadHeaders   = "finemem.read-headers"
 	StepAllocCommit   = "finemem.alloc-commit"
@@ -31,7 +30,8 @@ const (
 // tested there: it would be the same as one at the next step.
 const StepComplete = "finemem.complete"
 
-// Steps lists all the other steps.
+// Steps lists all the other steps. The last ones are the memory node's, named after the changes of its words that
+// they come before.
 var Steps = []string{
 	StepReadHeaders, StepAllocCommit, StepAllocKeys, StepFreeSwap, StepFreeCommit, StepFreeRing, StepFreeLook, StepFreeBell,
 	StepFlushRead, StepFlushCheck, StepFlush, StepOpenSection, StepOpenSpan, StepCloseSpan,

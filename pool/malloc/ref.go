@@ -37,8 +37,8 @@ func (h *Heap) Ref(b Block) (Ref, error) {
 	return Ref(b.page.id.Load())<<slotBits | Ref(b.slot()), nil
 }
 
-// At returns the block of a reference. The reference does not hold the size that was asked for: size is that size,
-// except that it is known for a block of more than MaxPaged bytes.
+// At returns the block of a reference. size is the size that the block was allocated with, which the reference does
+// not hold. It is ignored if the block has more than MaxPaged bytes: then the heap knows the size.
 //
 // Preconditions: the block has not been freed, and size is what Alloc was given.
 func (h *Heap) At(r Ref, size int) Block {

@@ -181,7 +181,7 @@ func (n *Node) Start() {
 		n.out = cfg.Outliving
 	}
 	cfg.InPlace = cfg.InPlace || n.c.Setup.InPlace
-	cfg.TrustClients = true // the suite has several, and asks the device for no more than it does
+	cfg.TrustClients = true // there are several clients, also where the device does not check bounds
 	if cfg.Heartbeat == 0 {
 		cfg.Heartbeat = Patience // the machine may be too busy for seconds
 	}
