@@ -8,23 +8,23 @@ import (
 	"polder/far"
 )
 
-// syncs lets concurrent calls of Sync share checkpoints.
+// syncs makes calls of Sync share checkpoints.
 type syncs struct {
 	heap *far.Heap     // nil if nothing outlives it
 	turn chan struct{} // capacity 1: full while a checkpoint is taken
 
 	mu   sync.Mutex
-	next *round // the next checkpoint, which has not begun, or nil; guarded by mu
+	next *round // the checkpoint that calls may still join, nil if there is none; guarded by mu
 }
 
-// round is a checkpoint that several calls of Sync wait for.
+// round is a checkpoint for all callers that wait for it.
 type round struct {
 	done  chan struct{} // closed when the rest is set
 	err   error
-	again bool // the caller that was to take it gave up because its own ctx ended: another waiting caller takes one
+	again bool // the caller that was to take it gave up for a reason of its own: another one must take it
 }
 
-// end lets no further call of Sync join r.
+// end makes r a round that no other caller can join.
 func (s *syncs) end(r *round) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -39,9 +39,9 @@ func (vs *Volumes) Kept() bool { return vs.syncs.heap != nil }
 // Kept reports whether the volume outlives its process, so that Sync has something to do.
 func (v *Volume) Kept() bool { return v.of.Kept() }
 
-// Sync returns when everything that was written before it was called will be there when the heap is opened again. For
-// this it takes a checkpoint of the heap; calls that come while one is taken share the next one. If the heap is not
-// kept there is nothing to do.
+// Sync takes a checkpoint of the heap, and returns when what was written before the call will be there when the heap
+// is opened again. Calls that come while a checkpoint is taken share the next one. If the heap is not kept, Sync does
+// nothing.
 func (v *Volume) Sync(ctx context.Context) error { return v.of.Sync(ctx) }
 
 // Sync is Volume.Sync, for all volumes.
@@ -83,7 +83,7 @@ func (s *syncs) take(ctx context.Context, r *round) (err error) {
 		r.again = true
 		return context.Cause(ctx)
 	}
-	s.end(r) // a caller that comes later may have written what this checkpoint does not have
+	s.end(r) // later callers may have written what this checkpoint does not have
 	if err := s.heap.Checkpoint(ctx); err != nil {
 		r.err = fmt.Errorf("cannot keep what was written: %w", err)
 		r.again = ctx.Err() != nil

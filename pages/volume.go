@@ -39,7 +39,7 @@ type Volume struct {
 	size  int64
 	pages *far.ByteMap
 	kept  present
-	locks [stripes]sync.Mutex // by page number modulo stripes: held to change the page's entry and its bit in kept
+	locks [stripes]sync.Mutex // held by writers, for a page's entry and its bit
 
 	batches sync.Pool // of *batch
 	reads   atomic.Int64
@@ -51,7 +51,7 @@ func (v *Volume) Size() int64 { return v.size }
 
 // Stats are counts since the volume was made.
 type Stats struct {
-	Pages         int64 // that take memory, at the moment
+	Pages         int64 // that take memory at the moment
 	Reads, Writes int64 // of pages
 }
 
@@ -69,7 +69,7 @@ func (v *Volume) check(off, n int64) error {
 }
 
 // Read reads len(p) bytes at off into p. With far.NoWait it fails with far.ErrWouldBlock if some of them are far. It
-// fails with a *far.LostError if one of the pages was lost. After an error the contents of p are undefined.
+// fails with a *far.LostError if one of the pages was lost. After any error the contents of p are undefined.
 func (v *Volume) Read(ctx context.Context, p []byte, off int64) error {
 	if err := v.check(off, int64(len(p))); err != nil {
 		return err
@@ -86,8 +86,7 @@ func (v *Volume) Read(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// ReadPages reads the pages with these numbers, MaxRead at most, into p, one after the other.
-// It fails as Read does.
+// ReadPages reads the pages with these numbers, at most MaxRead, into p, one after the other. It fails as Read does.
 func (v *Volume) ReadPages(ctx context.Context, numbers []int64, p []byte) error {
 	b := v.batch()
 	defer v.batches.Put(b)
@@ -101,8 +100,8 @@ func (v *Volume) ReadPages(ctx context.Context, numbers []int64, p []byte) error
 	return b.fetch(ctx, count)
 }
 
-// Write writes p at off. When it returns, all of p can be read; parts of it may be read earlier. After an error any
-// part of it may have been written. It fails with a far.ErrFull if there is no far memory for it.
+// Write writes p at off. Readers may see parts of it before Write returns, and see all of it afterwards. After an
+// error any part of p may have been written. It fails with far.ErrFull if there is no far memory for it.
 func (v *Volume) Write(ctx context.Context, p []byte, off int64) error {
 	if err := v.check(off, int64(len(p))); err != nil {
 		return err
@@ -123,9 +122,9 @@ func (v *Volume) Write(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// WillWrite is called before the pages with these numbers, MaxRead at most, are written one by one. In one go it
-// reads what has to be known about the pages that they replace, so that each write need not wait for far memory on
-// its own. What it cannot read, the write of that page reads.
+// WillWrite prepares for writes of the pages with these numbers, at most MaxRead, one by one. It reads what the
+// writes must know of the entries that they replace, all at once, so that not every write has to wait for far memory.
+// What WillWrite cannot read, the write reads itself.
 func (v *Volume) WillWrite(ctx context.Context, numbers []int64) {
 	b := v.batch()
 	defer v.batches.Put(b)
@@ -139,7 +138,7 @@ func (v *Volume) WillWrite(ctx context.Context, numbers []int64) {
 	b.replaces(ctx, count)
 }
 
-// write writes p, which is in one page.
+// write writes p, which lies within one page, at the offset at of that page.
 func (v *Volume) write(ctx context.Context, b *batch, p []byte, page int64, at int) error {
 	v.writes.Add(1)
 	lock := &v.locks[page%stripes]
@@ -180,7 +179,7 @@ func (v *Volume) write(ctx context.Context, b *batch, p []byte, page int64, at i
 	return nil
 }
 
-// drop makes a page read as zeros from now on, and frees its memory.
+// drop makes a page read as zeros from now on, and take no memory.
 //
 // Preconditions: the lock of the page's stripe is held.
 func (v *Volume) drop(ctx context.Context, key []byte, page int64) error {
@@ -201,8 +200,8 @@ func (v *Volume) failed(what string, page int64, err error) error {
 	return fmt.Errorf("cannot %s page %d: %w", what, page, err)
 }
 
-// Lose makes reads of a page fail with a *far.LostError until all of it is written. The caller knows that the volume
-// has an older version of the page than it should.
+// Lose makes reads of a page fail with a *far.LostError until all of the page is written. It is for a caller that
+// knows that the volume has an older page than it should have.
 func (v *Volume) Lose(ctx context.Context, page int64) error {
 	if err := v.check(page*Size, Size); err != nil {
 		return err
@@ -219,11 +218,11 @@ func (v *Volume) Lose(ctx context.Context, page int64) error {
 	return nil
 }
 
-// lostEntry is the entry of a page whose contents were lost with the process that had it.
+// lostEntry is the entry of a page that was lost with the process that had it.
 var lostEntry = []byte{0}
 
-// decode sets page, which has Size bytes, to the contents of an entry: the page itself, or, if the entry is shorter,
-// its compressed form or lostEntry.
+// decode sets page, of Size bytes, to the page of an entry, which is the page itself or, if it is shorter, its
+// compressed form.
 func decode(page, entry []byte) error {
 	if len(entry) == Size {
 		copy(page, entry)
@@ -245,7 +244,7 @@ var errCoded = errors.New("it was compressed in another way")
 
 var zeros [Size]byte
 
-// Discard makes n bytes at off read as zeros, and frees the memory of pages that read as zeros altogether.
+// Discard makes n bytes at off read as zeros, and gives back the memory of the pages that lie wholly in that range.
 func (v *Volume) Discard(ctx context.Context, off, n int64) error {
 	if err := v.check(off, n); err != nil {
 		return err
@@ -270,8 +269,8 @@ func (v *Volume) Discard(ctx context.Context, off, n int64) error {
 	return nil
 }
 
-// Prefetch brings the far pages among the n bytes at off into local memory, as far as there is room, and returns when
-// they are there.
+// Prefetch brings the far pages of n bytes at off into local memory, as far as there is room, and returns when they
+// are there.
 func (v *Volume) Prefetch(ctx context.Context, off, n int64) error {
 	if err := v.check(off, n); err != nil {
 		return err
@@ -293,8 +292,8 @@ func (v *Volume) Prefetch(ctx context.Context, off, n int64) error {
 	return nil
 }
 
-// Extent returns how many bytes from off on are in pages that all take memory, or that all take none and read as
-// zeros; memory says which. It looks no further than end.
+// Extent returns how many bytes from off on, but no further than end, are of the same kind: in pages that take memory
+// (memory is true), or in pages that take none and read as zeros.
 func (v *Volume) Extent(off, end int64) (n int64, memory bool) {
 	end = min(end, v.size)
 	if off < 0 || off >= end {
@@ -316,16 +315,16 @@ const maxCoded = Size + 64
 type batch struct {
 	v       *Volume
 	whole   [Size]byte
-	coded   [maxCoded]byte   // a page that is compressed
-	numbers [MaxRead][8]byte // what keys refer to
+	coded   [maxCoded]byte   // a compressed page
+	numbers [MaxRead][8]byte // the bytes of keys
 	keys    [MaxRead][]byte
-	answer  func(i int, e far.Entry, err error) // the method answered, bound once so that batches do not allocate
+	answer  func(i int, e far.Entry, err error) // answered, made a func once for all
 
-	// Of a read, for each key:
+	// For each key of a read:
 	of   [MaxRead]int64  // its page
-	to   [MaxRead][]byte // where to copy the wanted part of the page
-	from [MaxRead]int    // where in the page the wanted part begins
-	part [Size]byte      // for decompressing a page of which only a part is wanted
+	to   [MaxRead][]byte // where the wanted part of it goes
+	from [MaxRead]int    // where in the page that part begins
+	part [Size]byte      // a compressed page of which only a part is wanted
 	err  error
 }
 
@@ -347,12 +346,12 @@ func (b *batch) key(i int, page int64) []byte {
 	return b.keys[i]
 }
 
-// look is WillWrite for the pages from off to end, as far as there is room for their keys. It returns the offset up
-// to which it has looked.
+// look does what WillWrite does, for the pages from off to end, as far as there is room for their keys. It returns
+// the offset that it has come to.
 func (b *batch) look(ctx context.Context, off, end int64) int64 {
 	kept, last := &b.v.kept, (end+Size-1)/Size
 	count, page := 0, kept.gap(off/Size, last)
-	for ; page < last && count < MaxRead; page = kept.gap(page+1, last) { // about zeros nothing has to be known
+	for ; page < last && count < MaxRead; page = kept.gap(page+1, last) { // pages of zeros have no entry
 		b.key(count, page)
 		count++
 	}
@@ -360,15 +359,15 @@ func (b *batch) look(ctx context.Context, off, end int64) int64 {
 	return page * Size
 }
 
-// replaces reads what has to be known about the pages of the first count keys, which are about to be replaced. A
-// single page it leaves to the write.
+// replaces reads what has to be known of the entries of the first count keys before they are replaced. For a single
+// page it leaves that to the write.
 func (b *batch) replaces(ctx context.Context, count int) {
 	if count > 1 && ctx != far.NoWait {
 		_ = b.v.pages.FetchHeads(ctx, b.keys[:count])
 	}
 }
 
-// read reads p, which spans MaxRead pages at most.
+// read reads p, which lies within at most MaxRead pages.
 func (b *batch) read(ctx context.Context, p []byte, off int64) error {
 	count := 0
 	for page := off / Size; len(p) > 0; page++ {
@@ -380,8 +379,8 @@ func (b *batch) read(ctx context.Context, p []byte, off int64) error {
 	return b.fetch(ctx, count)
 }
 
-// want arranges that fetch copies to the slice to what page has from the offset from on. count is how many keys the
-// batch has; want returns how many it has then. A page that is zeros needs none.
+// want adds page to the batch, to be copied from its offset from on into to. count is how many keys the batch has;
+// want returns how many it has now.
 func (b *batch) want(count int, page int64, to []byte, from int) int {
 	b.v.reads.Add(1)
 	if !b.v.kept.has(page) {
@@ -393,7 +392,7 @@ func (b *batch) want(count int, page int64, to []byte, from int) int {
 	return count + 1
 }
 
-// fetch reads what calls of want have arranged.
+// fetch reads the pages of the first count keys.
 func (b *batch) fetch(ctx context.Context, count int) error {
 	defer clear(b.to[:count])
 	b.err = nil
@@ -408,7 +407,7 @@ func (b *batch) fetch(ctx context.Context, count int) error {
 	return b.err
 }
 
-// answered copies what is wanted of the page of the i-th key, whose entry is e, or notes the first error.
+// answered copies the wanted part out of the page of the i-th key.
 func (b *batch) answered(i int, e far.Entry, err error) {
 	switch {
 	case err == nil && len(e.Value) == Size:
@@ -424,14 +423,14 @@ func (b *batch) answered(i int, e far.Entry, err error) {
 		if err != nil && b.err == nil {
 			b.err = b.v.failed("read", b.of[i], err)
 		}
-	case errors.Is(err, far.ErrNotFound): // the page has been discarded meanwhile
+	case errors.Is(err, far.ErrNotFound): // it has been discarded in the meantime
 		clear(b.to[i])
 	case b.err == nil:
 		b.err = b.v.failed("read", b.of[i], err)
 	}
 }
 
-// present says which pages have an entry.
+// present is the set of pages that have an entry.
 type present struct {
 	count  atomic.Int64
 	chunks []atomic.Pointer[chunk]
@@ -451,7 +450,7 @@ func (p *present) has(page int64) bool {
 	return c != nil && c[page%chunkPages/64].Load()&(1<<(page%64)) != 0
 }
 
-// add says that a page has an entry.
+// add notes that a page has an entry.
 func (p *present) add(page int64) {
 	at := &p.chunks[page/chunkPages]
 	c := at.Load()
@@ -464,14 +463,14 @@ func (p *present) add(page int64) {
 	}
 }
 
-// remove says that a page, which had an entry, has none any more.
+// remove notes that a page, which had an entry, has none any more.
 func (p *present) remove(page int64) {
 	c := p.chunks[page/chunkPages].Load()
 	c[page%chunkPages/64].And(^(uint64(1) << (page % 64)))
 	p.count.Add(-1)
 }
 
-// gap is the first page from page on that has an entry, or end.
+// gap returns the first page from page on that has an entry, or end if there is none before it.
 func (p *present) gap(page, end int64) int64 {
 	for page < end {
 		c := p.chunks[page/chunkPages].Load()

@@ -16,32 +16,32 @@ import (
 const MaxName = 255
 
 // Volumes are the volumes of a heap. If the heap is kept, they are there again, under their names, when it is opened
-// again. Any number of goroutines may use them.
+// the next time. Any number of goroutines may use them.
 type Volumes struct {
 	heap     *far.Heap
 	compress bool
 	syncs    syncs
 
-	mu    sync.Mutex         // held while a checkpoint takes the state; locked before Volume.locks
+	mu    sync.Mutex         // held while a checkpoint takes the state; locked before the locks of volumes
 	open  map[string]*Volume // guarded by mu
-	saved map[string]saved   // volumes that the heap has kept, and nobody has opened since; guarded by mu
+	saved map[string]saved   // volumes that the heap has kept and nobody has opened yet; guarded by mu
 }
 
-// saved is what a checkpoint has of a volume beside its pages.
+// saved is what a checkpoint has of a volume besides its pages.
 type saved struct {
 	size   int64
 	mark   uint64
-	chunks []byte // for each chunk of present that exists: u32 its number, then its words
+	chunks []byte // for each chunk of present that is there: its number, a u32, and its words
 }
 
 // Config says how volumes are kept.
 type Config struct {
-	// Compress has pages kept compressed if that makes them at least an eighth smaller. Pages written with and
-	// without it can be read either way.
+	// Compress has a page compressed if that saves at least an eighth of it. Pages can be read whether or not they
+	// were written with it.
 	Compress bool
 }
 
-// Open returns the volumes of h. Nothing else may keep state in h (far.Heap.KeepState).
+// Open returns the volumes of h. Nothing else may use h.KeepState.
 func Open(h *far.Heap, cfg Config) (*Volumes, error) {
 	vs := &Volumes{heap: h, compress: cfg.Compress, open: map[string]*Volume{}, saved: map[string]saved{}}
 	if err := vs.load(h.State()); err != nil {
@@ -54,7 +54,7 @@ func Open(h *far.Heap, cfg Config) (*Volumes, error) {
 	return vs, nil
 }
 
-// New makes the only volume of a heap, or opens the one that it has kept, see Volumes.Volume.
+// New makes the only volume of a heap, or opens the one that the heap has kept; see Volumes.Volume.
 func New(h *far.Heap, name string, size int64) (*Volume, error) {
 	vs, err := Open(h, Config{})
 	if err != nil {
@@ -66,9 +66,9 @@ func New(h *far.Heap, name string, size int64) (*Volume, error) {
 // ErrOpen: the volume is in use already.
 var ErrOpen = errors.New("it is open already")
 
-// Volume makes a volume of size bytes, a multiple of Size, all of which reads as zeros; or it opens the volume of
-// this name that the heap has kept, which must not have been larger. The volume takes memory from the heap only as it
-// is written to. name is also the name of a map of the heap, which nobody else may use.
+// Volume opens the volume with this name that the heap has kept, which must not have been larger than size; if there
+// is none, it makes a volume that reads as zeros. size is in bytes, a multiple of Size. Memory is taken from the heap
+// as the volume is written to. Its pages are in the heap's map of the same name, which nobody else may use.
 func (vs *Volumes) Volume(name string, size int64) (*Volume, error) {
 	if size <= 0 || size%Size != 0 || size > MaxVolume {
 		return nil, fmt.Errorf("cannot make a volume of %d bytes: expected a multiple of %d up to %d", size, Size, int64(MaxVolume))
@@ -83,7 +83,7 @@ func (vs *Volumes) Volume(name string, size int64) (*Volume, error) {
 	}
 	v := &Volume{of: vs, name: name, size: size, kept: newPresent(size / Size)}
 	was, again := vs.saved[name]
-	if one, ok := vs.saved[""]; ok && !again { // kept by a version that had only one volume
+	if one, ok := vs.saved[""]; ok && !again { // a heap of a version that had only one volume
 		was, again = one, true
 		delete(vs.saved, "")
 	}
@@ -98,7 +98,7 @@ func (vs *Volumes) Volume(name string, size int64) (*Volume, error) {
 	return v, nil
 }
 
-// Saved returns the names and sizes of the volumes that the heap has kept and that nobody has opened since.
+// Saved returns the names and sizes of the volumes that the heap has kept and nobody has opened yet.
 func (vs *Volumes) Saved() map[string]int64 {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
@@ -109,8 +109,8 @@ func (vs *Volumes) Saved() map[string]int64 {
 	return sizes
 }
 
-// Free gives all of the volume's memory back. The volume must not be in use, and must not be used any more. Freeing
-// twice is a no-op.
+// Free gives all of the volume's memory back. The volume must not be in use, nor be used any more. Freeing twice is a
+// no-op.
 func (v *Volume) Free() {
 	v.of.mu.Lock()
 	defer v.of.mu.Unlock()
@@ -132,15 +132,14 @@ func (v *Volume) Mark() uint64 { return v.mark.Load() }
 // SetMark sets Mark.
 func (v *Volume) SetMark(mark uint64) { v.mark.Store(mark) }
 
-// The versions of state. The first one has a single volume without a name: u8 version, u64 size, its chunks.
+// The versions of state. The first one has one volume without a name: u8 version, u64 size, its chunks.
 const (
 	stateOfOne = 1
 	stateOfAll = 2
 )
 
-// state returns what a checkpoint of the heap keeps: u8 version, u16 number of volumes; for each: u16 length of its
-// name, the name, u64 size, u64 mark, u32 length of its chunks, the chunks (see saved). It locks mu and the locks of
-// all open volumes; Thaw unlocks them.
+// state is what a checkpoint of the heap keeps: u8 version, u16 number of volumes; for each volume u16 length of its
+// name, the name, u64 size, u64 mark, u32 length of its chunks, the chunks (see saved).
 func (vs *Volumes) state() far.State {
 	vs.mu.Lock()
 	names := make([]string, 0, len(vs.open)+len(vs.saved))
@@ -178,7 +177,7 @@ func (vs *Volumes) state() far.State {
 	}}
 }
 
-// load reads into saved what state has returned.
+// load reads the volumes from what state has returned.
 func (vs *Volumes) load(b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -201,7 +200,7 @@ func (vs *Volumes) load(b []byte) error {
 	return nil
 }
 
-// load sets v to the volume that was saved.
+// load sets v's mark and its chunks from a volume that the heap has kept.
 func (v *Volume) load(s saved) error {
 	const one = 4 + chunkPages/8
 	switch {

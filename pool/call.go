@@ -9,24 +9,24 @@ import (
 	"polder/verbs"
 )
 
-// pieceState is where a piece is.
+// pieceState says how far a piece has come.
 type pieceState uint8
 
 const (
 	pieceIdle   pieceState = iota // to be started
 	pieceReady                    // has a block, and is about to be submitted
-	pieceFlying                   // submitted: the link's until it has landed
+	pieceFlying                   // submitted: it belongs to the link until it has landed
 	pieceDone                     // finished, or given up
 )
 
-// A piece is the part of an operation that one work request carries out: all of
-// it, or what of a long one lies in one extent, up to maxBlock bytes. What the link needs of the
-// operation is copied, because a caller that gives up takes its Op with it.
+// A piece is the part of an operation that one work request carries out: all of the operation or, of a long one, at
+// most maxBlock bytes within one extent. What the link needs of the operation is copied, because a caller that gives
+// up takes its Op with it.
 type piece struct {
 	call   *call
-	op     *Op // the caller's own; nobody else touches it
+	op     *Op // for the call's caller only
 	extent *extent
-	off    int // of op.Buf, and of what the operation touches
+	off    int // in op.Buf, and in the range that the operation touches
 	n      int
 	state  pieceState
 
@@ -44,7 +44,7 @@ type piece struct {
 	landed   atomic.Uint32 // 0 while flying, then the completion's status + 1
 }
 
-// request is p as a work request.
+// request returns p as a work request.
 func (p *piece) request(id uint64) verbs.SendWR {
 	wr := verbs.SendWR{
 		ID: id, Flags: verbs.SendSignaled, SGL: p.sge[:], RemoteAddr: p.addr, RKey: p.key,
@@ -62,15 +62,15 @@ func (p *piece) request(id uint64) verbs.SendWR {
 	return wr
 }
 
-// finish tells the call that p has landed. It is called once for every flight,
-// by the link, and does not touch p or its call after waking somebody.
+// finish tells the call that p has landed. The link calls it once for every flight, and does not touch p or its call
+// after waking somebody.
 func (p *piece) finish(status verbs.Status) {
 	c := p.call
 	p.landed.Store(uint32(status) + 1)
 	if c.flying.Add(-1) > 0 {
 		return
 	}
-	landed := c.landed // the call may be another one's as soon as it is done
+	landed := c.landed // another caller may reuse the call as soon as it is done
 	if c.fate.Add(1) == 2 {
 		c.recycle()
 		return
@@ -84,26 +84,24 @@ func (p *piece) finish(status verbs.Status) {
 // fail sets the operation's error, unless it has one.
 func (p *piece) fail(err error) { p.op.fail(p.extent, err) }
 
-// A call is one caller's batch on its way. Calls are reused, with everything
-// that they have allocated.
+// A call is one caller's batch on its way. Calls are reused, together with everything that they have allocated.
 type call struct {
 	pool   *Pool
 	pieces []piece
-	groups []*group // that the present round submits to
+	groups []*group // groups that the present round submits pieces to
 
 	flying atomic.Int32 // pieces in flight in this round
-	// fate decides who disposes of the call when its caller may give up
-	// while pieces fly: the last piece to land and the caller add one
-	// each, and who comes second does.
+	// fate decides who disposes of the call when its caller may give up while pieces fly. The last piece to land and
+	// the caller each add one; whoever comes second disposes of the call.
 	fate atomic.Int32
 	done chan struct{} // capacity 1: the round's last piece has landed
 
-	landed func() // if it is not nil, to be called when the first round has; see Flight
+	landed func() // if not nil, called when the first round has landed; see Flight
 
-	submitted time.Time // when the present round was
+	submitted time.Time // when the pieces of the present round were submitted
 
 	room  roomWaiter
-	held  block // from room, for the next piece that needs one
+	held  block // received from room, for the next piece that needs a block
 	timer *time.Timer
 	armed bool
 
@@ -118,23 +116,23 @@ func newCall(p *Pool) *call {
 	return c
 }
 
-// run carries out ops and gives the call up.
+// run carries out ops and disposes of the call.
 func (c *call) run(ctx context.Context, ops []Op) {
 	c.plan(ctx, ops)
 	c.rest(ctx)
 }
 
-// rest carries out what is left to be done of a call, and gives it up.
+// rest carries out what is left of a call, and disposes of it.
 func (c *call) rest(ctx context.Context) {
 	for {
 		more, abandoned := c.round(ctx)
 		if abandoned {
-			return // whoever lands last disposes of the call
+			return // the last piece to land disposes of the call
 		}
 		if !more {
 			break
 		}
-		if c.progress { // what does not fit into the buffer has a while for every bufferful
+		if c.progress { // each bufferful of a call larger than the buffer gets the full time
 			c.progress = false
 			c.disarm()
 		}
@@ -142,8 +140,8 @@ func (c *call) rest(ctx context.Context) {
 	c.dispose()
 }
 
-// plan carries out what it can in place and cuts the other ops into pieces. What is read behind something that
-// changes memory over the fabric goes over the fabric, too: it would be too early in place, and does not save a round trip.
+// plan carries out in place what it can, and cuts the other ops into pieces. A read that follows an op that changes
+// memory goes over the fabric, like that op: in place it would come too early, and would not save a round trip.
 func (c *call) plan(ctx context.Context, ops []Op) {
 	changes := false
 	for i := range ops {
@@ -177,9 +175,9 @@ func (c *call) cut(op *Op) {
 	}
 }
 
-// round starts as many pieces as there is room for and waits for them. If it
-// can start none it waits for what they lack. More is false when every piece
-// is done; abandoned is true if the caller gave up and pieces still fly.
+// round starts as many pieces as there is room for and waits for them. If it can start none, it waits for the buffer
+// space or for the node that they lack. more is false when every piece is done; abandoned is true if the caller gave
+// up and pieces still fly.
 func (c *call) round(ctx context.Context) (more, abandoned bool) {
 	if ctx.Err() != nil {
 		c.failAll(context.Cause(ctx))
@@ -198,7 +196,8 @@ func (c *call) round(ctx context.Context) (more, abandoned bool) {
 	return false, false
 }
 
-// begin makes as many pieces ready as there is room for, and says what the first one lacks that is not.
+// begin makes as many pieces ready as there is room for. lacksRoom is the first piece that found no room in the slab;
+// lacksNode is a node of a piece that is still being connected to.
 func (c *call) begin() (started int, lacksRoom *piece, lacksNode *node) {
 	c.groups = c.groups[:0]
 	for i := range c.pieces {
@@ -226,7 +225,7 @@ type startResult uint8
 
 const (
 	startOK     startResult = iota
-	startFailed             // for good; the operation's error says why
+	startFailed             // for good; the operation's error is set
 	startNoNode             // its node is being connected to
 	startNoRoom             // the slab is used up
 )
@@ -300,7 +299,7 @@ func (c *call) land(ctx context.Context) (abandoned bool) {
 	return false
 }
 
-// wait waits for ready, within the call's time.
+// wait waits for ready, for as long as the call's clock and ctx allow.
 func (c *call) wait(ctx context.Context, ready <-chan struct{}) error {
 	c.arm()
 	select {
@@ -313,7 +312,7 @@ func (c *call) wait(ctx context.Context, ready <-chan struct{}) error {
 	}
 }
 
-// arm starts the call's clock at its first wait: what precedes it takes no time.
+// arm starts the call's clock at its first wait: what comes before that takes no time.
 func (c *call) arm() {
 	if !c.armed {
 		c.armed = true
@@ -329,9 +328,9 @@ func (c *call) disarm() {
 	}
 }
 
-// waitRoom waits for a block of n bytes. It reports whether to go on.
+// waitRoom waits for a block of n bytes. It reports whether the call goes on.
 func (c *call) waitRoom(ctx context.Context, n int) bool {
-	if c.held.order != 0 { // too small
+	if c.held.order != 0 { // the block is too small
 		c.pool.slab.release(c.held)
 		c.held = block{}
 	}
@@ -351,7 +350,7 @@ func (c *call) waitRoom(ctx context.Context, n int) bool {
 	return false
 }
 
-// waitNode waits for n to be connected or gone. It reports whether to go on.
+// waitNode waits for n to be connected or gone. It reports whether the call goes on.
 func (c *call) waitNode(ctx context.Context, n *node) bool {
 	state, changed := n.watch()
 	if state != nodeConnecting {
@@ -364,7 +363,7 @@ func (c *call) waitNode(ctx context.Context, n *node) bool {
 	return true
 }
 
-// failAll fails whatever is not done.
+// failAll fails all pieces that are not done.
 func (c *call) failAll(err error) {
 	for i := range c.pieces {
 		if p := &c.pieces[i]; p.state != pieceDone {
@@ -420,7 +419,7 @@ func (c *call) reap(p *piece, status verbs.Status) {
 	c.letGo(p)
 }
 
-// letGo gives back what p held in flight.
+// letGo gives back what p held while it was in flight.
 func (c *call) letGo(p *piece) {
 	if p.stray {
 		p.stray = false
@@ -431,7 +430,7 @@ func (c *call) letGo(p *piece) {
 	p.extent.chunk.release()
 }
 
-// abandon gives up on the pieces that fly. It reports whether any still does.
+// abandon gives up on the pieces that fly. It reports whether any of them still flies.
 func (c *call) abandon(err error) bool {
 	c.harvest()
 	for i := range c.pieces {
@@ -464,7 +463,7 @@ func (c *call) recycle() {
 	c.dispose()
 }
 
-// dispose makes the call available to others.
+// dispose makes the call available to other callers.
 func (c *call) dispose() {
 	c.disarm()
 	c.landed, c.progress = nil, false
@@ -481,5 +480,5 @@ func (c *call) dispose() {
 	c.pool.putCall(c)
 }
 
-// maxKeptPieces bounds what a call that is reused keeps.
+// maxKeptPieces is the capacity for pieces above which a call is not kept for reuse.
 const maxKeptPieces = 1024

@@ -9,25 +9,24 @@ import (
 	"time"
 )
 
-// A Chunk is borrowed memory, as much as was asked for at once. It reads as zero
-// at first. Its methods may be called by any number of goroutines; concurrent
-// accesses to the same bytes are not ordered, except that the atomic operations
-// are atomic against each other.
+// A Chunk is borrowed memory of any size. It reads as zero at first. Its methods may be called by any number of
+// goroutines. Concurrent accesses to the same bytes are not ordered, except that the atomic operations are atomic
+// against each other.
 //
-// It lies in one or more extents, of one node if that had enough. An operation on
-// several of them is not done at once, no more than one on several words of one.
+// It lies in one or more extents, on one node if that had enough memory. An operation on several extents is not
+// atomic, and neither is one on several words of one extent.
 type Chunk struct {
 	pool    *Pool
 	size    int64
-	have    int64     // bytes of extents: size or more once Alloc has returned it
-	extents []*extent // without gaps, in order; of Alloc's caller until it returns
+	have    int64     // bytes of extents: at least size once Alloc has returned the chunk
+	extents []*extent // in order, without gaps; only Alloc's caller uses it until Alloc returns
 
-	// users counts pieces in flight, plus freedBit from the call of Free on.
+	// users is the number of pieces in flight, plus freedBit from the call of Free on.
 	users atomic.Int64
 	idle  chan struct{} // capacity 1: users has fallen to freedBit
 	once  sync.Once     // lose
 	lost  chan struct{} // closed by lose
-	gone  atomic.Bool   // lost is closed, or about to be; or it has vanished
+	gone  atomic.Bool   // lost is closed or about to be, or the chunk has vanished
 
 	vanish atomic.Uint32 // stays, vanishes or vanished
 }
@@ -46,7 +45,7 @@ func newChunk(p *Pool, size int64) *Chunk {
 // Size returns the chunk's size in bytes, which is what was asked for.
 func (c *Chunk) Size() int64 { return c.size }
 
-// Nodes returns the names of the nodes that the chunk lies on, in its order.
+// Nodes returns the names of the nodes that the chunk lies on, in the order of its bytes.
 func (c *Chunk) Nodes() []string {
 	var names []string
 	for _, x := range c.extents {
@@ -57,9 +56,9 @@ func (c *Chunk) Nodes() []string {
 	return names
 }
 
-// Home says at which node c lies, and what the node's number of its first chunk is, behind which the
-// others follow; and whether c is mapped into this process now, so that reading it takes no round
-// trip. It reports false if c is not in one piece.
+// Home returns the node that c lies on, and the node's number of its first chunk; the node's others follow it in
+// order. mapped reports whether c is mapped into this process now, so that reading it takes no round trip. ok is
+// false if c has several extents.
 func (c *Chunk) Home() (node string, first uint32, mapped, ok bool) {
 	if len(c.extents) != 1 {
 		return "", 0, false, false
@@ -72,11 +71,11 @@ func (c *Chunk) Home() (node string, first uint32, mapped, ok bool) {
 // Name says where the chunk begins, such as "127.0.0.1:7070/chunk 12".
 func (c *Chunk) Name() string { return c.extents[0].node.name + "/" + c.extents[0].region() }
 
-// Lost is closed when contents of the chunk are gone for good: all of them, or
-// those of one node of several. Nothing of it is of use then.
+// Lost is closed when contents of the chunk are gone for good: all of them or, if the chunk lies on several nodes,
+// those of one node. The chunk is of no use then.
 func (c *Chunk) Lost() <-chan struct{} { return c.lost }
 
-// acquire announces a piece. It fails if the chunk is of no use any more.
+// acquire counts a piece in. It fails if the chunk is of no use any more.
 func (c *Chunk) acquire() error {
 	if c.users.Add(1)&freedBit != 0 {
 		c.release()
@@ -85,7 +84,7 @@ func (c *Chunk) acquire() error {
 	if c.gone.Load() {
 		c.release()
 		if !c.Vanished() {
-			<-c.lost // it is just about to be closed: whoever is told finds it so
+			<-c.lost // it is about to be closed: a caller that gets ErrLost finds it closed
 		}
 		return ErrLost
 	}
@@ -104,7 +103,7 @@ func (c *Chunk) release() {
 // lose marks the chunk as lost.
 func (c *Chunk) lose() {
 	c.once.Do(func() {
-		c.gone.Store(true) // whoever waits for Lost finds it so
+		c.gone.Store(true) // before closing lost: whoever waits for Lost finds it set
 		close(c.lost)
 	})
 }
@@ -143,8 +142,8 @@ func (c *Chunk) WriteContext(ctx context.Context, p []byte, off int64) (int, err
 	return len(p), nil
 }
 
-// WriteBulk is WriteContext for what nobody waits for just now, such as what is
-// evacuated (Op.Bulk). It does not allocate.
+// WriteBulk is WriteContext for writes that nobody waits for just now, such as those of the evacuator (Op.Bulk). It
+// does not allocate.
 func (c *Chunk) WriteBulk(ctx context.Context, p []byte, off int64) error {
 	return c.do(ctx, Op{Kind: OpWrite, Chunk: c, Off: off, Buf: p, Bulk: true}).Err
 }
@@ -171,16 +170,15 @@ func (c *Chunk) do(ctx context.Context, op Op) Op {
 	}
 	ops := p.getOne()
 	ops[0] = op
-	_ = p.Do(ctx, ops[:]) // the operation has its error
+	_ = p.Do(ctx, ops[:]) // the error is in the operation
 	op = ops[0]
 	p.putOne(ops)
 	return op
 }
 
-// Free gives the chunk back, once operations in progress have ended. The
-// chunk is not used afterwards. When a node cannot be reached, it has its part of the
-// chunk back when the connection has been made again, or when the grace period
-// is over.
+// Free gives the chunk back, once operations in progress have ended. The chunk must not be used afterwards. A node
+// that cannot be reached gets its part of the chunk back when it is connected again, or when the grace period is
+// over.
 func (c *Chunk) Free(ctx context.Context) error {
 	if err := c.free(ctx); err != nil {
 		x := c.extents[0]
@@ -206,9 +204,9 @@ func (c *Chunk) free(ctx context.Context) error {
 	return c.giveBack(ctx)
 }
 
-// giveBack frees every extent, whatever happens to the others.
+// giveBack frees every extent, even if freeing others fails.
 //
-// Preconditions: nobody uses the chunk any more, or will.
+// Preconditions: nobody uses the chunk any more.
 func (c *Chunk) giveBack(ctx context.Context) error {
 	var errs []error
 	for rest := c.extents; len(rest) > 0; {

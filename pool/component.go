@@ -10,8 +10,8 @@ import (
 	"polder/memnode/component/wire"
 )
 
-// Failures of components. Their errors are *OpErrors with a *ComponentError,
-// which Is one of these or of the pool's other errors where one fits.
+// Failures of components. Their errors are *OpErrors with a *ComponentError, which Is one of these, or another error
+// of the pool where that fits.
 var (
 	// ErrNotFound: the object has nothing under that key.
 	ErrNotFound = errors.New("not found")
@@ -27,7 +27,7 @@ var (
 // ComponentError is what a node answers when a component fails.
 type ComponentError struct {
 	Status wire.Status
-	Reason string // what the node says of it
+	Reason string // what the node says about it
 }
 
 func (e *ComponentError) Error() string {
@@ -58,28 +58,25 @@ func (e *ComponentError) Is(target error) bool {
 	return target == ErrRefused
 }
 
-// An Object lives at a memory node, in memory that counts against this client's
-// budget there, and does what a component of the node's program does (AIFM,
-// section 4.2.4). A request takes one round trip.
+// An Object lives at a memory node, in memory that counts against this client's budget there, and does what a
+// component of the node's program does (AIFM, section 4.2.4). A request takes one round trip.
 //
-// It is as lasting as a chunk: it survives the loss of the connection for the
-// node's grace period. It is lost when a request to any of this client's
-// objects at the node runs for too long or runs out of memory in the
-// component, or when the component panics.
+// It is as lasting as a chunk: it survives the loss of the connection for the node's grace period. It is lost when a
+// request to any of this client's objects at the node runs for too long, when such a request runs out of memory in
+// the component, or when the component panics.
 //
-// Requests that only read, which are Read, and Compute with Repeat, are repeated
-// when the connection breaks under them; others then fail with
-// ErrOutcomeUnknown.
+// Requests that only read are repeated when the connection breaks under them: Read, and Compute with Repeat. Other
+// requests fail with ErrOutcomeUnknown then.
 type Object struct {
 	node      *node
 	component string
 	id        uint64
-	session   uint64 // that it belongs to
+	session   uint64 // the session that it belongs to
 	dead      atomic.Bool
 }
 
-// Construct makes an object of a component, with parameters that the component
-// understands. It is at the node where this client has fewest.
+// Construct makes an object of a component, with parameters that the component understands. It makes it at the node
+// where this client has the fewest objects.
 func (p *Pool) Construct(ctx context.Context, component string, params []byte) (*Object, error) {
 	var best *node
 	for _, n := range p.all() {
@@ -97,7 +94,7 @@ func (p *Pool) Construct(ctx context.Context, component string, params []byte) (
 	return p.constructAt(ctx, best, component, params)
 }
 
-// ConstructAt is Construct at the node where c begins.
+// ConstructAt is Construct at the node that c begins on.
 func (p *Pool) ConstructAt(ctx context.Context, c *Chunk, component string, params []byte) (*Object, error) {
 	return p.constructAt(ctx, c.extents[0].node, component, params)
 }
@@ -116,8 +113,7 @@ func (p *Pool) constructAt(ctx context.Context, n *node, component string, param
 	return o, nil
 }
 
-// disown ends an object that was constructed when nobody waited for it any more.
-// It does not wait.
+// disown ends an object that was constructed after its caller had given up. It does not wait.
 func (n *node) disown(id, session uint64) {
 	if n.pool.enter() != nil {
 		return // it ends with the session
@@ -147,7 +143,7 @@ func (o *Object) fail(op string, err error) error {
 	return e
 }
 
-// call sends a request and appends what it gives to buf.
+// call sends a request and appends the reply's data to buf.
 func (o *Object) call(ctx context.Context, req wire.Request, buf []byte, repeat bool) ([]byte, error) {
 	req.Object = o.id
 	p := o.node.pool
@@ -166,7 +162,7 @@ func (o *Object) call(ctx context.Context, req wire.Request, buf []byte, repeat 
 	return buf, nil
 }
 
-// Destruct ends the object and frees its memory. It succeeds if it is lost.
+// Destruct ends the object and frees its memory. It succeeds if the object is lost.
 func (o *Object) Destruct(ctx context.Context) error {
 	if o.dead.Load() {
 		return nil
@@ -202,16 +198,16 @@ func (o *Object) Delete(ctx context.Context, key []byte) error {
 type Computation struct {
 	Op uint16
 	In []byte
-	// Repeat says that it may be done twice.
+	// Repeat says that the computation may be done twice.
 	Repeat bool
 }
 
-// Compute lets the object do c, and appends what comes out to buf.
+// Compute has the object do c, and appends the result to buf.
 func (o *Object) Compute(ctx context.Context, c Computation, buf []byte) ([]byte, error) {
 	return o.call(ctx, wire.Request{Verb: wire.Compute, Op: c.Op, Data: c.In}, buf, c.Repeat)
 }
 
-// enter and leave bracket what Close must wait for.
+// Close waits for whatever is between enter and leave.
 func (p *Pool) enter() error {
 	p.callMu.Lock()
 	defer p.callMu.Unlock()
@@ -231,8 +227,8 @@ func (p *Pool) leave() {
 	}
 }
 
-// callComponent sends req to n, for o: until the deadline again when the connection
-// breaks, if it cannot have been carried out, or repeat.
+// callComponent sends req to n, for o. When the connection breaks, it sends req again until the deadline, if req
+// cannot have been carried out or repeat is set.
 func (n *node) callComponent(ctx context.Context, o *Object, req *wire.Request, buf []byte, repeat bool) ([]byte, error) {
 	deadline := time.Now().Add(n.pool.cfg.Timeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
@@ -272,7 +268,7 @@ func (n *node) callComponent(ctx context.Context, o *Object, req *wire.Request, 
 	}
 }
 
-// linkFor returns the link over which o can be called, or what to wait for.
+// linkFor returns the link over which o can be called; if there is none yet, it returns a channel to wait for.
 func (n *node) linkFor(o *Object) (l *link, changed <-chan struct{}, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

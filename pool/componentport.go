@@ -15,9 +15,8 @@ import (
 	"polder/verbs"
 )
 
-// A port is where a link's requests to components go out: a queue pair, and
-// registered memory for as many messages in either direction as the node gives
-// credits. Requests wait their turn for a slot.
+// A port is what a link's requests to components go out over: a queue pair, and registered memory for as many
+// messages in either direction as the node gives credits. Requests wait for a free slot.
 type port struct {
 	link    *link
 	qp      verbs.QP
@@ -28,7 +27,7 @@ type port struct {
 	longest time.Duration
 	slots   []portSlot
 	recvs   []verbs.RecvWR
-	free    chan *portSlot // those that nobody has
+	free    chan *portSlot // slots that no request has
 
 	broke  chan struct{} // closed by fail
 	failed sync.Once
@@ -38,22 +37,22 @@ type port struct {
 
 	postMu  sync.Mutex // guards what follows
 	queue   []verbs.SendWR
-	spare   []verbs.SendWR // the other buffer of queue; it belongs to whoever set posting
-	posting bool           // somebody is in post, and will take what is queued
+	spare   []verbs.SendWR // swapped with queue; belongs to whoever set posting
+	posting bool           // somebody is in post, and will also post what is queued now
 }
 
-// portSlot is a request's.
+// A portSlot is for one request at a time.
 type portSlot struct {
 	index  int
-	serial atomic.Uint32 // with index, the id of its request
-	done   chan int      // capacity 1: which receive buffer has the reply
+	serial atomic.Uint32 // with index, the id of the slot's request
+	done   chan int      // capacity 1: number of the receive buffer that has the reply
 	size   int           // of the reply; set before done
-	timer  *time.Timer   // of whoever has the slot
+	timer  *time.Timer   // of the caller that has the slot
 	send   [1]verbs.SendWR
-	sge    [1]verbs.SGE // send's
+	sge    [1]verbs.SGE // of the send
 
-	state atomic.Uint32 // waited for or not
-	uses  atomic.Int32  // the send, and the reply: who is last frees the slot
+	state atomic.Uint32 // whether the reply is waited for
+	uses  atomic.Int32  // the send, and the reply: the last to be done frees the slot
 }
 
 const (
@@ -64,14 +63,14 @@ const (
 
 const portSendID = 1 << 16
 
-// portAttempt is a port that is being made, or why it could not be.
+// portAttempt is a port that is being made, or the reason why it could not be made.
 type portAttempt struct {
-	made chan struct{} // closed when it is
+	made chan struct{} // closed when the attempt has ended
 	port *port
 	err  error
 }
 
-// openPort returns the link's port, which the first caller has made.
+// openPort returns the link's port. The first caller has it made.
 func (l *link) openPort(ctx context.Context, deadline time.Time) (*port, error) {
 	l.mu.Lock()
 	a := l.components
@@ -92,13 +91,13 @@ func (l *link) openPort(ctx context.Context, deadline time.Time) (*port, error) 
 		}
 	}
 	if a.err != nil && !first {
-		return nil, errRetry // the attempt was another's
+		return nil, errRetry // somebody else's attempt failed: try again
 	}
 	return a.port, a.err
 }
 
-// makePort makes the link's port. It is the link's, and not of a caller who may give
-// up: the node connects one over a connection.
+// makePort makes the link's port. It works for the link and not for its caller, which may give up: a node accepts
+// only one such queue pair per connection.
 func (l *link) makePort(a *portAttempt) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), l.node.pool.cfg.Timeout, ErrTimeout)
 	defer cancel()
@@ -122,7 +121,7 @@ func (l *link) closePort() {
 		l.components = a
 	}
 	l.mu.Unlock()
-	<-a.made // the connection is going, so that does not take long
+	<-a.made // the connection is going, so this does not take long
 	if a.port != nil {
 		a.port.close()
 	}
@@ -137,14 +136,12 @@ func newPort(ctx context.Context, l *link) (_ *port, err error) {
 		}
 		p.close()
 		if offered {
-			// The node may have taken it, and takes no other over this
-			// connection.
+			// The node may have accepted the queue pair, and accepts no other over this connection.
 			l.node.linkBroke(l)
 		}
 	}()
 	fabric := l.node.fabric
-	// How many credits the node gives is known when the queue pair is
-	// connected, and until then nothing is posted.
+	// The node says how many credits it gives when the queue pair is connected, and nothing is posted before that.
 	const depth = 2 * wire.MaxCredits
 	if p.cq, err = fabric.dev.CreateCQ(verbs.CQInit{Depth: 2 * depth, Handler: p.complete}); err != nil {
 		return nil, err
@@ -200,10 +197,10 @@ func newPort(ctx context.Context, l *link) (_ *port, err error) {
 	return p, nil
 }
 
-// buffer returns buffer i: those of requests come first.
+// buffer returns buffer i: first come the buffers of requests, then those of replies.
 func (p *port) buffer(i int) []byte { return p.mem.Bytes()[i*p.message : (i+1)*p.message] }
 
-// receive posts buffer i of replies.
+// receive posts a receive into buffer i, one of those of replies.
 func (p *port) receive(i int) error {
 	return p.qp.PostRecv(p.recvs[i : i+1]...)
 }
@@ -232,7 +229,7 @@ func (p *port) enter() bool {
 	return true
 }
 
-// close waits for those who use p, and releases what it holds of the device.
+// close waits for callers that use p, and releases what p holds of the device.
 func (p *port) close() {
 	p.mu.Lock()
 	p.closed = true
@@ -253,9 +250,8 @@ func (p *port) close() {
 	}
 }
 
-// call sends a request and appends the reply's data to buf. It fails with
-// errRetry when the port is broken; posted says whether the node may have seen
-// the request then.
+// call sends a request and appends the reply's data to buf. It fails with errRetry when the port is broken; posted
+// then reports whether the node may have seen the request.
 func (p *port) call(ctx context.Context, deadline time.Time, o *Object, req *wire.Request, buf []byte) (out []byte, posted bool, err error) {
 	if req.Size() > p.message {
 		return nil, false, fmt.Errorf("%w: a request of %d bytes, want at most %d", ErrTooLarge, req.Size(), p.message)
@@ -294,7 +290,7 @@ func (p *port) call(ctx context.Context, deadline time.Time, o *Object, req *wir
 	case <-s.timer.C:
 		err = ErrTimeout
 	}
-	s.timer.Stop() // before the slot, and with it the timer, can be another's
+	s.timer.Stop() // while the slot, and with it the timer, are still this caller's
 	if err == errRetry {
 		return nil, true, err
 	}
@@ -313,8 +309,8 @@ func (p *port) call(ctx context.Context, deadline time.Time, o *Object, req *wir
 	return out, true, err
 }
 
-// post sends s's request. While one caller is at it, what others post goes out
-// with its next doorbell. If it fails the port does, and every slot goes with it.
+// post sends s's request. While one caller is posting, the requests of others are queued and go out with its next
+// doorbell. If posting fails, the port fails, and with it every slot.
 func (p *port) post(s *portSlot) {
 	p.postMu.Lock()
 	p.queue = append(p.queue, s.send[0])
@@ -324,7 +320,7 @@ func (p *port) post(s *portSlot) {
 	}
 	p.posting = true
 	if len(p.slots)-len(p.free) >= busy {
-		// Those whom the last replies have woken are about to post.
+		// Callers that the last replies have woken are about to post.
 		p.postMu.Unlock()
 		runtime.Gosched()
 		p.postMu.Lock()
@@ -376,15 +372,14 @@ func (p *port) take(o *Object, req *wire.Request, s *portSlot, i int, buf []byte
 	return append(buf, r.Data...), nil
 }
 
-// release is called by the send of s's request when it has completed, and when
-// the reply has been dealt with.
+// release is called twice for s's request: when its send has completed, and when its reply has been dealt with.
 func (p *port) release(s *portSlot) {
 	if s.uses.Add(-1) == 0 {
 		p.free <- s
 	}
 }
 
-// completions are for handlers to poll into.
+// completions are buffers for completion handlers to poll into.
 var completions = sync.Pool{New: func() any { return new([16]verbs.WC) }}
 
 // complete is the completion handler.
@@ -413,7 +408,7 @@ func (p *port) complete(cq verbs.CQ) {
 	}
 }
 
-// deliver passes the reply of n bytes in buffer i to who waits for it.
+// deliver passes the reply of n bytes in buffer i to the caller that waits for it.
 func (p *port) deliver(i, n int) {
 	var r wire.Reply
 	err := r.Decode(p.buffer(len(p.slots) + i)[:n])
@@ -424,7 +419,7 @@ func (p *port) deliver(i, n int) {
 	}
 	s := &p.slots[index]
 	if r.ID != s.serial.Load()|index {
-		p.fail() // nobody has asked
+		p.fail() // it answers no request
 		return
 	}
 	switch {
@@ -441,6 +436,6 @@ func (p *port) deliver(i, n int) {
 		}
 		p.release(s)
 	default:
-		p.fail() // there was a reply before, or the connection is gone
+		p.fail() // there was a reply already, or the connection is gone
 	}
 }

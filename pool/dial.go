@@ -15,11 +15,10 @@ import (
 	"polder/verbs/tcp"
 )
 
-// Dial borrows from the memory nodes that listen at addrs, each "host:port",
-// over TCP, with the default configuration; or "unix:/path", on this
-// machine, as with DialUnix; or "rdma://host:port", over this host's only RDMA
-// device, as with DialRDMA: also some so and others so. Or it borrows from those of one
-// "broker:/path", with DialBroker.
+// Dial borrows, with the default configuration, from the memory nodes that listen at addrs. An address is "host:port"
+// for TCP; "unix:/path" for a node on this machine, as with DialUnix; or "rdma://host:port" for RDMA over this host's
+// only RDMA device, as with DialRDMA. Addresses of different kinds may be mixed. The only address may also be
+// "broker:/path": then Dial borrows from the nodes of that broker, as with DialBroker.
 func Dial(ctx context.Context, addrs ...string) (*Pool, error) {
 	if isBroker(addrs) {
 		if len(addrs) > 1 {
@@ -57,7 +56,7 @@ type way struct {
 	nodes []NodeConfig
 }
 
-// dial opens a pool with nodes in the order of their addresses, which closes the ways' devices.
+// dial opens a pool with nodes in the order of their addresses. The pool closes the devices that open returns.
 func dial(ctx context.Context, cfg Config, open func() ([]way, error), addrs ...string) (*Pool, error) {
 	ways, err := open()
 	for _, w := range ways {
@@ -66,7 +65,7 @@ func dial(ctx context.Context, cfg Config, open func() ([]way, error), addrs ...
 		}
 		cfg.Nodes = append(cfg.Nodes, w.nodes...)
 	}
-	if len(ways) == 1 && len(cfg.Nodes) > 0 { // that of nodes that are added, too
+	if len(ways) == 1 && len(cfg.Nodes) > 0 { // nodes that are added later use this device, too
 		cfg.Device, cfg.Manager = ways[0].dev, cfg.Nodes[0].Manager
 	}
 	slices.SortStableFunc(cfg.Nodes, func(a, b NodeConfig) int { return slices.Index(addrs, a.Name) - slices.Index(addrs, b.Name) })
@@ -85,14 +84,13 @@ func dial(ctx context.Context, cfg Config, open func() ([]way, error), addrs ...
 	return p, nil
 }
 
-// one is what dial opens if there is one way.
+// one returns what dial calls to open a single way.
 func one(w way, err error) func() ([]way, error) {
 	return func() ([]way, error) { return []way{w}, err }
 }
 
-// DialTCP is Dial with configurations for the connections (such as TLS, which
-// addresses other than loopback require) and for the pool, of which Device and
-// Nodes must not be set.
+// DialTCP is Dial with a configuration for the connections (such as TLS, which addresses other than loopback require)
+// and one for the pool. cfg.Device and cfg.Nodes must not be set.
 func DialTCP(ctx context.Context, conns tcp.Config, cfg Config, addrs ...string) (*Pool, error) {
 	if cfg.Device != nil || cfg.Nodes != nil {
 		return nil, errors.New("cannot open a pool: Device and Nodes are not for DialTCP")

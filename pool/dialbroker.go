@@ -21,10 +21,9 @@ func isBroker(addrs []string) bool {
 	return slices.ContainsFunc(addrs, func(a string) bool { return strings.HasPrefix(a, scheme.Broker) })
 }
 
-// DialBroker borrows from the memory nodes of the broker at addr, "broker:/path" of
-// a socket on this machine, which alone allocates there (package broker). Data goes
-// straight to the nodes, over TCP, for which conns is the configuration. Of cfg, Device,
-// Nodes and Manager must not be set.
+// DialBroker borrows from the memory nodes of the broker at addr: "broker:" and the path of a socket on this machine.
+// Only the broker allocates at those nodes (package broker). Data goes straight to the nodes, over TCP, with the
+// configuration conns. Device, Nodes and Manager of cfg must not be set.
 func DialBroker(ctx context.Context, conns tcp.Config, cfg Config, addr string) (*Pool, error) {
 	if cfg.Device != nil || cfg.Nodes != nil || cfg.Manager != nil {
 		return nil, errors.New("cannot open a pool: Device, Nodes and Manager are not for DialBroker")

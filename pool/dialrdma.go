@@ -12,10 +12,9 @@ import (
 	"polder/verbs/ibv"
 )
 
-// DialRDMA borrows from memory nodes on an RDMA fabric, each "rdma://host:port"
-// or just "host:port", through this host's RDMA device of that name; an empty
-// name is that of its only device. Of cfg, Device and Nodes must not be set. It
-// needs a program that is built with the tag ibverbs (package verbs/ibv).
+// DialRDMA borrows from memory nodes on an RDMA fabric, each "rdma://host:port" or just "host:port", through this
+// host's RDMA device of that name. An empty name stands for the host's only device. Device and Nodes of cfg must not
+// be set. The program must be built with the tag ibverbs (package verbs/ibv).
 func DialRDMA(ctx context.Context, device string, conns ibv.Config, cfg Config, addrs ...string) (*Pool, error) {
 	if cfg.Device != nil || cfg.Nodes != nil {
 		return nil, errors.New("cannot open a pool: Device and Nodes are not for DialRDMA")

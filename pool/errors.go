@@ -8,19 +8,19 @@ import (
 	"polder/pool/manager"
 )
 
-// What an operation's error Is.
+// Errors that the error of an operation Is.
 var (
 	// ErrNoMemory: no node has memory left for this client.
 	ErrNoMemory = manager.ErrNoMemory
-	// ErrRevoked: the node's device refused the access: the chunk's window
-	// is not, or no longer, bound to this client.
+	// ErrRevoked: the node's device refused the access, because the chunk's window is not bound to this client, or no
+	// longer.
 	ErrRevoked = errors.New("window revoked")
 	// ErrNodeGone: the node cannot be reached. Its chunks may come back.
 	ErrNodeGone = errors.New("memory node gone")
 	// ErrLost: the chunk's contents are gone for good.
 	ErrLost = errors.New("chunk is lost")
-	// ErrSuperseded: a pool with a higher epoch has taken over what this one, which is kept,
-	// had. Nothing that this one does has any effect any more, and it does not connect again.
+	// ErrSuperseded: a pool with a higher epoch has taken over what this kept pool had. Nothing that this pool does
+	// has any effect any more, and it does not connect again.
 	ErrSuperseded = errors.New("superseded by another owner")
 	// ErrFreed: the chunk has been freed.
 	ErrFreed = errors.New("chunk has been freed")
@@ -36,7 +36,7 @@ var (
 	ErrRange = errors.New("out of range")
 	// ErrUnaligned: an atomic operation's offset is not a multiple of 8.
 	ErrUnaligned = errors.New("offset is not a multiple of 8")
-	// ErrInUse: the node cannot be forgotten, or the chunk not be reopened.
+	// ErrInUse: the node cannot be forgotten, or the chunk cannot be reopened.
 	ErrInUse = errors.New("in use")
 )
 

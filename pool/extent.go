@@ -10,32 +10,33 @@ import (
 	"polder/verbs"
 )
 
-// An extent is the part of a chunk that one grant opens: memory of one node.
+// An extent is the part of a chunk that one grant opens. It is memory of one node.
 type extent struct {
 	chunk     *Chunk
 	node      *node
-	id        uint32 // of the node's first chunk in it
-	chunks    int    // of the node's, one after the other
-	session   uint64 // number of the kept session that it is of, or 0
+	id        uint32 // the node's number of its first chunk
+	chunks    int    // how many of the node's chunks it has, one after the other
+	session   uint64 // number of the kept session that it belongs to, or 0
 	off, size int64  // in chunk, in bytes
 
 	binding atomic.Pointer[binding]
-	// strays counts pieces by path that fly although their callers have given
-	// up: what comes later must come after them.
+	// strays counts, by path, the pieces that fly although their callers have given up. Later pieces must come after
+	// them.
 	strays [manager.MaxPaths]atomic.Int32
 }
 
 // A binding is the right to an extent over one connection.
 type binding struct {
-	group *group // over whose queue pairs the keys serve, by path
+	group *group // its queue pairs are those that the keys are for, by path
 	addr  uint64
 	keys  [manager.MaxPaths]verbs.RKey
-	// memory is the extent itself, if it lies in this process's memory; it is only read there unless it is writable.
+	// memory is the extent itself, if it lies in this process's memory. Unless writable is set, it is only read
+	// there.
 	memory   []byte
 	writable bool
 }
 
-// at is the index of the extent with byte off of c, or the last if there is none.
+// at is the index of the extent that has byte off of c, or of the last extent if none has.
 func (c *Chunk) at(off int64) int {
 	if len(c.extents) == 1 { // fast path
 		return 0
@@ -55,7 +56,7 @@ func (x *extent) lose() {
 	x.chunk.lose()
 }
 
-// chunksOf is how many chunks extents have.
+// chunksOf is how many of the nodes' chunks the extents have.
 func chunksOf(extents []*extent) (n int) {
 	for _, x := range extents {
 		n += x.chunks
@@ -63,9 +64,8 @@ func chunksOf(extents []*extent) (n int) {
 	return n
 }
 
-// path is which path of g a piece takes: behind strays, if there are
-// any. If there are on several paths, the link is given up, and its successor
-// has none.
+// path is the path of g that a piece takes. If strays fly on one path, the piece takes that path, behind them. If
+// strays fly on several paths, path gives up the link; the next link has no strays.
 func (x *extent) path(g *group, bulk bool) int {
 	path, behind := g.path(x.id, bulk), -1
 	for i := range g.qps {
@@ -84,7 +84,7 @@ func (x *extent) path(g *group, bulk bool) int {
 	return path
 }
 
-// hasStrays reports whether pieces fly whose callers have given up.
+// hasStrays reports whether there are pieces that fly although their callers have given up.
 func (x *extent) hasStrays() bool {
 	for i := range x.strays {
 		if x.strays[i].Load() != 0 {

@@ -7,7 +7,7 @@ import (
 	"polder/verbs"
 )
 
-// A fabric is what some of a pool's nodes are reached over: a device, for which the slab is registered.
+// A fabric is the device over which a pool reaches some of its nodes, and the slab's registration with it.
 type fabric struct {
 	dev verbs.Device
 	pd  verbs.PD
@@ -41,8 +41,8 @@ func (f *fabric) close() error {
 	return errors.Join(err, f.pd.Close())
 }
 
-// fabricOf is that of a device, which is opened with the first node that is reached over it. p.callMu must be held once p is
-// somebody's.
+// fabricOf returns the fabric of a device, and opens it for the first node that is reached over the device. p.callMu
+// must be held once others can see p.
 func (p *Pool) fabricOf(dev verbs.Device) (*fabric, error) {
 	for _, f := range p.fabrics {
 		if f.dev == dev {

@@ -6,16 +6,17 @@ import (
 	"polder/verbs"
 )
 
-// A Flight is a write that StartWrite has begun. It is for one goroutine at a time, which ends it.
+// A Flight is a write that StartWrite has begun. It is for one goroutine at a time, which must call End.
 type Flight struct {
 	call   *call // nil if there is nothing to be waited for
 	ops    [1]Op
 	flying bool
 }
 
-// StartWrite begins WriteBulk, and does not wait: one goroutine writes to several nodes at once. Whoever calls it calls End, and leaves p as it is
-// until then. Landed is called once at most, when there is no more to be waited for than what End says: by the goroutine that finds that
-// out, which it must not hold up, and perhaps before StartWrite returns.
+// StartWrite begins a WriteBulk and does not wait for it, so that one goroutine can write to several nodes at once.
+// The caller must call End, and must not change p until End returns. landed is called at most once: when everything
+// that could be started at once has landed, or when nothing could be started. The goroutine that finds this out calls
+// it, perhaps before StartWrite returns; landed must not hold it up.
 func (c *Chunk) StartWrite(ctx context.Context, p []byte, off int64, landed func()) *Flight {
 	f := &Flight{ops: [1]Op{{Kind: OpWrite, Chunk: c, Off: off, Buf: p, Bulk: true}}}
 	var err error
@@ -49,7 +50,7 @@ func (f *Flight) Landed() bool {
 	return true
 }
 
-// End returns when the write has ended, as WriteBulk does. It is called once.
+// End waits for the write to end, and returns what WriteBulk would. It is called once.
 func (f *Flight) End(ctx context.Context) error {
 	if c := f.call; c != nil {
 		f.call = nil

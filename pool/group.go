@@ -17,39 +17,37 @@ const accessDepth = 512
 // when there are many callers, and would add latency if there were few.
 const busy = 8
 
-// A queue pair serves its requests in order, so what has been posted is ahead of
-// whatever comes. Pieces that somebody waits for go before bulk (Op.Bulk) that is
-// still queued, and of bulk only so many bytes are in flight as keep the wire busy: a
-// read on a miss beside bulk writes waits for bulkWindow bytes, not for all of them.
-// Every bulkTurn other pieces, one of bulk has its turn. Once bulkWindow bytes are
-// in flight, bulk waits until half of them have landed, so that more than
-// one piece goes out with a system call. Groups share the wire, and so the window.
+// A queue pair serves its requests in order, so a piece waits for everything that was posted before it. Pieces that
+// somebody waits for are posted before bulk (Op.Bulk) that is still queued, and only as many bytes of bulk are in
+// flight as keep the wire busy: a read on a miss beside bulk writes waits for bulkWindow bytes, not for all of them.
+// After every bulkTurn other pieces, one piece of bulk has its turn. Once bulkWindow bytes are in flight, bulk waits
+// until half of them have landed, so that more than one piece goes out with a system call. Groups share the wire, and
+// so they share the window.
 const (
 	bulkWindow = 256 << 10
 	bulkTurn   = 64
 )
 
-// A group is access queue pairs of a link, over which the same chunks are reached: one
-// for what somebody waits for, and others for bulk. Groups have nothing in common but
-// the connection, so that callers who use chunks of different groups do not wait for
-// each other's lock, doorbell, or completions. What is done on a chunk goes over
-// the queue pairs of its group alone.
+// A group is a set of access queue pairs of a link over which the same chunks are reached: one for pieces that
+// somebody waits for, and others for bulk. Groups have nothing in common but the connection, so callers that use
+// chunks of different groups do not wait for each other's lock, doorbell, or completions. Operations on a chunk go
+// over the queue pairs of its group only.
 type group struct {
 	link *link
-	qps  []manager.Poster // by path: queue pairs, or what the manager has in their place
+	qps  []manager.Poster // by path: queue pairs, or what the manager uses in their place
 	cq   verbs.CQ
 
 	mu        sync.Mutex
 	prompt    pieceQueue // not yet posted: pieces that somebody waits for
-	bulk      pieceQueue // not yet posted, the others
+	bulk      pieceQueue // not yet posted: pieces of bulk
 	progress  uint64     // completions so far
-	promptRun int        // pieces of prompt posted since the last of bulk
-	bulkBytes int        // in flight in pieces of bulk
-	bulkMost  int        // of bulkBytes
-	bulkFull  bool       // they wait until that is half of bulkMost
+	promptRun int        // pieces of prompt posted since the last piece of bulk
+	bulkBytes int        // bytes in flight in pieces of bulk
+	bulkMost  int        // the most that bulkBytes may be
+	bulkFull  bool       // bulk waits until bulkBytes has fallen to half of bulkMost
 	flying    []*piece   // by slot; the slot is the work request's id
 	slots     []uint16   // free slots
-	posting   bool       // somebody is in post, and will take what is queued
+	posting   bool       // somebody is in post, and will also post what is queued now
 
 	batches [manager.MaxPaths][]verbs.SendWR // by path; they belong to whoever set posting
 	taken   [manager.MaxPaths][]*piece       // the pieces of the batches
@@ -74,7 +72,7 @@ func newGroup(l *link) (*group, error) {
 	return g, nil
 }
 
-// access makes the queue pair of the next path. All complete into one queue.
+// access makes the queue pair of the next path. All queue pairs of the group complete into g.cq.
 func (g *group) access() (verbs.QP, error) {
 	if len(g.qps) == manager.MaxPaths {
 		return nil, fmt.Errorf("cannot create more than %d access queue pairs in a group", manager.MaxPaths)
@@ -100,9 +98,8 @@ func (g *group) through(p manager.Poster) {
 	g.qps = append(g.qps, p)
 }
 
-// path is which queue pair a piece of chunk id goes over: what somebody waits for
-// over the first, and bulk over the others, where it is in nobody's way (OneSidedMW,
-// section 4.1).
+// path is the path that a piece of chunk id takes: the first if somebody waits for the piece, and one of the others
+// for bulk, which is in nobody's way there (OneSidedMW, section 4.1).
 func (g *group) path(id uint32, bulk bool) int {
 	if !bulk || len(g.qps) == 1 {
 		return 0
@@ -110,8 +107,7 @@ func (g *group) path(id uint32, bulk bool) int {
 	return 1 + int(id)%(len(g.qps)-1)
 }
 
-// submit queues those of the call's pieces that are ready for this group, and
-// sees that they are posted.
+// submit queues the pieces that are ready for this group, and sees to it that they are posted.
 func (g *group) submit(pieces []piece) {
 	g.mu.Lock()
 	if g.link.dead.Load() {
@@ -138,8 +134,8 @@ func (g *group) submit(pieces []piece) {
 	g.post()
 }
 
-// post rings the doorbell for as much of the queue as there are slots for.
-// While one caller is at it, what others queue goes out with its next round.
+// post rings the doorbell for as much of the queue as there are slots for. While one caller is in post, what others
+// queue goes out with its next doorbell.
 func (g *group) post() {
 	g.mu.Lock()
 	if g.posting || g.prompt.empty() && g.bulk.empty() {
@@ -148,8 +144,7 @@ func (g *group) post() {
 	}
 	g.posting = true
 	if len(g.flying)-len(g.slots) >= busy {
-		// Those whom the last completions have woken are about to
-		// post: one system call for all of them.
+		// Callers that the last completions have woken are about to queue more: post all of it with one system call.
 		g.mu.Unlock()
 		runtime.Gosched()
 		g.mu.Lock()
@@ -191,10 +186,9 @@ func (g *group) post() {
 	g.mu.Unlock()
 }
 
-// next takes the piece to be posted next out of its queue, or returns nil if
-// there is none or it must wait for a completion. Those whose callers have given
-// up are dropped: nothing is posted after its time, when the caller may have
-// gone on.
+// next takes the piece to be posted next out of its queue. It returns nil if there is none, or if that piece must
+// wait for a completion. It drops pieces whose callers have given up: nothing is posted after its time, when the
+// caller may have gone on.
 //
 // Preconditions: g.mu is held.
 func (g *group) next() *piece {
@@ -223,7 +217,7 @@ func (g *group) next() *piece {
 	return nil
 }
 
-// bulkFits reports whether a piece of bulk of n bytes may be posted.
+// bulkFits reports whether a piece of bulk of n bytes may be posted now.
 //
 // Preconditions: g.mu is held.
 func (g *group) bulkFits(n int) bool {
@@ -234,14 +228,13 @@ func (g *group) bulkFits(n int) bool {
 	return !g.bulkFull
 }
 
-// refused gives up on the link because the batches from the path first on could
-// not be posted.
+// refused gives up on the link because the batches of path first and of those behind it could not be posted.
 func (g *group) refused(first int) {
 	g.mu.Lock()
 	var ours []*piece
 	for i := first; i < len(g.qps); i++ {
 		for k, p := range g.taken[i] {
-			if slot := g.batches[i][k].ID; g.flying[slot] == p { // not close's already
+			if slot := g.batches[i][k].ID; g.flying[slot] == p { // ground has not taken it already
 				g.flying[slot] = nil
 				p.posted = false
 				ours = append(ours, p)
@@ -269,7 +262,7 @@ func (g *group) complete(cq verbs.CQ) {
 	g.post()
 }
 
-// completed takes completions that do not come from the queue.
+// completed takes completions that do not come from g.cq.
 func (g *group) completed(wcs []verbs.WC) {
 	g.pollMu.Lock()
 	for len(wcs) > 0 {
@@ -315,7 +308,7 @@ func (g *group) land(n int) {
 	clear(g.finished[:k])
 }
 
-// kill fails what was not posted. What was posted fails by itself, or in ground.
+// kill fails the pieces that were not posted. Those that were posted fail by themselves, or in ground.
 //
 // Preconditions: the link is dead.
 func (g *group) kill() {
@@ -339,8 +332,8 @@ func (g *group) state() (progress uint64, flying bool) {
 	return g.progress, len(g.slots) < len(g.flying)
 }
 
-// ground ends what is in flight on a dead link. When it returns, the device
-// has let go of every block.
+// ground ends the pieces that are in flight on a dead link. When it returns, the device uses none of their blocks any
+// more.
 func (g *group) ground() {
 	for _, qp := range g.qps {
 		qp.Close()

@@ -11,30 +11,31 @@ import (
 	"polder/pool/manager"
 )
 
-// Session is a pool's standing with a node: what the node calls it, and the secret by which whoever shows it gets
-// its memory. The number is also that of the memory: a node that has lost it begins a session of another number.
+// Session identifies a pool to a node: the ID that the node knows it by, and the secret; whoever shows both gets the
+// pool's memory. The ID also stands for that memory: a node that has lost the memory begins a session with another
+// ID.
 type Session = wire.Session
 
-// Keep says that what a pool borrows outlives it: nodes keep it until it is freed by whoever shows the sessions'
-// secrets, or until the operator of a node has it given back. See the package comment.
+// Keep makes what a pool borrows outlive the pool: nodes keep it until somebody who shows the session's secret frees
+// it, or until the operator of a node takes it back. See the package comment.
 type Keep struct {
-	// Name is the heap's, for people: 1 to wire.MaxHeap printable ASCII characters without spaces.
+	// Name is the name of the heap, for people: 1 to wire.MaxHeap printable ASCII characters without spaces.
 	Name string
-	// Epoch is the ownership's number, 1 or more. Pools of higher epochs end those of lower ones. Of two pools
-	// with the same epoch each ends the other's connections, again and again: so every owner takes an epoch of
-	// its own.
+	// Epoch is the number of the ownership, 1 or more. A pool with a higher epoch ends those with lower ones. Two
+	// pools with the same epoch end each other's connections, again and again: so every owner takes an epoch of its
+	// own.
 	Epoch uint64
-	// Sessions are those of an earlier pool (Pool.Sessions), by the names of nodes. They are resumed as nodes are
-	// connected to. With a node that is not among them a new one begins.
+	// Sessions are the sessions of an earlier pool (Pool.Sessions), by the names of nodes. The pool resumes them when
+	// it connects to the nodes. With a node that is not among them it begins a new session.
 	Sessions map[string]Session
-	// Changed, if it is set, is told of every session that begins, before anything is borrowed in it: store it
-	// before you rely on what lies there, since without it the memory cannot be had again. If the node had another
-	// session, what that had is lost. It is called by the goroutine that connects to the node, which waits for
-	// it; it may be called before Open returns, and must not close the pool.
+	// Changed, if set, is called with every session that begins, before anything is borrowed in it. Store the session
+	// before you rely on memory borrowed in it: without it the memory cannot be had again. If the node had another
+	// session, the contents of that are lost. Changed is called by the goroutine that connects to the node, which
+	// waits for it. It may be called before Open returns, and must not close the pool.
 	Changed func(node string, s Session)
 }
 
-// check says what is wrong with k for nodes whose manager is m.
+// check returns an error if k is wrong, or if manager m cannot keep memory.
 func (k *Keep) check(m Manager) error {
 	if k.Epoch == 0 {
 		return errors.New("it is to be kept in epoch 0, want 1 or more")
@@ -51,14 +52,15 @@ func (k *Keep) check(m Manager) error {
 
 func (k *Keep) wire() *wire.Keep { return &wire.Keep{Epoch: k.Epoch, Heap: k.Name} }
 
-// A Place says where a chunk of a kept pool lies, so that a later one can reopen it.
+// A Place says where a chunk of a kept pool lies, so that a later pool can reopen it.
 type Place struct {
 	Node    string
-	Session uint64   // Session.ID: which of the node's memories
-	Units   []uint32 // the node's numbers of the chunk's parts, of Pool.ChunkSize bytes each, in order
+	Session uint64   // Session.ID: which of the node's memories it lies in
+	Units   []uint32 // the node's numbers of the chunk's parts, each of Pool.ChunkSize bytes, in order
 }
 
-// Place returns where c lies. It reports false if that is not at one node, or the pool is not kept.
+// Place returns where c lies. It reports false if c lies on several nodes or in several sessions, or the pool is not
+// kept.
 func (c *Chunk) Place() (Place, bool) {
 	first := c.extents[0]
 	at := Place{Node: first.node.name, Session: first.session}
@@ -73,22 +75,22 @@ func (c *Chunk) Place() (Place, bool) {
 	return at, true
 }
 
-// Sessions returns the sessions of a kept pool, by the names of nodes: those with nodes that have been connected
-// to, and those of Keep.Sessions that have not turned out to be lost.
+// Sessions returns the sessions of a kept pool, by the names of nodes: those with nodes that it has connected to, and
+// those of Keep.Sessions that have not turned out to be lost.
 func (p *Pool) Sessions() map[string]Session {
 	p.keptMu.Lock()
 	defer p.keptMu.Unlock()
 	return maps.Clone(p.kept)
 }
 
-// sessionOf is the session that is to be resumed with a node, or zero.
+// sessionOf returns the session to resume with a node, or the zero Session.
 func (p *Pool) sessionOf(node string) Session {
 	p.keptMu.Lock()
 	defer p.keptMu.Unlock()
 	return p.kept[node]
 }
 
-// began takes note of a session that has begun with a node, if the pool is kept.
+// began records a session that has begun with a node, if the pool is kept.
 func (p *Pool) began(node string, s Session) {
 	if p.cfg.Keep == nil {
 		return
@@ -101,7 +103,7 @@ func (p *Pool) began(node string, s Session) {
 	}
 }
 
-// supersede ends the pool's business with all nodes: a node has told that a pool of a higher epoch has come.
+// supersede ends the pool's work with all nodes: a node has said that a pool with a higher epoch has come.
 func (p *Pool) supersede(err error) {
 	err = fmt.Errorf("%w: %w", ErrSuperseded, err)
 	p.log.Error("this process does not own its memory any more", "error", err)
@@ -117,9 +119,9 @@ func (p *Pool) over() error {
 	return nil
 }
 
-// Reopen returns the chunk of an earlier pool that lies at at and has size bytes, with its contents. It waits for
-// the node to be connected to as Alloc does. It fails with ErrLost if the node does not have it, with ErrInUse if it,
-// or a part of it, is open in this pool.
+// Reopen returns a chunk of an earlier pool, with its contents: the one at the given place, of size bytes. Like
+// Alloc, it waits for the node to be connected. It fails with ErrLost if the node does not have the chunk, and with
+// ErrInUse if the chunk, or a part of it, is open in this pool.
 func (p *Pool) Reopen(ctx context.Context, at Place, size int64) (c *Chunk, err error) {
 	n := p.named(at.Node)
 	if n == nil {
@@ -135,9 +137,9 @@ func (p *Pool) Reopen(ctx context.Context, at Place, size int64) (c *Chunk, err 
 	return c, nil
 }
 
-// Prune frees what the pool has resumed at a node and nobody has reopened: what was borrowed and never recorded, or
-// freed and not given back. It is to be called once everything that is wanted has been reopened; until then nothing
-// that an earlier pool had is freed but by Chunk.Free.
+// Prune frees the memory that the pool has resumed at a node and that nobody has reopened: memory that was borrowed
+// and never recorded, or freed and not given back. Call it once everything that is wanted has been reopened. Until
+// then, memory of an earlier pool is freed only by Chunk.Free.
 func (p *Pool) Prune(ctx context.Context, node string) error {
 	n := p.named(node)
 	if n == nil {
@@ -149,8 +151,7 @@ func (p *Pool) Prune(ctx context.Context, node string) error {
 	return nil
 }
 
-// whileUp calls f while n is connected, waiting for that as long as Config.Timeout allows, and again if it
-// returns errRetry.
+// whileUp waits for n to be connected and calls f, again if f returns errRetry, for as long as Config.Timeout allows.
 func (n *node) whileUp(ctx context.Context, f func() error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, n.pool.cfg.Timeout, ErrTimeout)
 	defer cancel()
@@ -180,7 +181,7 @@ func (n *node) whileUp(ctx context.Context, f func() error) error {
 	}
 }
 
-// reopen makes a chunk of what n has resumed.
+// reopen makes a chunk of grants of n that are dormant.
 func (n *node) reopen(at Place, size int64) (*Chunk, error) {
 	unit := int64(n.pool.ChunkSize())
 	if want := (size-1)/unit + 1; size < 1 || want != int64(len(at.Units)) {
@@ -219,7 +220,7 @@ func (n *node) reopen(at Place, size int64) (*Chunk, error) {
 	return c, nil
 }
 
-// prune frees what is dormant.
+// prune frees the grants that are dormant.
 func (n *node) prune(ctx context.Context) error {
 	n.mu.Lock()
 	l := n.link

@@ -11,18 +11,18 @@ import (
 	"polder/verbs"
 )
 
-// A link is one connection to a node, with its access queue pairs. It is made
-// by the node's keeper and never comes back once it is dead.
+// A link is one connection to a node, with its access queue pairs. The node's keeper makes it. A link that is dead is
+// never used again.
 type link struct {
 	node    *node
 	conn    verbs.Conn
-	groups  []*group        // fixed once anybody else sees the link
+	groups  []*group        // fixed before anybody else sees the link
 	session manager.Session // set once, before anybody else sees the link
 
-	verifier manager.Verifier // session, if it is one
-	mapper   manager.Mapper   // of what lies in this process's memory: session, or view; nil if nothing does
-	view     *view            // nil unless the node's memory is only read in place
-	mapped   sync.RWMutex     // held for reading while memory of mapper's is accessed in place
+	verifier manager.Verifier // the session, if it is a Verifier
+	mapper   manager.Mapper   // says what lies in this process's memory: the session or view; nil if nothing does
+	view     *view            // nil unless the node's memory is read in place, but not written
+	mapped   sync.RWMutex     // held for reading while memory from mapper is accessed in place
 
 	news  chan struct{} // capacity 1: chunks have been dropped
 	broke chan struct{} // closed by node.linkBroke
@@ -50,15 +50,14 @@ func (l *link) nextGroup() error {
 // access makes another queue pair of the group that was made last.
 func (l *link) access() (verbs.QP, error) { return l.groups[len(l.groups)-1].access() }
 
-// event is the access queue pairs' event handler. Whatever happens to one, it
-// is of no use afterwards.
+// event is the access queue pairs' event handler. Whatever the event is, the queue pair is of no use after it.
 func (l *link) event(e verbs.AsyncEvent) {
 	if e.Type != verbs.EventCommEstablish {
 		l.node.linkBroke(l)
 	}
 }
 
-// tellVanished has watch ask which chunks have been dropped.
+// tellVanished makes watch ask the node which chunks have been dropped.
 func (l *link) tellVanished() {
 	select {
 	case l.news <- struct{}{}:
@@ -66,8 +65,8 @@ func (l *link) tellVanished() {
 	}
 }
 
-// kill stops the link from accepting anything and fails what was not posted.
-// What was posted fails by itself, or in close.
+// kill makes the link accept nothing more, and fails the pieces that were not posted. Those that were posted fail by
+// themselves, or in close.
 func (l *link) kill() {
 	l.dead.Store(true)
 	for _, g := range l.groups {
@@ -85,11 +84,9 @@ func (l *link) state() (progress uint64, flying bool) {
 	return progress, flying
 }
 
-// watch returns when the link is dead, or ctx ends. It retires the link when
-// there are operations in flight and none completes for the time given: the
-// node has hung, and a new connection must show whether it is still there. A node
-// that lends what is idle is asked once a second how much that is, unless it seems
-// to hang.
+// watch returns when the link is dead or ctx ends. It retires the link when operations are in flight and none has
+// completed for the time of patience: then the node hangs, and only a new connection can show whether it is still
+// there. Once a second watch asks a node that lends what is idle how much that is, unless the node seems to hang.
 func (l *link) watch(ctx context.Context, patience time.Duration) {
 	const looks = 4
 	tick := time.NewTicker(max(patience/looks, time.Millisecond))
@@ -101,7 +98,7 @@ func (l *link) watch(ctx context.Context, patience time.Duration) {
 		defer ticker.Stop()
 		room = ticker.C
 	}
-	var looked uint64 // seen, when it was asked last
+	var looked uint64 // the value of progress when it was asked last
 	for still := 0; ; {
 		select {
 		case <-l.broke:
@@ -114,7 +111,7 @@ func (l *link) watch(ctx context.Context, patience time.Duration) {
 			l.node.learnVanished(ctx, l)
 			continue
 		case <-room:
-			// Nobody looks whether it has hung while it is asked.
+			// While it is asked, nobody checks whether it hangs.
 			if progress, flying := l.state(); progress != looked || !flying {
 				looked = progress
 				l.node.lookForRoom(ctx, l)
@@ -135,7 +132,7 @@ func (l *link) watch(ctx context.Context, patience time.Duration) {
 	}
 }
 
-// ground ends what is in flight on a dead link.
+// ground ends the pieces that are in flight on a dead link.
 func (l *link) ground() {
 	for _, g := range l.groups {
 		g.ground()
@@ -145,7 +142,7 @@ func (l *link) ground() {
 // close disconnects a dead link and releases what it holds of the device.
 func (l *link) close() {
 	if l.session != nil {
-		// Whoever accesses its memory has not seen that the link is dead.
+		// Wait for those that access its memory in place and have not seen that the link is dead.
 		l.mapped.Lock()
 		l.session.Close()
 		if l.view != nil {
@@ -161,9 +158,8 @@ func (l *link) close() {
 	}
 }
 
-// backoff is the wait before the next attempt to connect: it doubles from 10 ms
-// to 1 s, less up to a half at random, so that a node's clients do not all come
-// back at the same instant.
+// backoff is the wait before the next attempt to connect. It doubles from 10 ms to 1 s. Up to half of it, at random,
+// is left off, so that a node's clients do not all come back at the same instant.
 type backoff time.Duration
 
 func (b *backoff) next() time.Duration {

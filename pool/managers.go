@@ -19,9 +19,8 @@ var managers = map[string]Manager{
 	wire.FineMem:  finemem.Manager{},
 }
 
-// managerFor is the way of managing memory over a device of that kind, unless
-// another is asked for. A memory node chooses likewise. Why not finemem where there is
-// no allocation verb, docs/rdma.md says.
+// managerFor is the default way of managing memory over a device of that kind. A memory node chooses by the same
+// rule. docs/rdma.md says why it is not finemem where there is no allocation verb.
 func managerFor(a verbs.DeviceAttr) Manager {
 	if a.Alloc {
 		return onesided.Manager{Native: true}
@@ -29,11 +28,10 @@ func managerFor(a verbs.DeviceAttr) Manager {
 	return rpcmw.Manager{}
 }
 
-// Managers lists the names that ManagerNamed knows: those that an operator may
-// choose.
+// Managers lists the names that ManagerNamed knows, from which operators can choose.
 func Managers() []string { return wire.ManagerNames(wire.ByOperator) }
 
-// ManagerNamed returns the manager that nodes know by a name, one of Managers.
+// ManagerNamed returns the manager with one of the names in Managers, by which nodes know it.
 func ManagerNamed(name string) (Manager, error) {
 	if m := managers[name]; m != nil {
 		return m, nil

@@ -10,8 +10,8 @@ import (
 	"polder/pool/manager"
 )
 
-// A view is the memory of a node on this machine that is read in place and written through queue pairs, which the
-// node can close. It implements manager.Mapper.
+// A view is the memory of a node on this machine. The pool reads it in place and writes it through queue pairs; the
+// node can close it. It implements manager.Mapper.
 type view struct {
 	*inplace.View
 	chunkSize int
@@ -26,8 +26,8 @@ func (v *view) Memory(g manager.Grant) []byte {
 	return mem[first : first+n : first+n]
 }
 
-// mapMemory has l tell what of the node's lies in this process's memory: what the session has there or, if the
-// node passes its memory for reading, that. If it does not, everything goes over the fabric.
+// mapMemory sets l.mapper to what maps the node's memory into this process: the session if it does so or, if the node
+// passes its memory for reading, a view. If there is neither, everything goes over the fabric.
 //
 // Preconditions: l has a session.
 func (n *node) mapMemory(ctx context.Context, l *link) {
@@ -35,7 +35,8 @@ func (n *node) mapMemory(ctx context.Context, l *link) {
 		l.mapper = m
 		return
 	}
-	if entry, _ := wire.ManagerNamed(n.manager.Name()); !entry.Keeps || n.pool.cfg.OverFabric { // those alone pass it
+	// Only nodes whose manager can keep memory pass it.
+	if entry, _ := wire.ManagerNamed(n.manager.Name()); !entry.Keeps || n.pool.cfg.OverFabric {
 		return
 	}
 	info := l.session.Info()
@@ -55,7 +56,7 @@ const (
 	inPlaceAll     = "all"
 )
 
-// inPlace is what is done in place over l, for people.
+// inPlace says, for people, what is done in place over l.
 func (l *link) inPlace() string {
 	switch {
 	case l.view != nil:
@@ -75,21 +76,21 @@ func (l *link) bind(g manager.Grant) *binding {
 	return b
 }
 
-// allows reports whether what an operation of that kind does to b's extent can be done in place.
+// allows reports whether an operation of kind k on b's extent can be done in place.
 func (b *binding) allows(k OpKind) bool {
 	return b != nil && b.memory != nil && (k == OpRead || b.writable)
 }
 
-// inPlace carries op out, which has been checked, if all that it is about lies in this
-// process's memory. Otherwise it reports false: then nothing has happened, or a READ or
-// WRITE has to be repeated.
+// inPlace carries out op, which has been checked, if the memory that it touches is mapped into this process. It
+// reports false otherwise, or if op must be repeated over the fabric: then nothing has happened, or op is a READ or a
+// WRITE.
 //
 // Hot path: it neither blocks nor allocates.
 func (c *Chunk) inPlace(ctx context.Context, op *Op) bool {
 	i := c.at(op.Off)
 	x := c.extents[i]
 	if b := x.binding.Load(); !b.allows(op.Kind) || ctx.Err() != nil || c.acquire() != nil {
-		return false // the slow path says why
+		return false // the slow path finds out why
 	}
 	defer c.release()
 	if op.Off-x.off <= x.size-int64(op.size()) { // fast path
@@ -107,8 +108,8 @@ func (c *Chunk) inPlace(ctx context.Context, op *Op) bool {
 	return true
 }
 
-// inPlace is Chunk.inPlace for an operation on x alone. The link is held while the memory
-// is accessed, so that it is not unmapped.
+// inPlace is Chunk.inPlace for an operation on x only. It holds l.mapped while it accesses the memory, so that the
+// memory is not unmapped.
 func (x *extent) inPlace(op *Op) bool {
 	b := x.binding.Load()
 	if !b.allows(op.Kind) {
@@ -122,13 +123,13 @@ func (x *extent) inPlace(op *Op) bool {
 	}
 	select {
 	case <-l.conn.Done():
-		x.node.linkBroke(l) // or it would not show until the keeper sees it
+		x.node.linkBroke(l) // otherwise only the keeper would notice, later
 		return false
 	default:
 	}
 	op.access(b.memory[op.Off-x.off:])
 	if !l.mapper.Valid() {
-		// What was accessed may have been another's already.
+		// The memory may have belonged to somebody else already when it was accessed.
 		x.node.linkBroke(l)
 		if !op.Kind.atomic() {
 			return false
@@ -144,7 +145,7 @@ func (x *extent) inPlace(op *Op) bool {
 	return true
 }
 
-// access carries o out on the memory from at on. Words are accessed at once.
+// access carries out o on the memory that begins at at. Single words are accessed atomically.
 func (o *Op) access(at []byte) {
 	switch {
 	case o.Kind == OpCompareAndSwap:

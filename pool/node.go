@@ -16,12 +16,12 @@ import (
 	"polder/verbs"
 )
 
-// nodeState is how the pool stands with a node.
+// nodeState says whether a node can be used.
 type nodeState uint8
 
 const (
-	// nodeConnecting: the first attempt after a loss is under way, or those
-	// of Config.Pause. Operations wait for the outcome.
+	// nodeConnecting: after a loss, the first attempt to connect is under way, or the attempts within Config.Pause.
+	// Operations wait for the outcome.
 	nodeConnecting nodeState = iota
 	// nodeUp: there is a link.
 	nodeUp
@@ -36,8 +36,7 @@ func (s nodeState) String() string {
 	return [...]string{"connecting", "up", "down", "closed"}[s]
 }
 
-// A node is one memory node as the pool sees it. Its keeper is the goroutine
-// that makes links.
+// A node is a memory node as the pool sees it. Its keeper is the goroutine that makes links.
 type node struct {
 	pool    *Pool
 	fabric  *fabric
@@ -49,7 +48,7 @@ type node struct {
 	forget context.CancelFunc // ends the keeper
 
 	counters counters
-	objects  atomic.Int64 // of components
+	objects  atomic.Int64 // objects of components that this client has there
 
 	mu      sync.Mutex
 	state   nodeState
@@ -58,10 +57,10 @@ type node struct {
 	link    *link         // nodeUp
 	extents map[uint32]*extent
 	session wire.Session
-	// inherits: the session is an earlier pool's. What it has and this pool does not know is
-	// dormant until it is reopened or pruned, instead of being given back.
+	// inherits says that the session is an earlier pool's. Memory of the session that this pool does not know is
+	// dormant, until it is reopened or pruned, instead of being given back.
 	inherits bool
-	dormant  map[uint32]manager.Grant // nodeUp: over link
+	dormant  map[uint32]manager.Grant // nodeUp: grants over link, by their first chunk
 	grace    time.Duration
 	zone     string
 }
@@ -78,7 +77,7 @@ func newNode(p *Pool, f *fabric, cfg NodeConfig) *node {
 	return n
 }
 
-// setState changes the state and wakes everybody who watches it.
+// setState changes the state and wakes whoever watches it.
 //
 // Preconditions: n.mu is held.
 func (n *node) setState(s nodeState, cause error) {
@@ -114,16 +113,15 @@ func (n *node) current() *link {
 	return n.link
 }
 
-// linkBroke retires l, if that has not been done, and wakes the keeper.
+// linkBroke retires l, unless that has been done already, and wakes the keeper.
 func (n *node) linkBroke(l *link) {
 	n.mu.Lock()
 	if n.link != l {
 		n.mu.Unlock()
 		return
 	}
-	// The state changes before the link is seen to be dead, so that whoever
-	// sees that finds something to wait for; and it is seen to be dead before
-	// anybody else can find the link broken, and try again on it.
+	// The state changes before anybody can see that the link is dead: so whoever sees the link dead finds a state to
+	// wait for. The link is dead before anybody else can find it broken: so nobody tries again on it.
 	n.link = nil
 	n.setState(nodeConnecting, nil)
 	l.dead.Store(true)
@@ -132,21 +130,20 @@ func (n *node) linkBroke(l *link) {
 	close(l.broke)
 }
 
-// A link that has lasted for steady is made again at once when it is lost; one
-// that has not, after a short wait, so that a node that accepts connections
-// only to drop them is not besieged.
+// A link that was lost is made again at once if it had lasted for steady, and otherwise after shortWait, so that a
+// node that accepts connections only to drop them is not flooded.
 const (
 	steady    = time.Second
 	shortWait = 10 * time.Millisecond
-	soon      = 100 * time.Millisecond // the longest between attempts while operations wait
+	soon      = 100 * time.Millisecond // longest pause between attempts while operations wait
 )
 
 // keep is the keeper: it connects, and connects again, until ctx ends.
 func (n *node) keep(ctx context.Context) {
 	defer n.closeNow(ctx)
 	var wait backoff
-	var graceEnds time.Time // of the session, while there is no link
-	var waited time.Time    // for: until then operations wait
+	var graceEnds time.Time // when the session's grace period ends, while there is no link
+	var waited time.Time    // time until which operations wait
 	for {
 		l, err := n.connect(ctx)
 		if err != nil {
@@ -190,8 +187,8 @@ func (n *node) keep(ctx context.Context) {
 	}
 }
 
-// fail has operations on n fail, because of err, until it can be connected to.
-// Chunks are lost when the grace period is over.
+// fail makes operations on n fail because of err until n is connected again. If the grace period is over, the chunks
+// are lost.
 func (n *node) fail(err error, graceEnds time.Time) {
 	n.mu.Lock()
 	switch n.state {
@@ -245,16 +242,15 @@ func (n *node) connect(ctx context.Context) (*link, error) {
 		l.close()
 		return nil, err
 	}
-	// Freed while there was no connection, or granted by a reply that never
-	// arrived.
+	// Memory that was freed while there was no connection, or that was granted by a reply that never arrived.
 	if err := n.giveBack(ctx, l, unknown); err != nil {
 		n.linkBroke(l)
 	}
 	return l, nil
 }
 
-// attach opens a session over l and makes l the node's link. It returns what the
-// node has lent without this pool's knowing.
+// attach opens a session over l and makes l the node's link. unknown is what the node has lent to this client and
+// this pool does not know of, by first chunks.
 func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error) {
 	n.mu.Lock()
 	resume := n.session
@@ -301,8 +297,8 @@ func (n *node) attach(ctx context.Context, l *link) (unknown []uint32, err error
 	return unknown, nil
 }
 
-// publish makes l the node's link, on which the client owns the given chunks.
-// It returns the extents that it no longer owns, and what it owns without knowing.
+// publish makes l the node's link. owned is what the client owns over it. publish returns the extents that the client
+// no longer owns, and what it owns without the pool's knowing.
 func (n *node) publish(l *link, owned []manager.Grant) (lost []*extent, unknown []uint32, err error) {
 	info := l.session.Info()
 	n.mu.Lock()
@@ -357,7 +353,7 @@ func closing(ctx context.Context) error {
 	return ErrClosed
 }
 
-// farewell gives everything back over l, unless the pool is kept, and ends it.
+// farewell gives everything back over l, unless the pool is kept, and closes l.
 func (n *node) farewell(ctx context.Context, l *link) {
 	n.mu.Lock()
 	var ids []uint32
@@ -372,11 +368,11 @@ func (n *node) farewell(ctx context.Context, l *link) {
 	if n.pool.cfg.Keep != nil {
 		ids = nil
 	}
-	_ = n.giveBack(context.Background(), l, ids) // what fails the node reclaims in time
+	_ = n.giveBack(context.Background(), l, ids) // what this cannot give back the node reclaims in time
 	l.close()
 }
 
-// end ends n, unless it is of use.
+// end closes n if it cannot be reached and nothing of it is in use.
 func (n *node) end() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -406,10 +402,10 @@ func (n *node) closeNow(ctx context.Context) {
 	n.mu.Unlock()
 }
 
-// errRetry is the error of an attempt that broke with its link.
+// errRetry is the error of an attempt during which its link broke.
 var errRetry = errors.New("connection lost")
 
-// allocBatch is the most chunks that a node is asked for at once.
+// allocBatch is the most chunks that a node is asked for in one request.
 const allocBatch = 512
 
 // extend adds memory of n's to c.
@@ -432,7 +428,7 @@ func (n *node) extend(ctx context.Context, c *Chunk) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.link != l {
-		return errRetry // the next link gives it back
+		return errRetry // the next link gives the memory back
 	}
 	for _, g := range grants {
 		if n.extents[g.Chunk] != nil {
@@ -456,7 +452,7 @@ func (n *node) extend(ctx context.Context, c *Chunk) error {
 	return nil
 }
 
-// free gives extents, which nobody uses any more, back.
+// free gives back extents, which nobody uses any more.
 func (n *node) free(ctx context.Context, extents []*extent) error {
 	if err := n.pool.over(); err != nil {
 		return err
@@ -465,7 +461,7 @@ func (n *node) free(ctx context.Context, extents []*extent) error {
 	var vanishing []uint32
 	n.mu.Lock()
 	for _, x := range extents {
-		if n.extents[x.id] == x { // otherwise it is lost, or the pool is closed
+		if n.extents[x.id] == x { // otherwise the extent is lost, or the pool is closed
 			delete(n.extents, x.id)
 			ids = append(ids, x.id)
 			if x.chunk.vanish.Load() != stays {
@@ -477,9 +473,9 @@ func (n *node) free(ctx context.Context, extents []*extent) error {
 	l := n.link
 	n.mu.Unlock()
 	if l == nil {
-		return nil // the next link will find that it is not known
+		return nil // the next link finds that the pool does not know them
 	}
-	// From here on they must get back, whatever the caller's patience.
+	// From here on the extents must get back to the node, however long the caller wants to wait.
 	ctx = context.WithoutCancel(ctx)
 	err := n.settleVanishing(ctx, l, vanishing)
 	if err == nil {
@@ -497,8 +493,8 @@ func (n *node) free(ctx context.Context, extents []*extent) error {
 // freeBatch is the most grants that a node is given back within Config.Timeout.
 const freeBatch = 256
 
-// giveBack gives grants back over l, by their first chunks. What the node refuses to
-// take back does not keep it from the rest.
+// giveBack gives grants back over l. ids are their first chunks. If the node refuses to take some back, giveBack goes
+// on with the rest.
 func (n *node) giveBack(ctx context.Context, l *link, ids []uint32) error {
 	var refused error
 	for batch := range slices.Chunk(ids, freeBatch) {
@@ -515,8 +511,8 @@ func (n *node) giveBack(ctx context.Context, l *link, ids []uint32) error {
 	return refused
 }
 
-// returned is closed when n has memory again, or its connection is lost. It is
-// nil if that will not be known.
+// returned is closed when n has memory again, or when its connection is made or lost. It is nil if that will not be
+// known.
 func (n *node) returned() <-chan struct{} {
 	l := n.current()
 	if l == nil {
@@ -529,7 +525,7 @@ func (n *node) returned() <-chan struct{} {
 	return nil
 }
 
-// leaving reports whether n is to end when nothing is lent any more.
+// leaving reports whether n will end when nothing is lent any more.
 func (n *node) leaving() bool {
 	l := n.current()
 	return l != nil && l.session.Leaving()

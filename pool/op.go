@@ -33,9 +33,8 @@ func (k OpKind) String() string {
 
 func (k OpKind) atomic() bool { return k == OpCompareAndSwap || k == OpFetchAdd }
 
-// An Op is one operation of a batch. Words are 64 bits, at offsets that are
-// multiples of 8, in the node's byte order as PutUint64 of package
-// encoding/binary's LittleEndian would write them.
+// An Op is one operation of a batch. Words are 64 bits, at offsets that are multiples of 8, in the byte order that
+// binary.LittleEndian.PutUint64 writes.
 type Op struct {
 	Kind  OpKind
 	Chunk *Chunk
@@ -43,10 +42,9 @@ type Op struct {
 	Buf   []byte // OpRead, OpWrite
 	Old   uint64 // OpCompareAndSwap
 	New   uint64 // OpCompareAndSwap; OpFetchAdd: the addend
-	// Bulk says that nobody waits for just this operation: it is one of many that
-	// are about throughput, such as what is evacuated, moved, repaired or read
-	// ahead. It does not get in the way of operations that somebody waits for,
-	// however long those are.
+	// Bulk says that nobody waits for just this operation: it is one of many that are about throughput, such as
+	// evacuating, moving, repairing or reading ahead. It does not get in the way of operations that somebody waits
+	// for, however long those are.
 	Bulk bool
 
 	Prev uint64 // set by atomic operations that succeed
@@ -64,7 +62,7 @@ func (o *Op) size() int {
 	return len(o.Buf)
 }
 
-// check says what is wrong with o.
+// check returns an error if o is wrong.
 func (o *Op) check(p *Pool) error {
 	switch {
 	case o.Kind < OpRead || o.Kind > OpFetchAdd:
@@ -81,7 +79,7 @@ func (o *Op) check(p *Pool) error {
 	return nil
 }
 
-// refuse sets the error of o, which has not been carried out, unless it has one.
+// refuse sets the error of o, which has not been carried out, unless o has one already.
 func (o *Op) refuse(err error) {
 	if o.Chunk == nil {
 		o.fail(nil, err)
@@ -90,7 +88,7 @@ func (o *Op) refuse(err error) {
 	o.fail(o.Chunk.extents[o.Chunk.at(max(0, o.Off))], err)
 }
 
-// fail sets o's error, which happened at x if that is not nil, unless it has one.
+// fail sets o's error unless it has one already. If x is not nil, the error happened at x.
 func (o *Op) fail(x *extent, err error) {
 	if o.Err != nil {
 		return

@@ -39,51 +39,49 @@ const (
 
 // Config says where a Pool borrows, and how.
 type Config struct {
-	// Device is what the pool connects with to nodes that have none of their own. It stays the
-	// caller's, and must outlive the pool.
+	// Device is what the pool reaches nodes with that have no Device of their own. It stays the caller's, and must
+	// outlive the pool.
 	Device verbs.Device
 	// Nodes are the memory nodes, at least one. Add adds others.
 	Nodes []NodeConfig
-	// Manager is the way of managing memory, which must be that of nodes that have none of
-	// their own. By default it is the one that memory nodes have on such a device.
+	// Manager is the way of managing memory at nodes that have no Manager of their own; it must be the nodes' way. By
+	// default it is the way that memory nodes choose on such a device.
 	Manager Manager
 	// Timeout bounds every operation and every attempt to connect, by
 	// default 2 s.
 	Timeout time.Duration
-	// Pause is how long operations on a node wait for it, within Timeout, when the connection
-	// was lost and cannot be made again: as long as a node takes to start again that keeps its
-	// memory meanwhile. After that they fail at once until it is there. By default they fail
-	// once the first attempt has.
+	// Pause is how long operations on a node wait for it, within Timeout, when the connection was lost and cannot be
+	// made again: set it to the time in which a node starts again that keeps its memory meanwhile. After Pause,
+	// operations fail at once until the node is there again. By default they fail as soon as the first attempt to
+	// connect has failed.
 	Pause time.Duration
 	// Buffer is the size in bytes of the memory that data passes through,
 	// by default 8 MiB. It is rounded up to a multiple of 64 KiB.
 	Buffer int
-	// Cluster is the name of the cluster that the pool is of, "" for none. A node of another one, or of none,
-	// refuses it before anything is borrowed.
+	// Cluster is the name of the cluster that the pool belongs to, "" for none. A node of another cluster, or of
+	// none, refuses the pool before anything is borrowed.
 	Cluster string
-	// Groups is how many groups of queue pairs to reach a node's memory over, 1 to
-	// MaxGroups, by default DefaultGroups. Chunks are dealt out to them, and operations
-	// on chunks of different groups share no lock, queue or completion. An RNIC works
-	// on several queue pairs at a time, so there it should be as many as cores use the
-	// pool; the software one does not (polder bench verbs has the figures). A node may
-	// grant fewer; with the baselines, and in place (unix:), there is one.
+	// Groups is how many groups of queue pairs to reach a node's memory over, 1 to MaxGroups, by default
+	// DefaultGroups. Chunks are dealt out to the groups, and operations on chunks of different groups share no lock,
+	// queue or completion. An RNIC works on several queue pairs at a time, so there it should be the number of cores
+	// that use the pool; the software RNIC does not (polder bench verbs has the figures). A node may grant fewer.
+	// With the baselines, and in place (unix:), there is one.
 	Groups int
-	// Pairs is how many pairs of queue pairs to allocate and to free chunks with, 1 to
-	// MaxPairs, by default DefaultPairs: so many callers at a time can. A client's
-	// budget is divided among them. A node may grant fewer; with managers other
-	// than onesided there is one, and with native one for each group.
+	// Pairs is how many pairs of queue pairs to allocate and to free chunks with, 1 to MaxPairs, by default
+	// DefaultPairs: as many callers can do so at a time. A client's budget is divided among them. A node may grant
+	// fewer. With managers other than onesided there is one, and with native there is one for each group.
 	Pairs int
-	// OverFabric has nothing read in place of nodes on this machine at "host:port" that pass their memory for that. It is for
-	// a process whose memory is locked, also what it maps later (mlockall(2), MCL_FUTURE): all that such a node lends would be
-	// populated at once.
+	// OverFabric makes the pool read nothing in place from nodes on this machine at "host:port" that pass their
+	// memory for that. It is for a process that locks its memory, including what it maps later (mlockall(2),
+	// MCL_FUTURE): mapping what such a node lends would populate all of it at once.
 	OverFabric bool
-	// Keep, if it is set, has what the pool borrows outlive it.
+	// Keep, if set, makes what the pool borrows outlive the pool.
 	Keep *Keep
 	// Logger gets connections and losses; by default nothing is logged.
 	Logger *slog.Logger
 
-	owned  []verbs.Device // the pool closes them
-	broker *broker.Dialer // and this, if it is set
+	owned  []verbs.Device // devices that the pool closes
+	broker *broker.Dialer // if set, the pool closes it, too
 }
 
 // NodeConfig is one memory node.
@@ -92,11 +90,11 @@ type NodeConfig struct {
 	Name string
 	// Dial connects Device to it.
 	Dial func(context.Context) (verbs.Conn, error)
-	// Device is what it is reached with, if that is not Config.Device: a pool may have nodes on several
+	// Device is what the node is reached with, if that is not Config.Device: a pool may have nodes on several
 	// fabrics. It stays the caller's, and must outlive the pool.
 	Device verbs.Device
-	// Manager is its way of managing memory, by default Config.Manager with Config.Device, and what memory nodes
-	// have by default on such a device with another one.
+	// Manager is the node's way of managing memory. With Config.Device the default is Config.Manager; with another
+	// device it is the way that memory nodes choose on such a device.
 	Manager Manager
 }
 
@@ -144,7 +142,8 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// complete sets what n leaves to the pool's configuration, or says what is wrong with it, where some names are taken.
+// complete fills in the fields that n leaves to the pool's configuration. It returns an error if n is wrong, or if
+// its name is taken.
 func (n *NodeConfig) complete(c *Config, taken func(name string) bool) error {
 	if err := n.check(taken); err != nil {
 		return err
@@ -164,7 +163,7 @@ func (n *NodeConfig) complete(c *Config, taken func(name string) bool) error {
 	return nil
 }
 
-// check finds what is wrong with c, where some names are taken.
+// check returns an error if c is wrong, or if its name is taken.
 func (c *NodeConfig) check(taken func(name string) bool) error {
 	switch {
 	case c.Name == "":
@@ -182,28 +181,28 @@ type Pool struct {
 	cfg   Config
 	log   *slog.Logger
 	slab  *slab
-	nodes atomic.Pointer[[]*node] // changes under callMu, to another slice
-	ctx   context.Context         // of the keepers
+	nodes atomic.Pointer[[]*node] // replaced as a whole, with callMu held
+	ctx   context.Context         // parent of those of the keepers
 	stop  context.CancelCauseFunc
 	wg    sync.WaitGroup // keepers
 
-	superseded atomic.Pointer[error] // ErrSuperseded with the reason, once that is so
+	superseded atomic.Pointer[error] // ErrSuperseded with the reason; nil until the pool is superseded
 
 	keptMu sync.Mutex
 	kept   map[string]Session // guarded by keptMu: what Sessions returns; nil if the pool is not kept
 
 	sizeMu    sync.Mutex
-	chunkSize int // 0 until the first node has said
+	chunkSize int // 0 until the first node has told it
 
 	callMu  sync.Mutex
 	fabrics []*fabric
-	calls   []*call  // to be reused
-	ones    []*[1]Op // to be reused, for batches of one operation
-	running int      // calls that are not in calls
+	calls   []*call  // for reuse
+	ones    []*[1]Op // batches of one operation, for reuse
+	running int      // calls that are in use, and calls of components
 	closing bool
-	drained chan struct{} // closed when closing and running is 0
+	drained chan struct{} // closed when closing is set and running is 0
 	closed  chan struct{} // closed when Close has finished
-	err     error         // Close's, once closed is
+	err     error         // of Close; valid once closed is closed
 }
 
 // Open connects to the nodes of cfg. It fails unless at least one can be
@@ -243,7 +242,7 @@ func Open(ctx context.Context, cfg Config) (*Pool, error) {
 	return p, nil
 }
 
-// closeFabrics ends what devices have of the pool, and the slab.
+// closeFabrics releases what the devices have of the pool, and then the slab.
 func (p *Pool) closeFabrics() error {
 	var errs []error
 	for _, f := range p.fabrics {
@@ -252,10 +251,10 @@ func (p *Pool) closeFabrics() error {
 	return errors.Join(append(errs, p.slab.close())...)
 }
 
-// all are the nodes, of which nothing changes any more.
+// all returns the nodes. Nobody changes the slice.
 func (p *Pool) all() []*node { return *p.nodes.Load() }
 
-// join adds a node. p.callMu must be held once p is somebody's.
+// join adds a node. p.callMu must be held once others can see p.
 func (p *Pool) join(c NodeConfig) error {
 	f, err := p.fabricOf(c.Device)
 	if err != nil {
@@ -273,7 +272,8 @@ func (p *Pool) join(c NodeConfig) error {
 	return nil
 }
 
-// Add adds a node, which is connected to in the background: until that was tried once, Alloc waits for it.
+// Add adds a node and connects to it in the background. Alloc waits for the node until the first attempt to connect
+// has ended.
 func (p *Pool) Add(c NodeConfig) error {
 	p.callMu.Lock()
 	defer p.callMu.Unlock()
@@ -290,8 +290,8 @@ func (p *Pool) Add(c NodeConfig) error {
 	return nil
 }
 
-// Forget ends the attempts to connect to the node of that name, which is in the pool no more. It fails with ErrInUse
-// if the node is connected or something of it is borrowed, and for the last node.
+// Forget removes the node of that name from the pool and ends the attempts to connect to it. It fails with ErrInUse
+// if the node is connected, if something of it is borrowed, or if it is the last node.
 func (p *Pool) Forget(name string) error {
 	p.callMu.Lock()
 	defer p.callMu.Unlock()
@@ -351,7 +351,7 @@ func (p *Pool) waitFirst(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// agreeChunkSize holds every node to the first one's chunk size.
+// agreeChunkSize refuses a node whose chunk size is not that of the first node.
 func (p *Pool) agreeChunkSize(size int) error {
 	p.sizeMu.Lock()
 	defer p.sizeMu.Unlock()
@@ -364,17 +364,16 @@ func (p *Pool) agreeChunkSize(size int) error {
 	return nil
 }
 
-// ChunkSize returns the size in bytes of what the nodes lend: chunks are made of
-// that.
+// ChunkSize returns the size in bytes of the units that the nodes lend, of which chunks are made.
 func (p *Pool) ChunkSize() int {
 	p.sizeMu.Lock()
 	defer p.sizeMu.Unlock()
 	return p.chunkSize
 }
 
-// Alloc borrows size bytes, of any number: from the node that has most to lend,
-// and what that cannot give from others. A multiple of the nodes' ChunkSize is
-// taken for it. On failure nothing is, also if some of it was to be had.
+// Alloc borrows size bytes, which may be any number, from the node that has most to lend, and from others what that
+// node cannot give. The chunk takes a multiple of the nodes' ChunkSize. If Alloc fails, nothing is borrowed, even if
+// there was memory for a part of it.
 func (p *Pool) Alloc(ctx context.Context, size int64) (*Chunk, error) {
 	c, err := p.alloc(ctx, size, p.all())
 	if err != nil {
@@ -383,7 +382,7 @@ func (p *Pool) Alloc(ctx context.Context, size int64) (*Chunk, error) {
 	return c, nil
 }
 
-// AllocAt is Alloc from the node of that name alone.
+// AllocAt is Alloc from the node of that name only.
 func (p *Pool) AllocAt(ctx context.Context, name string, size int64) (*Chunk, error) {
 	n := p.named(name)
 	if n == nil {
@@ -398,14 +397,14 @@ func (p *Pool) AllocAt(ctx context.Context, name string, size int64) (*Chunk, er
 
 // NodeInfo says how a pool stands with a node.
 type NodeInfo struct {
-	Up      bool   // it can be used now
-	Leaving bool   // it is to end when nothing is lent any more, or has to give memory back: what it has is to be moved
-	Idle    bool   // it lends what its host does not need: see Chunk.MayVanish
+	Up      bool   // it is connected
+	Leaving bool   // it will end when nothing is lent any more, or must give memory back: move away what it has lent
+	Idle    bool   // it lends what its host does not need; see Chunk.MayVanish
 	Space   int64  // bytes that could still be borrowed, as far as is known
-	Zone    string // where it was when it was last connected to, or ""
+	Zone    string // zone that it told when it was last connected, or ""
 }
 
-// Node describes the node of that name. One that there is not is not up.
+// Node describes the node of that name. If there is none, it is described as not up.
 func (p *Pool) Node(name string) (info NodeInfo) {
 	n := p.named(name)
 	if n == nil {
@@ -431,8 +430,7 @@ func (p *Pool) Nodes() (names []string) {
 	return names
 }
 
-// allocAttempts is how often a chunk is begun anew of which a node has forgotten a
-// part before the rest of it was there.
+// allocAttempts is how often alloc tries to make a chunk if a node forgets a part of it before it is complete.
 const allocAttempts = 3
 
 func (p *Pool) alloc(ctx context.Context, size int64, from []*node) (*Chunk, error) {
@@ -460,14 +458,14 @@ func (p *Pool) alloc(ctx context.Context, size int64, from []*node) (*Chunk, err
 		if err == nil {
 			return c, nil
 		}
-		_ = c.giveBack(ctx) // what a node refuses to take back it does not think to be ours
+		_ = c.giveBack(ctx) // a node that refuses to take something back does not think that it is ours
 		if err != ErrLost || attempt == allocAttempts {
 			return nil, err
 		}
 	}
 }
 
-// extend adds memory of some nodes to c, which is not complete.
+// extend adds memory of one of the nodes to c, which is not complete.
 func (p *Pool) extend(ctx context.Context, c *Chunk, from []*node) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, ErrTimeout)
 	defer cancel()
@@ -494,8 +492,7 @@ func (p *Pool) extend(ctx context.Context, c *Chunk, from []*node) error {
 	}
 }
 
-// capacity is how many bytes nodes have to lend to everybody, if all are
-// connected.
+// capacity is how many bytes the nodes lend in all. It is known only if all of them are connected.
 func capacity(nodes []*node) (bytes int64, known bool) {
 	for _, n := range nodes {
 		l := n.current()
@@ -508,10 +505,9 @@ func capacity(nodes []*node) (bytes int64, known bool) {
 	return bytes, true
 }
 
-// AllocWait is Alloc, and if there is no memory left waits until a node says that
-// there is some again, for as long as ctx lasts. It does not wait for the client's own budget,
-// which only Free restores. Nodes whose manager cannot
-// say so are not waited for.
+// AllocWait is Alloc, but if there is no memory left it waits until a node says that there is some again, for as long
+// as ctx lasts. It does not wait if the client's own budget is used up, which only Free restores, nor for nodes whose
+// manager cannot say that memory is back.
 func (p *Pool) AllocWait(ctx context.Context, size int64) (*Chunk, error) {
 	for {
 		c, err := p.Alloc(ctx, size)
@@ -545,9 +541,9 @@ func waitAny(ctx context.Context, chans []<-chan struct{}) error {
 	return nil
 }
 
-// tryExtend asks each of the nodes that is up: first the one that c ends on, then the
-// others, the emptiest first, and those that are leaving last. If it fails and another attempt may succeed, err is
-// errRetry or wait is when to make it.
+// tryExtend asks the connected nodes one after the other: first the node that c ends on, then the others, those with
+// most memory first, and those that are leaving last. If it fails and another attempt may succeed, then either err is
+// errRetry, or wait is closed when it is time to try again.
 func tryExtend(ctx context.Context, c *Chunk, from []*node) (wait <-chan struct{}, err error) {
 	type candidate struct {
 		n       *node
@@ -592,15 +588,14 @@ func tryExtend(ctx context.Context, c *Chunk, from []*node) (wait <-chan struct{
 		err = e
 	}
 	if err == nil {
-		err = errRetry // everything is being connected to, or was
+		err = errRetry // there is only a connection to wait for, or there was
 	}
 	return wait, err
 }
 
-// Do runs ops, which may be of different kinds and on chunks of different
-// nodes, in as few round trips as it can, and sets the Err of each. It returns
-// when all have ended, with the first error in the order of ops. They are not
-// ordered among each other.
+// Do runs ops, which may be of different kinds and on chunks of different nodes, in as few round trips as it can, and
+// sets the Err of each. It returns when all have ended, with the first error in the order of ops. The ops are not
+// carried out in any order.
 func (p *Pool) Do(ctx context.Context, ops []Op) error {
 	c, err := p.getCall()
 	if err != nil {
@@ -619,7 +614,7 @@ func (p *Pool) Do(ctx context.Context, ops []Op) error {
 	return nil
 }
 
-// getCall returns a call that must be run.
+// getCall returns a call, which must be run.
 func (p *Pool) getCall() (*call, error) {
 	p.callMu.Lock()
 	defer p.callMu.Unlock()
@@ -653,8 +648,8 @@ func (p *Pool) putCall(c *call) {
 	}
 }
 
-// getOne returns a batch of one. It is apart from the call that runs it,
-// because a call that is given up is the link's for a while.
+// getOne returns a batch of one. It is separate from the call that runs it, because a call whose caller gives up
+// belongs to the link for a while.
 func (p *Pool) getOne() *[1]Op {
 	p.callMu.Lock()
 	defer p.callMu.Unlock()
@@ -675,8 +670,8 @@ func (p *Pool) putOne(ops *[1]Op) {
 	}
 }
 
-// Close gives every chunk back, unless the pool is kept, and disconnects. Operations
-// in progress fail with ErrClosed. It is idempotent.
+// Close gives every chunk back, unless the pool is kept, and disconnects. Operations in progress fail with ErrClosed.
+// It is idempotent.
 func (p *Pool) Close() error {
 	p.callMu.Lock()
 	if p.closing {

@@ -17,16 +17,14 @@ const (
 	numOrders     = maxBlockShift - minBlockShift + 1
 )
 
-// A block is a piece of the slab: its offset and its order. The zero block is
-// none.
+// A block is a piece of the slab: its offset and its order. The zero block is no block.
 type block struct {
 	off   uint32
 	order uint8 // 1 is minBlock
 }
 
-// slab is the memory, registered for each fabric, that data passes through: a buddy allocator,
-// with small blocks kept apart for the next taker instead of being merged, and
-// a queue of those that found nothing.
+// slab is the memory that data passes through, registered for each fabric. It is a buddy allocator that keeps small
+// blocks apart for the next caller instead of merging them, with a queue of callers that found no block.
 type slab struct {
 	mem *arena.Mapping
 
@@ -37,10 +35,10 @@ type slab struct {
 	state   []int8 // per minBlock: order+1 of the free block that begins here, or 0
 	kept    [keptOrders][]uint32
 	waiters []*roomWaiter
-	used    int // bytes in blocks that are given out
+	used    int // bytes of blocks that are given out
 }
 
-// Small orders whose blocks are kept unmerged, and how many of each.
+// Small orders of which free blocks are kept unmerged, and how many blocks of each.
 const (
 	keptOrders = 5
 	keptBlocks = 64
@@ -75,7 +73,7 @@ func newSlab(size int) (*slab, error) {
 	return s, nil
 }
 
-// orderOf returns the order, from 0, of the smallest block of n bytes.
+// orderOf returns the order, counted from 0, of the smallest block that holds n bytes.
 func orderOf(n int) int {
 	o := 0
 	for minBlock<<o < n {
@@ -87,8 +85,7 @@ func orderOf(n int) int {
 // bytes returns the first n bytes of b.
 func (s *slab) bytes(b block, n int) []byte { return s.mem.Bytes()[b.off : int(b.off)+n] }
 
-// try returns a block of at least n bytes, unless there is none or others have
-// been waiting.
+// try returns a block of at least n bytes, unless there is none or other callers are waiting.
 //
 // Preconditions: 0 < n <= maxBlock.
 func (s *slab) try(n int) (block, bool) {
@@ -109,7 +106,7 @@ func (s *slab) enqueue(w *roomWaiter, n int) {
 	s.serve()
 }
 
-// cancel takes w out of the queue; what it had already been sent goes back.
+// cancel takes w out of the queue, and releases the block that it may have been sent already.
 func (s *slab) cancel(w *roomWaiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,7 +177,7 @@ func (s *slab) take(order int) (block, bool) {
 	return block{off: uint32(i) << minBlockShift, order: uint8(order + 1)}, true
 }
 
-// find returns the smallest order from order up that has a free block, or -1.
+// find returns the smallest order, at least order, that has a free block, or -1.
 func (s *slab) find(order int) int {
 	for o := order; o < numOrders; o++ {
 		if s.free[o] >= 0 {
@@ -252,12 +249,12 @@ func (s *slab) remove(i, order int) {
 	s.state[i] = 0
 }
 
-// size returns the bytes in all, and those given out. It may be called once s is closed.
+// size returns how many bytes there are in all, and how many are given out. It may be called after close.
 func (s *slab) size() (total, used int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.next) * minBlock, s.used
 }
 
-// close gives the memory back, which no fabric has any more.
+// close gives the memory back. No fabric may have it registered any more.
 func (s *slab) close() error { return s.mem.Close() }

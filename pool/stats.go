@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// counters are a node's.
+// counters are the counters of a node.
 type counters struct {
 	reads, writes, atomics  atomic.Int64 // work requests that succeeded
 	readsInPlace            atomic.Int64 // of reads
@@ -32,7 +32,7 @@ func (c *counters) init(node string) {
 	}
 }
 
-// count counts an operation that succeeded and its time; 0 if it was done in place.
+// count counts an operation that succeeded. took is its time, or 0 if it was done in place.
 func (c *counters) count(k OpKind, n int, took time.Duration) {
 	kind := 2
 	switch k {
@@ -54,20 +54,20 @@ func (c *counters) count(k OpKind, n int, took time.Duration) {
 
 // Stats is a pool's state.
 type Stats struct {
-	Buffer     int // bytes that data can pass through at a time
+	Buffer     int // bytes of the slab
 	BufferUsed int
 	Nodes      []NodeStats
 }
 
-// NodeStats is one node's state and what was done on it.
+// NodeStats is the state of one node, and what was done on it.
 type NodeStats struct {
 	Name   string
 	State  string // connecting, up, leaving, down, closed
-	Chunks int    // borrowed now, of Pool.ChunkSize bytes; and so for what follows
+	Chunks int    // borrowed now, in units of Pool.ChunkSize, as are the fields below
 	Space  int    // chunks that could still be borrowed, as far as is known
 
-	Reads, Writes, Atomics  int64 // that succeeded, in pieces of at most 64 KiB
-	ReadsInPlace            int64 // of Reads, those of memory that is mapped into this process
+	Reads, Writes, Atomics  int64 // pieces, of at most 64 KiB, that succeeded
+	ReadsInPlace            int64 // those of Reads from memory that is mapped into this process
 	BytesRead, BytesWritten int64
 	Allocs, Frees           int64
 	Lost                    int64 // chunks
@@ -75,7 +75,7 @@ type NodeStats struct {
 	Reconnects              int64 // connections lost
 }
 
-// leavingState is NodeStats.State of a node that is up, and to end when nothing is lent any more.
+// leavingState is the NodeStats.State of a node that is up, but will end when nothing is lent any more.
 const leavingState = "leaving"
 
 // Stats returns the pool's statistics. They are not taken at one instant.

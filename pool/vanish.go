@@ -8,19 +8,19 @@ import (
 	"polder/pool/manager"
 )
 
-// What a chunk's node may do with it.
+// What a chunk's node may do with its contents.
 const (
-	stays    uint32 = iota // nothing
-	vanishes               // drop what is in it
-	vanished               // it has, or may have
+	stays    uint32 = iota // nothing: it must keep them
+	vanishes               // drop them
+	vanished               // it has dropped them, or may have
 )
 
-// ErrStays: the chunk's node asks for no memory back, so there is nothing to permit.
+// ErrStays: the chunk's node never asks for memory back, so there is nothing to permit.
 var ErrStays = errors.New("the node does not lend what is idle")
 
-// MayVanish permits the node to drop what is in c when its host needs the memory. c is lost then (Vanished), so
-// that it has to be of something that can be done without, such as a copy beside those that count. It
-// fails with ErrStays if the node asks for no memory back, or c is not one piece of one chunk of it.
+// MayVanish permits the node to drop the contents of c when its host needs the memory. If the node does, c is lost
+// (Vanished); so c should hold what can be done without, such as a copy beside those that count. MayVanish fails with
+// ErrStays if the node never asks for memory back, or if c is not one single chunk of the node.
 func (c *Chunk) MayVanish(ctx context.Context) error {
 	if err := c.mayVanish(ctx); err != nil {
 		x := c.extents[0]
@@ -47,7 +47,7 @@ func (c *Chunk) mayVanish(ctx context.Context) error {
 		if y == nil {
 			return ErrStays
 		}
-		// The node may act on it before it has answered.
+		// The node may use the permission before it has answered.
 		if !c.vanish.CompareAndSwap(stays, vanishes) {
 			return nil
 		}
@@ -55,8 +55,8 @@ func (c *Chunk) mayVanish(ctx context.Context) error {
 	})
 }
 
-// asked is the error of a request over l, which is of no use any more if that has failed: whether it was
-// answered is not known.
+// asked is the error to return for a request over l that ended with err. Unless the node refused the request, it is
+// not known whether it was carried out, and asked gives up the link.
 func (n *node) asked(l *link, ctx context.Context, err error) error {
 	if err == nil || errors.Is(err, manager.ErrRefused) {
 		return err
@@ -68,8 +68,8 @@ func (n *node) asked(l *link, ctx context.Context, err error) error {
 	return errRetry
 }
 
-// MustStay takes back what MayVanish has permitted. It reports whether c has all that was written to it, which it does
-// not if it has vanished before. If there is an error that is not known.
+// MustStay takes back what MayVanish has permitted. ok reports whether c still has everything that was written to it;
+// it is false if c has vanished before. After an error that is not known.
 func (c *Chunk) MustStay(ctx context.Context) (ok bool, err error) {
 	err = c.acquire()
 	if errors.Is(err, ErrLost) {
@@ -83,7 +83,7 @@ func (c *Chunk) MustStay(ctx context.Context) (ok bool, err error) {
 			switch {
 			case l == nil:
 				return errRetry
-			case c.vanish.Load() != vanishes: // nothing was permitted, or it has vanished
+			case c.vanish.Load() != vanishes: // nothing was permitted, or c has vanished
 				ok = c.vanish.Load() == stays
 				return nil
 			}
@@ -91,7 +91,7 @@ func (c *Chunk) MustStay(ctx context.Context) (ok bool, err error) {
 			if err = x.node.asked(l, ctx, err); err != nil {
 				return err
 			}
-			// If the connection is lost meanwhile it counts as vanished: who wins says so.
+			// If the connection is lost meanwhile, c counts as vanished: the swap decides which came first.
 			if ok = all && c.vanish.CompareAndSwap(vanishes, stays); !ok {
 				c.drop()
 			}
@@ -104,8 +104,8 @@ func (c *Chunk) MustStay(ctx context.Context) (ok bool, err error) {
 	return ok, nil
 }
 
-// Vanished reports whether what was in c is gone, since its node has dropped it, as MayVanish permits. All that
-// can be done with c then is to free it.
+// Vanished reports whether the contents of c are gone because its node has dropped them, as MayVanish permits. Then
+// all that can be done with c is to free it.
 func (c *Chunk) Vanished() bool { return c.vanish.Load() == vanished }
 
 // drop notes that c has vanished.
@@ -114,7 +114,8 @@ func (c *Chunk) drop() {
 	c.gone.Store(true)
 }
 
-// dropPermitted is called when permissions have ended with the connection over which they were given.
+// dropPermitted notes that all chunks that may vanish have vanished: the permissions have ended with the connection
+// over which they were given, and with it the knowledge of what was dropped.
 //
 // Preconditions: n.mu is held.
 func (n *node) dropPermitted() {
@@ -125,24 +126,25 @@ func (n *node) dropPermitted() {
 	}
 }
 
-// learnVanished asks over l which chunks have been dropped.
+// learnVanished asks the node over l which chunks it has dropped.
 func (n *node) learnVanished(ctx context.Context, l *link) {
 	if l.session.Info().Yielder == nil || n.askIdle(ctx, l, n.pool.cfg.Timeout) != nil {
-		n.linkBroke(l) // without a yielder it has no business to speak of it
+		n.linkBroke(l) // a node without a Yielder must not report dropped chunks
 	}
 }
 
-// lookForRoom asks over l, which lends what is idle, how much that is, since that changes and nobody says so.
+// lookForRoom asks the node over l, a node that lends what is idle, how much that is: it changes, and the node does
+// not report it by itself.
 func (n *node) lookForRoom(ctx context.Context, l *link) {
 	if err := n.askIdle(ctx, l, min(n.pool.cfg.Timeout, lookEvery)); err != nil && !errors.Is(err, ErrTimeout) {
 		n.linkBroke(l)
 	}
 }
 
-// lookEvery is how often that is done.
+// lookEvery is the time between two calls of lookForRoom.
 const lookEvery = time.Second
 
-// askIdle asks over l which chunks have been dropped. The answer says how much there is to borrow, too.
+// askIdle asks the node over l which chunks it has dropped. The answer also says how much there is to borrow.
 func (n *node) askIdle(ctx context.Context, l *link, patience time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, ErrTimeout)
 	defer cancel()
@@ -155,8 +157,8 @@ func (n *node) askIdle(ctx context.Context, l *link, patience time.Duration) err
 	})
 }
 
-// settleVanishing has n forget what it was permitted, or has done, with chunks that are to be given back next:
-// they may come back as others.
+// settleVanishing makes the node forget that chunks may vanish or have vanished, before they are given back: they may
+// be lent again, as parts of other chunks.
 func (n *node) settleVanishing(ctx context.Context, l *link, chunks []uint32) error {
 	y := l.session.Info().Yielder
 	if y == nil || len(chunks) == 0 {

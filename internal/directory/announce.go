@@ -11,20 +11,20 @@ import (
 	"polder/internal/etcd"
 )
 
-// DefaultTTL is how long a node stays in the directory after its last heartbeat.
+// DefaultTTL is how long a node stays listed after its last heartbeat.
 const DefaultTTL = 10 * time.Second
 
-// beats is how many heartbeats there are in the time of a lease.
+// beats is how many heartbeats there are in the time to live of a lease.
 const beats = 4
 
 // Config says what to announce.
 type Config struct {
-	Now    func() Node // what to announce about the node; the address stays the same
+	Now    func() Node // returns the node's entry; its address must stay the same
 	TTL    time.Duration
 	Logger *slog.Logger
 }
 
-// A TakenError says that another node has announced an address, and keeps it.
+// A TakenError says that another node has announced the address, and goes on doing so.
 type TakenError struct {
 	Address string
 	Host    string // the other's machine
@@ -43,18 +43,18 @@ type Announcer struct {
 
 	withdrawn atomic.Bool
 	poke      chan struct{} // capacity 1: withdrawn has changed
-	is        atomic.Bool   // announced, under a lease that was kept in time
+	is        atomic.Bool   // the node is announced, under a lease that was kept in time
 
-	// Of Run's goroutine.
+	// Used by Run's goroutine only.
 	lease   etcd.Lease // 0 if there is none
 	ttl     time.Duration
-	mod     int64 // of the key, 0 if it is not there
+	mod     int64 // revision of the key's last change, 0 if the key does not exist
 	written Node
-	wrote   time.Time // when the key was last found or written with the right value
-	ever    bool      // the node has been announced once
-	other   string    // the ID of a node that has taken the address, or ""
-	since   time.Time // when other was found
-	said    bool      // an error has been logged
+	wrote   time.Time // when the key was last written, or found as it should be
+	ever    bool      // the node has been announced before
+	other   string    // the ID of the node that has taken the address, or ""
+	since   time.Time // when it was first found that other has the address
+	said    bool      // a problem has been logged
 }
 
 // Announcer makes an announcer, which has announced nothing yet.
@@ -72,7 +72,7 @@ func (d *Directory) Announcer(cfg Config) *Announcer {
 // Announced reports whether the node is announced, as far as is known.
 func (a *Announcer) Announced() bool { return a.is.Load() }
 
-// Withdraw removes the node from the directory, or, with false, adds it again.
+// Withdraw takes the node off the list or, with false, puts it back.
 func (a *Announcer) Withdraw(yes bool) {
 	a.withdrawn.Store(yes)
 	select {
@@ -81,9 +81,9 @@ func (a *Announcer) Withdraw(yes bool) {
 	}
 }
 
-// Run announces the node until ctx ends, and then withdraws it, which takes up to withdrawTime. While etcd does not
-// answer Run tries again, and logs that once. If another node has the address from the start, and still has it when
-// the lease of a node that has ended would be over, Run fails with a *TakenError.
+// Run announces the node until ctx ends. Then it withdraws the node, which takes up to withdrawTime. While etcd does
+// not answer, Run tries again, and logs that once. If the node has never been announced, and another node keeps the
+// address for longer than the lease of a node that has ended could last, Run fails with a *TakenError.
 func (a *Announcer) Run(ctx context.Context) error {
 	defer a.end(ctx)
 	for {
@@ -108,14 +108,14 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 }
 
-// say logs err when it is news. It returns err if it says that another node has the address for good.
+// say logs err if it is news. It returns a *TakenError if another node has the address for good.
 func (a *Announcer) say(err error) *TakenError {
 	var taken *TakenError
 	if errors.As(err, &taken) && time.Since(a.since) < 3*a.ttl {
-		return nil // perhaps the node that was here before, whose lease has not ended
+		return nil // perhaps it is the node that was here before, whose lease has not ended yet
 	}
 	if err != nil && taken == nil {
-		a.other = "" // leases last longer while etcd is away
+		a.other = "" // while etcd is away, leases last longer
 	}
 	switch {
 	case err == nil && a.said:
@@ -137,7 +137,7 @@ func (a *Announcer) step(ctx context.Context) error {
 		if err != nil && !errors.Is(err, etcd.ErrNoLease) {
 			return err
 		}
-		if err != nil { // the key under it is gone, too
+		if err != nil { // the key that was under the lease is gone, too
 			a.lease, a.mod = 0, 0
 		}
 	}
@@ -165,16 +165,16 @@ func (a *Announcer) step(ctx context.Context) error {
 	return a.write(ctx, now)
 }
 
-// differs reports whether now differs from what is written by enough to matter to others.
+// differs reports whether now differs from what was written by more than a small change of Free.
 func (a *Announcer) differs(now Node) bool {
 	change := now.Free - a.written.Free
 	now.Free = a.written.Free
 	return now != a.written || max(change, -change) > now.Capacity/16
 }
 
-// write writes the key, unless it is another node's.
+// write sets the key to what it should be, unless another node has it.
 func (a *Announcer) write(ctx context.Context, now Node) error {
-	for range 3 { // the key may be ours, under our lease before this one
+	for range 3 { // the key may be there from our last lease
 		done, revision, err := a.d.client.Swap(ctx, a.key, a.mod, now.encode(), a.lease)
 		if errors.Is(err, etcd.ErrNoLease) {
 			a.lease = 0
@@ -194,7 +194,7 @@ func (a *Announcer) write(ctx context.Context, now Node) error {
 		if kv.Mod == 0 {
 			continue
 		}
-		// An entry that is not a node's is replaced.
+		// What is not a valid entry of a node is replaced.
 		if n, err := decode(a.addr, kv.Value); err == nil && n.ID != now.ID {
 			a.mod = 0
 			if a.other != n.ID {
@@ -217,10 +217,10 @@ func (a *Announcer) revoke(ctx context.Context) error {
 	return err
 }
 
-// withdrawTime is how long Run waits for etcd at the end.
+// withdrawTime is how long end waits for etcd.
 const withdrawTime = 2 * time.Second
 
-// end withdraws the node. If that fails the node stays in the directory until its lease ends.
+// end withdraws the node. If that fails, the node stays listed until its lease ends.
 func (a *Announcer) end(ctx context.Context) {
 	a.is.Store(false)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTime)

@@ -16,27 +16,27 @@ import (
 	"polder/internal/etcd"
 )
 
-// A Node is what a node says of itself.
+// A Node is what a memory node says about itself.
 type Node struct {
 	Address  string `json:"address"`        // HOST:PORT, where clients connect
-	Zone     string `json:"zone,omitempty"` // nodes of one zone may fail together
+	Zone     string `json:"zone,omitempty"` // nodes of the same zone fail together
 	Capacity int64  `json:"capacity"`       // bytes that it lends
-	Free     int64  `json:"free"`           // about how many of these bytes are not lent
-	ID       string `json:"id"`             // drawn when its process started
+	Free     int64  `json:"free"`           // bytes of Capacity that are not lent, about
+	ID       string `json:"id"`             // chosen at random when its process started
 	Host     string `json:"host"`           // the name of its machine
 }
 
-// Bounds of what there is in a directory.
+// Bounds of a directory.
 const (
 	MaxNodes = 256
 	maxEntry = 1 << 10 // bytes
 	maxText  = 255     // bytes
 )
 
-// host is a name in the DNS.
+// host is a DNS name.
 var host = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?$`)
 
-// CheckAddress refuses an address that nobody can connect to.
+// CheckAddress refuses an address to which nobody can connect.
 func CheckAddress(addr string) error {
 	name, port, err := net.SplitHostPort(addr)
 	ip := net.ParseIP(name)
@@ -52,7 +52,7 @@ func CheckAddress(addr string) error {
 	return nil
 }
 
-// check refuses values that no node announces.
+// check refuses what no node says about itself.
 func (n *Node) check() error {
 	switch {
 	case n.Capacity < 0 || n.Free < 0 || n.Free > n.Capacity:
@@ -68,7 +68,7 @@ func (n *Node) check() error {
 	return CheckAddress(n.Address)
 }
 
-// decode reads what the node at addr has written.
+// decode decodes the entry of the node at addr.
 func decode(addr string, entry []byte) (n Node, err error) {
 	if len(entry) > maxEntry {
 		return n, fmt.Errorf("it has %d bytes, and an entry at most %d", len(entry), maxEntry)
@@ -85,7 +85,7 @@ func decode(addr string, entry []byte) (n Node, err error) {
 func (n *Node) encode() []byte {
 	b, err := json.Marshal(n)
 	if err != nil {
-		panic("BUG: " + err.Error()) // it has texts and numbers
+		panic("BUG: " + err.Error()) // cannot fail: there are only texts and numbers
 	}
 	return b
 }
@@ -101,8 +101,8 @@ func New(client *etcd.Client, cluster string) *Directory {
 	return &Directory{client: client, prefix: "/polder/" + cluster + "/nodes/"}
 }
 
-// Nodes returns the nodes that there are, in the order of their addresses, MaxNodes at most. wrong has an error for
-// each entry that was left out.
+// Nodes returns the nodes in the directory, in the order of their addresses, at most MaxNodes. wrong has an error for
+// every entry that was left out.
 func (d *Directory) Nodes(ctx context.Context) (nodes []Node, wrong []error, err error) {
 	kvs, more, err := d.client.List(ctx, d.prefix, MaxNodes)
 	if err != nil {
@@ -126,11 +126,11 @@ func (d *Directory) Nodes(ctx context.Context) (nodes []Node, wrong []error, err
 	return nodes, wrong, nil
 }
 
-// cut is the beginning of a text that may be long.
+// cut is the beginning of a text that may be too long.
 func cut(s string) string { return s[:min(len(s), maxText)] }
 
-// Watch calls changed when it has begun, and again when the nodes may have changed, until ctx ends or the watch
-// breaks off. Then it may be called again; see etcd.Client.Watch.
+// Watch calls changed when it has begun to watch, and again when the list of nodes may have changed, until ctx ends
+// or the watch breaks off. Then it may be called again; see etcd.Client.Watch.
 func (d *Directory) Watch(ctx context.Context, changed func()) error {
 	return d.client.Watch(ctx, d.prefix, changed)
 }

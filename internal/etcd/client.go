@@ -16,22 +16,22 @@ import (
 	"time"
 )
 
-// DefaultTimeout is that of a Config.
+// DefaultTimeout is the default of Config.Timeout.
 const DefaultTimeout = 2 * time.Second
 
 // MaxResponse is the size in bytes of the longest response that is read.
 const MaxResponse = 2 << 20
 
-// maxError is the same for a response that says that something is wrong.
+// maxError is the size in bytes of the longest error response that is read.
 const maxError = 4 << 10
 
 // Config says where etcd is.
 type Config struct {
 	Endpoints []string // HOST:PORT of at least one member
-	// TLS is asked for each connection's configuration, if it is set. Without it, or when it returns nil, connections
-	// are plain.
+	// TLS, if set, is called for the configuration of each connection. If it is nil, or returns nil, connections are
+	// plain.
 	TLS func() *tls.Config
-	// User and Password are for servers with authentication. There is none if User is empty.
+	// User and Password are for servers with authentication. If User is empty, there is none.
 	User, Password string
 	Timeout        time.Duration // for each endpoint to answer a request; DefaultTimeout if 0
 }
@@ -44,7 +44,7 @@ type Client struct {
 
 	mu      sync.Mutex
 	cluster uint64 // 0 until the first answer; guarded by mu
-	token   string // of authentication, or ""; guarded by mu
+	token   string // authentication token, or ""; guarded by mu
 }
 
 // New makes a client. It connects to nothing yet.
@@ -63,13 +63,13 @@ func New(cfg Config) (*Client, error) {
 	c := &Client{cfg: cfg}
 	dialer := &net.Dialer{Timeout: cfg.Timeout}
 	c.http = &http.Client{
-		// What says that something is elsewhere is not etcd.
+		// A redirect does not come from etcd.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Transport: &http.Transport{
 			DialContext: dialer.DialContext,
 			DialTLSContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 				t := c.tls()
-				if t == nil { // certificates were there when the request was made
+				if t == nil { // the request was made while there was a TLS configuration
 					return nil, errors.New("there are no certificates any more")
 				}
 				return (&tls.Dialer{NetDialer: dialer, Config: t}).DialContext(ctx, network, addr)
@@ -90,7 +90,7 @@ func (c *Client) tls() *tls.Config {
 	return c.cfg.TLS()
 }
 
-// Close closes the connections that are idle. Others end with their requests, whose contexts the caller ends.
+// Close closes idle connections. The others end with their requests, whose contexts the caller cancels.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // header is what each of etcd's answers begins with.
@@ -99,12 +99,12 @@ type header struct {
 	Revision int64  `json:"revision,string"`
 }
 
-// answered has the header of an answer.
+// answered is an answer with a header.
 type answered interface{ head() *header }
 
 func (h *header) head() *header { return h }
 
-// check refuses an answer that is not etcd's, or that is another cluster's.
+// check refuses an answer that does not come from etcd, or comes from another cluster.
 func (c *Client) check(a answered) error {
 	h := a.head()
 	if h.Cluster == 0 {
@@ -121,8 +121,8 @@ func (c *Client) check(a answered) error {
 	return nil
 }
 
-// ask sends a request to one endpoint after the other until one answers. A request that changes something is not sent
-// to another endpoint after one that may have seen it; the error then is ErrUnknown.
+// ask asks one endpoint after the other until one answers. If the request changes something, ask stops after an
+// endpoint that may have seen it, and returns ErrUnknown.
 func (c *Client) ask(ctx context.Context, path string, changes bool, request any, answer answered) error {
 	body, err := json.Marshal(request)
 	if err != nil {
@@ -160,7 +160,7 @@ func (c *Client) ask(ctx context.Context, path string, changes bool, request any
 	return errors.Join(errs...)
 }
 
-// once asks one endpoint. When there is an error, sent says whether the endpoint may have seen the request.
+// once asks one endpoint. After an error, sent reports whether the endpoint may have seen the request.
 func (c *Client) once(ctx context.Context, endpoint, path string, body []byte, answer answered) (sent bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.Timeout, fmt.Errorf("no answer within %v", c.cfg.Timeout))
 	defer cancel()
@@ -187,7 +187,7 @@ func (c *Client) once(ctx context.Context, endpoint, path string, body []byte, a
 	return true, c.check(answer)
 }
 
-// why returns why ctx has ended, if it has, and otherwise err.
+// why is the cause of ctx's end, if it has ended, and otherwise err.
 func why(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -195,7 +195,8 @@ func why(ctx context.Context, err error) error {
 	return err
 }
 
-// post sends a request and returns a response whose status is OK. seen is set when the request may have been sent.
+// post sends a request, and returns the response if its status is OK. It sets seen when the server may have seen the
+// request.
 func (c *Client) post(ctx context.Context, endpoint, path, token string, body []byte, seen *atomic.Bool) (*http.Response, error) {
 	protocol := "http://"
 	if c.tls() != nil {
@@ -232,7 +233,7 @@ type authenticated struct {
 	Token  string `json:"token"`
 }
 
-// login returns the token to show, which it fetches if there is none.
+// login returns the authentication token. If there is none yet, it fetches one.
 func (c *Client) login(ctx context.Context, endpoint string) (string, error) {
 	if c.cfg.User == "" {
 		return "", nil
@@ -265,7 +266,7 @@ func (c *Client) login(ctx context.Context, endpoint string) (string, error) {
 	return a.Token, nil
 }
 
-// forget makes the next request log in again.
+// forget makes the next request log in.
 func (c *Client) forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -8,15 +8,15 @@ import (
 
 // Errors that callers test for.
 var (
-	// ErrUnknown is the error of a change that may or may not have happened.
+	// ErrUnknown is the error of a change of which nobody can tell whether it happened.
 	ErrUnknown = errors.New("nobody can tell whether it happened")
-	// ErrNoLease is the error for a lease that has ended, or never was.
+	// ErrNoLease is the error for a lease that has ended, or never existed.
 	ErrNoLease = errors.New("the lease has ended")
-	// ErrOtherCluster is the error for an endpoint of another cluster than that of the first endpoint that answered.
+	// ErrOtherCluster is the error of an endpoint that belongs to another cluster than the first that answered.
 	ErrOtherCluster = errors.New("the endpoint is of another etcd cluster than the one that answered before")
 )
 
-// The codes of gRPC that a server refuses a request with.
+// The gRPC codes with which a server refuses a request.
 const (
 	codeInvalid         = 3
 	codeNotFound        = 5
@@ -27,7 +27,7 @@ const (
 	codeUnauthenticated = 16
 )
 
-// refusal is an error that etcd itself has sent.
+// refusal is an error that etcd itself has returned.
 type refusal struct {
 	Code    int    `json:"code"`
 	Message string `json:"message"`
@@ -35,7 +35,7 @@ type refusal struct {
 
 func (r *refusal) Error() string { return "etcd says: " + quote(r.Message) }
 
-// quote shows what somebody else has sent, or its beginning.
+// quote shows a text of somebody else, or its beginning.
 func quote(text string) string {
 	const most = 200
 	if len(text) > most {
@@ -44,19 +44,20 @@ func quote(text string) string {
 	return strconv.Quote(text)
 }
 
-// final reports whether etcd has decided: the request has had no effect and will have none, and another endpoint
-// would say the same.
+// final reports whether etcd has decided: the request has had no effect and will have none, and other endpoints would
+// answer the same.
 func (r *refusal) final() bool {
 	switch r.Code {
 	case codeInvalid, codeNotFound, codeDenied, codePrecondition, codeOutOfRange, codeUnauthenticated:
 		return true
-	case codeExhausted: // etcd also sends it for responses that are too long, when the change has happened
+	case codeExhausted: // also the code for a response that is too long, after the change has happened
 		return strings.Contains(r.Message, "space exceeded") || strings.Contains(r.Message, "too many requests")
 	}
 	return false
 }
 
-// Refused reports whether err is etcd's own refusal of a request, which has had no effect: asking again is of no use.
+// Refused reports whether err is etcd's own verdict on a request. Such a request has had no effect, and asking again
+// does not help.
 func Refused(err error) bool {
 	var r *refusal
 	return errors.As(err, &r) && r.final() || errors.Is(err, ErrNoLease)

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// KV is a key with its value, or without one if Mod is 0.
+// KV is a key with its value. If Mod is 0, the key does not exist.
 type KV struct {
 	Key   []byte `json:"key"`
 	Value []byte `json:"value"`
-	Mod   int64  `json:"mod_revision,string"` // the store's revision when it was last changed
+	Mod   int64  `json:"mod_revision,string"` // the store's revision when the key was last changed
 }
 
 // Lease is the number of a lease.
@@ -30,7 +30,7 @@ type rangeAnswer struct {
 	More   bool `json:"more"`
 }
 
-// Get returns the value of a key, and the store's revision at that time.
+// Get returns a key with its value, and the store's revision at that time.
 func (c *Client) Get(ctx context.Context, key string) (kv KV, revision int64, err error) {
 	var a rangeAnswer
 	if err := c.ask(ctx, "kv/range", false, rangeRequest{Key: []byte(key)}, &a); err != nil {
@@ -42,13 +42,14 @@ func (c *Client) Get(ctx context.Context, key string) (kv KV, revision int64, er
 	case len(a.KVs) == 1:
 		kv = a.KVs[0]
 		if kv.Value == nil {
-			kv.Value = []byte{} // the gateway leaves it out
+			kv.Value = []byte{} // the gateway leaves out empty values
 		}
 	}
 	return kv, a.Revision, nil
 }
 
-// List returns the keys that begin with prefix, in order, at most limit of them. more says that there are others.
+// List returns the keys that begin with prefix, in order, but at most limit of them. more reports whether there are
+// others.
 func (c *Client) List(ctx context.Context, prefix string, limit int) (kvs []KV, more bool, err error) {
 	var a rangeAnswer
 	if err := c.ask(ctx, "kv/range", false, rangeRequest{Key: []byte(prefix), End: after(prefix), Limit: int64(limit)}, &a); err != nil {
@@ -84,7 +85,7 @@ func (c *Client) Keys(ctx context.Context, prefix string) (keys []string, err er
 	}
 }
 
-// after is the end of the range of keys that begin with prefix, which is not empty and does not end with 0xff.
+// after is the end of the range of keys that begin with prefix. prefix must not be empty, nor end with 0xff.
 func after(prefix string) []byte {
 	end := []byte(prefix)
 	end[len(end)-1]++
@@ -119,9 +120,9 @@ type txnAnswer struct {
 	Succeeded bool `json:"succeeded"`
 }
 
-// Swap sets a key to a value, under a lease unless that is 0, if the key was last changed at revision mod; mod 0
-// means that there is no such key. It returns whether it has swapped, and if so the key's new revision. The error is
-// ErrUnknown if the swap may or may not have happened; with any other error it has not happened.
+// Swap sets the value of a key, under a lease unless that is 0, if the key was last changed at revision mod; mod 0
+// means that the key does not exist. swapped reports whether it did, and then the key's new revision is returned. The
+// error is ErrUnknown if nobody can tell whether the swap has happened; after any other error it has not happened.
 func (c *Client) Swap(ctx context.Context, key string, mod int64, value []byte, lease Lease) (swapped bool, revision int64, err error) {
 	return c.change(ctx, key, mod, operation{Put: &putRequest{Key: []byte(key), Value: value, Lease: lease}})
 }
@@ -158,11 +159,11 @@ type leaseAnswer struct {
 	TTL    int64 `json:"TTL,string"`
 }
 
-// Grant returns a new lease, and for how long it is valid after it is granted or kept, which may be longer than ttl.
+// Grant returns a new lease, and for how long it lasts after it was granted or kept, which may be longer than ttl.
 // ttl is rounded up to seconds.
 func (c *Client) Grant(ctx context.Context, ttl time.Duration) (Lease, time.Duration, error) {
 	var a leaseAnswer
-	// A lease that nobody knows of ends by itself, so it may be asked for twice.
+	// A lease whose answer was lost ends by itself, so Grant may ask again.
 	err := c.ask(ctx, "lease/grant", false, leaseRequest{TTL: int64((ttl + time.Second - 1) / time.Second)}, &a)
 	if err == nil && (a.ID == 0 || a.TTL <= 0) {
 		err = errors.New("the answer has none")
@@ -179,7 +180,7 @@ type keptAnswer struct {
 
 func (a *keptAnswer) head() *header { return &a.Result.header }
 
-// Keep starts the time of a lease anew. It fails with ErrNoLease if the lease has ended.
+// Keep starts a lease's time anew. It fails with ErrNoLease if the lease has ended.
 func (c *Client) Keep(ctx context.Context, lease Lease) error {
 	var a keptAnswer
 	err := noLease(c.ask(ctx, "lease/keepalive", false, leaseRequest{ID: lease}, &a))
@@ -192,7 +193,7 @@ func (c *Client) Keep(ctx context.Context, lease Lease) error {
 	return nil
 }
 
-// Revoke ends a lease, and deletes the keys under it. It is no error if the lease has ended.
+// Revoke ends a lease and deletes the keys under it. It is no error if the lease has ended already.
 func (c *Client) Revoke(ctx context.Context, lease Lease) error {
 	var a leaseAnswer
 	if err := noLease(c.ask(ctx, "lease/revoke", false, leaseRequest{ID: lease}, &a)); err != nil && !errors.Is(err, ErrNoLease) {
@@ -201,7 +202,7 @@ func (c *Client) Revoke(ctx context.Context, lease Lease) error {
 	return nil
 }
 
-// noLease is ErrNoLease if that is what err says.
+// noLease returns ErrNoLease if err is etcd's error for a lease that it does not know, and otherwise err.
 func noLease(err error) error {
 	var r *refusal
 	if errors.As(err, &r) && r.Code == codeNotFound {

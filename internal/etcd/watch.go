@@ -31,12 +31,12 @@ type watchAnswer struct {
 
 func (a *watchAnswer) head() *header { return &a.Result.header }
 
-// Watch calls changed when it has begun to watch the keys that begin with prefix, and again whenever something about
-// them may have changed, until ctx ends or the watch breaks off; the error says why. The caller finds out what has
-// changed. changed may take its time: all changes meanwhile make one more call.
+// Watch calls changed when it has begun to watch the keys that begin with prefix, and again when any of them may have
+// changed. It returns when ctx ends, or when the watch breaks off; then the error says why. The caller must look up
+// what has changed. changed may take its time: whatever happens meanwhile causes one more call.
 //
-// Watch does not notice an endpoint that stops without closing the connection. A caller that has to notice looks up
-// now and then without being told.
+// Watch does not notice an endpoint that stops without closing the connection. Callers that must notice have to look
+// up the keys now and then without being told.
 func (c *Client) Watch(ctx context.Context, prefix string, changed func()) error {
 	var request watchRequest
 	request.Create.Key, request.Create.End = []byte(prefix), after(prefix)

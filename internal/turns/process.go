@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// Process is what runs code. A nil Process is this process, with its goroutines and the machine's clock.
+// Process is what code runs in. nil is this process, with its goroutines and the machine's clock.
 type Process struct {
 	w      *World
 	name   string
 	ppm    int64         // how much faster its clock is than the world's, in millionths
 	dead   bool          // it was killed
-	asleep time.Duration // until when it is paused
+	asleep time.Duration // the time in the world until which it is paused
 	tasks  map[*task]struct{}
-	parked []*task // tasks that wait, in the order in which they began to
+	parked []*task // tasks that wait, in the order in which they began to wait
 }
 
 // Now is the time by the process's clock.
@@ -46,14 +46,14 @@ func (p *Process) Go(f func()) {
 	p.start(f)
 }
 
-// A Timer tells Wait and Recv, or runs a function, after some time.
+// A Timer ends a Wait or Recv, or runs a function, after some time.
 type Timer struct {
 	t *time.Timer
 
 	p     *Process
 	c     chan struct{} // capacity 1
 	f     func()
-	round int // an event of an earlier one does nothing
+	round int // events of earlier rounds do nothing
 }
 
 // NewTimer makes a timer for Wait and Recv.
@@ -76,7 +76,7 @@ func (p *Process) AfterFunc(d time.Duration, f func()) *Timer {
 	return t
 }
 
-// Stop stops the timer, unless it has gone off already.
+// Stop makes the timer do nothing any more, if it has not gone off yet.
 func (t *Timer) Stop() {
 	if t.t != nil {
 		t.t.Stop()
@@ -109,7 +109,7 @@ func (t *Timer) Reset(d time.Duration) {
 	})
 }
 
-// over is the channel to which a timer sends, nil if there is no timer.
+// over is the channel of a real timer, or nil if t is nil.
 func (t *Timer) over() <-chan time.Time {
 	if t == nil {
 		return nil
@@ -117,7 +117,7 @@ func (t *Timer) over() <-chan time.Time {
 	return t.t.C
 }
 
-// rang takes what a simulated timer has sent.
+// rang receives what a simulated timer has sent, and reports whether there was anything.
 func (t *Timer) rang() bool {
 	if t == nil {
 		return false
@@ -130,7 +130,7 @@ func (t *Timer) rang() bool {
 	}
 }
 
-// Late is what Wait returns if the timer was first.
+// Late is what Wait returns if the timer went off first.
 const Late = -1
 
 // mostSignals is how many signals Wait can wait for.
@@ -181,7 +181,7 @@ func (p *Process) wait(t *Timer, s [mostSignals]<-chan struct{}) (which int) {
 	return which
 }
 
-// Recv receives from c. It returns false if the timer, which may be nil, was first.
+// Recv receives from c. It returns false if the timer went off first. t may be nil.
 func Recv[T any](p *Process, c <-chan T, t *Timer) (v T, ok bool) {
 	if p != nil {
 		p.park(func() bool {
@@ -218,7 +218,7 @@ func (p *Process) WithTimeout(ctx context.Context, d time.Duration) (context.Con
 // A Group is goroutines that somebody waits for.
 type Group struct {
 	wg sync.WaitGroup
-	n  int // of tasks
+	n  int // number of simulated tasks
 }
 
 // Go runs f in a goroutine of the group.
@@ -250,7 +250,7 @@ type Cond struct {
 	count uint64 // of broadcasts; guarded by L
 }
 
-// Wait waits for a Broadcast. L must be held, and is released meanwhile.
+// Wait waits for a Broadcast. L must be held; Wait unlocks it while it waits.
 func (c *Cond) Wait(p *Process) {
 	if p == nil {
 		c.c.L = c.L
@@ -263,7 +263,7 @@ func (c *Cond) Wait(p *Process) {
 	p.park(func() bool { return c.count != count })
 }
 
-// Broadcast wakes all who wait. L must be held.
+// Broadcast wakes all goroutines that wait. L must be held.
 func (c *Cond) Broadcast() {
 	c.count++
 	c.c.Broadcast()

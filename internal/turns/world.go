@@ -10,24 +10,24 @@ import (
 // start is the time at which every world begins.
 var start = time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// mostWait is how long, at most, a task that can go on waits for its turn, so that the order in which tasks go on
-// varies.
+// mostWait is the longest that a task that can go on waits for its turn. The wait is random, so that the order of
+// tasks varies.
 const mostWait = 30 * time.Microsecond
 
-// World is simulated processes with one queue of events.
+// World is a set of simulated processes with one queue of events.
 type World struct {
 	// Rand decides whatever is left to chance.
 	Rand *rand.Rand
-	// Trace, if it is not nil, gets what Note is told.
+	// Trace, if not nil, is called with every line that Note writes.
 	Trace func(line string)
 
 	now     time.Duration
 	seq     uint64
 	events  queue
-	procs   []*Process // those that have not ended
+	procs   []*Process // processes that live
 	current *task
 	steps   uint64
-	sum     uint64 // of all events so far
+	sum     uint64 // checksum of all events so far
 }
 
 // NewWorld makes a world without processes.
@@ -35,16 +35,17 @@ func NewWorld(seed uint64) *World {
 	return &World{Rand: rand.New(rand.NewPCG(seed, 0x7475726e73)), sum: 14695981039346656037 ^ seed}
 }
 
-// Now is how long the world has existed, in its own time.
+// Now is the time since the world began.
 func (w *World) Now() time.Duration { return w.now }
 
-// Steps is how many events there were.
+// Steps is how many events there have been.
 func (w *World) Steps() uint64 { return w.steps }
 
-// Sum is a checksum of all events so far, and of the calls of Note. Runs that did the same have the same sum.
+// Sum is a checksum of all events so far, and of all calls of Note. Two runs that did the same have the same
+// checksum.
 func (w *World) Sum() uint64 { return w.sum }
 
-// Note writes something that has happened into the trace.
+// Note writes a line about something that has happened to the trace.
 func (w *World) Note(format string, args ...any) {
 	line := fmt.Sprintf(format, args...)
 	w.add(line, 0)
@@ -53,7 +54,7 @@ func (w *World) Note(format string, args ...any) {
 	}
 }
 
-// add adds something that has happened to the checksum, which is FNV-1a.
+// add adds an event to the checksum, which is FNV-1a.
 func (w *World) add(what string, n uint64) {
 	const prime = 1099511628211
 	sum := w.sum
@@ -69,7 +70,7 @@ func (w *World) add(what string, n uint64) {
 	w.sum = sum
 }
 
-// Process makes a process whose clock is faster by ppm millionths than the world's.
+// Process makes a process whose clock is faster than the world's by ppm millionths.
 func (w *World) Process(name string, ppm int64) *Process {
 	p := &Process{w: w, name: name, ppm: ppm, tasks: make(map[*task]struct{})}
 	w.procs = append(w.procs, p)
@@ -87,7 +88,7 @@ func (w *World) after(d time.Duration, p *Process, kind string, f func()) {
 	w.events.push(event{at: w.now + max(d, 0), seq: w.seq, p: p, kind: kind, f: f})
 }
 
-// Run lets the world go on until that time.
+// Run lets the world go on until the time until.
 func (w *World) Run(until time.Duration) {
 	for len(w.events) > 0 && w.events[0].at <= until {
 		e := w.events.pop()
@@ -96,7 +97,7 @@ func (w *World) Run(until time.Duration) {
 		}
 		if e.p != nil && e.p.asleep > e.at {
 			e.at = e.p.asleep
-			w.events.push(e) // in the order in which they came
+			w.events.push(e) // it keeps its place among events of the same time
 			continue
 		}
 		w.now = e.at
@@ -132,7 +133,7 @@ type task struct {
 	ready func() bool
 }
 
-// killed is what ends a task.
+// killed is the panic that ends a task of a killed process.
 type killed struct{}
 
 // start starts a task.
@@ -158,7 +159,7 @@ func (p *Process) start(f func()) {
 	t.resume()
 }
 
-// resume gives t its turn soon.
+// resume gives t its turn after a short random wait.
 func (t *task) resume() {
 	w := t.p.w
 	w.after(time.Duration(w.Rand.Int64N(int64(mostWait))), t.p, "turn", func() {
@@ -171,7 +172,7 @@ func (t *task) resume() {
 	})
 }
 
-// park returns when ready has returned true. Other tasks have their turn meanwhile.
+// park returns once ready has returned true. Other tasks have their turns meanwhile.
 func (p *Process) park(ready func() bool) {
 	t := p.w.current
 	switch {
@@ -189,7 +190,7 @@ func (p *Process) park(ready func() bool) {
 	}
 }
 
-// wake gives a turn to the tasks that need not wait any longer.
+// wake gives a turn to those tasks that need not wait any longer.
 func (p *Process) wake() {
 	n := 0
 	for _, t := range p.parked {
@@ -205,7 +206,7 @@ func (p *Process) wake() {
 	p.parked = p.parked[:n]
 }
 
-// Kill ends the process. It must not be called by a task of the process itself.
+// Kill ends the process. No task of the process itself may call it.
 func (p *Process) Kill() {
 	if p.dead {
 		return
@@ -213,7 +214,7 @@ func (p *Process) Kill() {
 	w := p.w
 	p.dead, p.parked = true, nil
 	outer := w.current
-	for t := range p.tasks { // in any order: nothing that the tasks still do has an effect
+	for t := range p.tasks { // the order does not matter, since nothing that the tasks do has an effect any more
 		w.current = t
 		t.stop()
 	}
@@ -239,7 +240,7 @@ func (p *Process) Sleep(d time.Duration) { p.Wait(p.NewTimer(d)) }
 type event struct {
 	at   time.Duration
 	seq  uint64
-	p    *Process // nil: of the world
+	p    *Process // nil if it is the world's
 	kind string
 	f    func()
 }

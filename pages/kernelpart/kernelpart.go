@@ -1,5 +1,5 @@
-// Package kernelpart measures which part of the costs of a mapping (package pages/region) is the kernel's, whatever a
-// pager does besides. It is a bound for benchmarks.
+// Package kernelpart measures the kernel's part of the costs of a mapping (package pages/region), which no pager can
+// avoid: a bound for benchmarks.
 package kernelpart
 
 import (
@@ -19,10 +19,10 @@ const (
 	count  = 4096 // pages of a round
 )
 
-// OfScan returns the least time that a processor needs for each page of a scan, many pages in a row at a time: to
-// copy it from local memory and place it by userfaultfd(2), and to take it out again. It is the median of 5 rounds,
-// with the row length that is best. It leaves out reading the pages, far memory, and everything that is due to there
-// being several processes.
+// OfScan returns the least time that a processor takes for a page of a scan: to place it by userfaultfd(2), which
+// copies it from local memory, and to take it out again, for many pages in a row. It is the median of 5 rounds, with
+// the number of pages in a row for which that is least. It leaves out who reads the pages, far memory, and all costs
+// of having several processes.
 func OfScan() (time.Duration, error) {
 	var best time.Duration
 	for _, row := range []int{16, 32, 64, 128} {
@@ -37,7 +37,7 @@ func OfScan() (time.Duration, error) {
 	return best, nil
 }
 
-// inRows is OfScan with this many pages at a time.
+// inRows is OfScan with row pages at a time.
 func inRows(row int) (time.Duration, error) {
 	n := row * pages.Size
 	memory, err := arena.NewMemfd("polder-kernelpart", n)

@@ -7,8 +7,8 @@ import (
 	"polder/pages/internal/ahead"
 )
 
-// readAhead records that a client reads n bytes at off, and, if that predicts what comes next, brings it into local
-// memory. Nobody waits for it.
+// readAhead notes that a client reads n bytes at off, and has what will be read next, if that can be told, brought
+// into local memory. It does not wait for it.
 func (s *Server) readAhead(off, n int64) {
 	first, end := off/pages.Size, (off+n+pages.Size-1)/pages.Size
 	s.aheadMu.Lock()
@@ -20,7 +20,7 @@ func (s *Server) readAhead(off, n int64) {
 	select {
 	case s.reading <- struct{}{}:
 	default:
-		return // far memory is slow, and what clients ask for comes first
+		return // far memory is slow, and what clients wait for comes first
 	}
 	s.done.Go(func() {
 		defer func() { <-s.reading }()
@@ -30,11 +30,11 @@ func (s *Server) readAhead(off, n int64) {
 	})
 }
 
-// prefetch brings a window into local memory. It reports no errors: a client that reads the pages gets them.
+// prefetch brings a window into local memory. It drops errors: whoever reads the pages gets them.
 func (s *Server) prefetch(ctx context.Context, w ahead.Window) {
 	last := s.cfg.Volume.Size() / pages.Size
 	for i := int64(0); i < w.Count; {
-		run := int64(1) // how many accesses are adjacent
+		run := int64(1) // accesses that are adjacent
 		if w.Stride == w.N {
 			run = w.Count
 		}

@@ -28,15 +28,15 @@ type conn struct {
 	free     chan *buffer   // buffers of requests that are not under way
 	waiting  sync.WaitGroup // requests that wait for far memory
 
-	mu  sync.Mutex    // held for a whole reply, or a chunk of one
+	mu  sync.Mutex    // held for a whole reply, or a whole chunk of a reply
 	out *bufio.Writer // guarded by mu
 	err error         // why nothing more can be sent; guarded by mu
 }
 
-// buffer is the memory of a request under way.
+// buffer is the memory for a request.
 type buffer struct {
 	header []byte // of replies
-	data   []byte // grows to what its requests need, at most piece
+	data   []byte // grows as needed, to piece at most
 }
 
 // size returns n bytes of the buffer.
@@ -59,21 +59,21 @@ func newConn(s *Server, nc net.Conn, chosen session) *conn {
 	return c
 }
 
-// stop ends the connection once it has answered the requests that have come.
+// stop makes the connection end when the requests that have come are answered.
 func (c *conn) stop() {
 	c.stopping.Store(true)
-	_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // if this fails the connection is closed already
+	_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // it fails only if the connection is closed already
 }
 
 // readBy sets the deadline for reading.
 func (c *conn) readBy(t time.Time) {
-	_ = c.nc.SetReadDeadline(t) // if this fails, reading will fail
+	_ = c.nc.SetReadDeadline(t) // if it fails, so will reading
 	if c.stopping.Load() {
 		c.stop()
 	}
 }
 
-// hangUp ends the connection now. It does not say goodbye, for which TLS would wait.
+// hangUp ends the connection now. It does not take leave: with TLS that would mean to wait.
 func (c *conn) hangUp() {
 	nc := c.nc
 	if t, ok := nc.(*tls.Conn); ok {
@@ -85,7 +85,7 @@ func (c *conn) hangUp() {
 // errGone: the client ended the connection in good order.
 var errGone = errors.New("the client has gone")
 
-// serve serves requests until the client disconnects, which is no error, or the connection has to end.
+// serve serves requests until the client goes, which is no error, or until the connection must end.
 func (c *conn) serve() error {
 	var err error
 	for err == nil {
@@ -103,10 +103,10 @@ func (c *conn) serve() error {
 	return err
 }
 
-// next reads a request, and answers it or has a goroutine do so.
+// next reads a request, and answers it, or starts a goroutine that does if it must wait for far memory.
 func (c *conn) next() error {
 	if c.in.Buffered() < requestSize {
-		c.flushIdle() // before waiting for the client
+		c.flushIdle() // send what is due before waiting for the client
 	}
 	b, err := c.in.Peek(requestSize)
 	if err != nil {
@@ -148,7 +148,7 @@ func (c *conn) next() error {
 
 var errLate = errors.New("far memory has not answered in time")
 
-// try calls fn, which may wait for far memory for Config.Timeout, or, without wait, not at all.
+// try calls fn with the time that a piece of a request may wait for far memory or, if wait is false, with far.NoWait.
 func (c *conn) try(wait bool, fn func(ctx context.Context) error) error {
 	if !wait {
 		return fn(far.NoWait)
@@ -158,8 +158,8 @@ func (c *conn) try(wait bool, fn func(ctx context.Context) error) error {
 	return fn(ctx)
 }
 
-// each calls fn for parts of a request, of at most `most` bytes each, until one fails. Without wait it handles only
-// requests of one part; later says that each has to be called again with wait.
+// each calls fn for one part of a request after the other, each of at most most bytes, until one fails. It reports
+// later if the request must be tried again with wait set.
 func (c *conn) each(r request, most int64, wait bool, fn func(ctx context.Context, off, n int64) error) (e errno, later bool) {
 	off, end := int64(r.off), int64(r.off)+int64(r.length)
 	if !wait && end-off > most {
@@ -211,8 +211,8 @@ func (c *conn) check(r request) errno {
 	return ok
 }
 
-// execute executes a request other than WRITE, and answers it. Without wait it does not wait for far memory: later
-// then says that it has to be called again with wait. An error ends the connection.
+// execute executes and answers a request other than WRITE. Without wait it does not wait for far memory, but may
+// report that it must be called again with wait. An error ends the connection.
 func (c *conn) execute(r request, wait bool, buf *buffer) (later bool, err error) {
 	e := c.check(r)
 	if e == ok {
@@ -257,10 +257,10 @@ func (c *conn) execute(r request, wait bool, buf *buffer) (later bool, err error
 	return false, c.answer(r, e, buf)
 }
 
-// stays reports whether the change that r makes must be kept (FUA) before r is answered.
+// stays reports whether what r changes must outlive the server before r is answered.
 func (c *conn) stays(r request) bool { return r.flags&flagFUA != 0 && c.volume.Kept() }
 
-// sync makes everything written so far survive the server.
+// sync makes what was written outlive the server, if the volume does.
 func (c *conn) sync() errno {
 	e, _ := c.errnoOf(c.try(true, c.volume.Sync))
 	return e
@@ -272,8 +272,7 @@ func (c *conn) count(kind uint16) {
 	}
 }
 
-// errnoOf returns the error number that the client gets for err, or later if the operation has to be tried again with
-// wait.
+// errnoOf is what the client is told of err. later means that the operation must be tried again with time to wait.
 func (c *conn) errnoOf(err error) (e errno, later bool) {
 	switch {
 	case err == nil:
@@ -292,8 +291,8 @@ func (c *conn) errnoOf(err error) (e errno, later bool) {
 	return e, false
 }
 
-// write executes a WRITE. It writes data longer than a piece as it comes. If the last piece has to wait, or FUA asks
-// for a sync, a goroutine finishes the request, so that the next one can be read.
+// write serves a WRITE. What is longer than a piece is written as it comes. If the last piece has to wait, a
+// goroutine writes it, so that the next request can be read.
 func (c *conn) write(r request, buf *buffer) error {
 	e := c.check(r)
 	if r.length > maxRequest {
@@ -341,7 +340,7 @@ func (c *conn) write(r request, buf *buffer) error {
 	return err
 }
 
-// payload reads the data of a request, which has to come within Config.Stall.
+// payload reads the data that follows a request's header, within Config.Stall.
 func (c *conn) payload(p []byte) error {
 	wait := c.in.Buffered() < len(p)
 	if wait {
@@ -357,8 +356,7 @@ func (c *conn) payload(p []byte) error {
 	return nil
 }
 
-// read answers a READ: at once if all of it is local and fits the buffer; otherwise later, with wait, a piece at a
-// time.
+// read answers a READ: with one read if all of it is local and fits the buffer, otherwise piece by piece.
 func (c *conn) read(r request, wait bool, buf *buffer) (later bool, err error) {
 	if !wait && r.length > piece {
 		return true, nil
@@ -388,7 +386,7 @@ func (c *conn) read(r request, wait bool, buf *buffer) (later bool, err error) {
 	return false, nil
 }
 
-// part sends n bytes at off: p, or zeros if p is nil.
+// part sends the n bytes at off, which are p, or zeros if p is nil.
 func (c *conn) part(r request, off, n int64, p []byte, buf *buffer) error {
 	b, be := buf.header[:0], binary.BigEndian
 	flags := uint16(0)
@@ -411,7 +409,8 @@ func (c *conn) part(r request, off, n int64, p []byte, buf *buffer) error {
 	return c.send(b, p)
 }
 
-// status answers a BLOCK_STATUS. The answer has about 8 KiB of extents at most; the client asks for the rest.
+// status answers a BLOCK_STATUS. It describes only as many extents as a client asks for at once; the client asks for
+// the rest.
 func (c *conn) status(r request, buf *buffer) error {
 	be := binary.BigEndian
 	b := be.AppendUint32(buf.size(piece)[:0], metaID)
@@ -448,7 +447,7 @@ func (c *conn) answer(r request, e errno, buf *buffer) error {
 	return c.send(b, nil)
 }
 
-// send puts a header and its data into the output buffer, which flush sends.
+// send puts a header and its data into the buffer. They are sent by flush at the latest.
 func (c *conn) send(header, data []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -471,12 +470,12 @@ func (c *conn) send(header, data []byte) error {
 func (c *conn) flush() {
 	if c.err == nil && c.out.Buffered() > 0 {
 		c.takeTime()
-		_ = c.failed(c.out.Flush()) // c.err says so
+		_ = c.failed(c.out.Flush()) // c.err keeps the error
 	}
 }
 
-// flushIdle sends what is in the buffer, unless a reply is being sent: the goroutine that sends it flushes when the
-// reply is complete.
+// flushIdle sends what is in the buffer, unless a goroutine is sending a reply: that goroutine flushes when the reply
+// is complete.
 func (c *conn) flushIdle() {
 	if c.mu.TryLock() {
 		c.flush()
@@ -484,12 +483,12 @@ func (c *conn) flushIdle() {
 	}
 }
 
-// takeTime gives the client Config.Stall to take what is sent now.
+// takeTime sets the deadline by which the client must take what is sent now.
 func (c *conn) takeTime() {
-	_ = c.nc.SetWriteDeadline(time.Now().Add(c.s.cfg.Stall)) // if this fails, writing will fail
+	_ = c.nc.SetWriteDeadline(time.Now().Add(c.s.cfg.Stall)) // if it fails, so will writing
 }
 
-// failed ends the connection if err says that nothing more can be sent.
+// failed ends the connection if err, of sending, is not nil.
 //
 // Preconditions: c.mu is held.
 func (c *conn) failed(err error) error {
@@ -497,6 +496,6 @@ func (c *conn) failed(err error) error {
 		return nil
 	}
 	c.err = fmt.Errorf("cannot send a reply: %w", err)
-	c.hangUp() // the goroutine that reads requests notices
+	c.hangUp() // the reader of requests notices
 	return errGone
 }

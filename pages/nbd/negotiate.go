@@ -14,7 +14,7 @@ import (
 // session is what a client has chosen.
 type session struct {
 	structured bool // replies have structure
-	meta       bool // block status is asked for base:allocation
+	meta       bool // the client has asked for base:allocation in block status
 }
 
 // errAbort: the client has ended the negotiation in good order.
@@ -30,7 +30,7 @@ type negotiation struct {
 	session
 }
 
-// negotiate lets a client choose the export. It returns the connection to use from then on: nc, or TLS over it.
+// negotiate lets a client choose its options. It returns the connection to use from then on: nc, or TLS over it.
 func (s *Server) negotiate(nc net.Conn) (net.Conn, session, error) {
 	n := &negotiation{s: s, nc: nc, secure: s.cfg.TLS == nil}
 	be := binary.BigEndian
@@ -57,7 +57,7 @@ func (s *Server) negotiate(nc net.Conn) (net.Conn, session, error) {
 	}
 }
 
-// read reads exactly count bytes: what follows may have to be read through TLS.
+// read reads exactly count bytes: what follows them may have to be read through TLS.
 func (n *negotiation) read(count int) ([]byte, error) {
 	if n.said += count; n.said > maxSaid {
 		return nil, errors.New("it sends more than 16 KiB without choosing an export")
@@ -87,7 +87,7 @@ func (n *negotiation) option() (done bool, err error) {
 	}
 	switch {
 	case option == optAbort:
-		_ = n.answer(option, ackOption, nil) // the client may be gone already
+		_ = n.answer(option, ackOption, nil) // the client may have gone already
 		return false, errAbort
 	case option == optStartTLS:
 		return false, n.startTLS(data)
@@ -152,7 +152,7 @@ func (n *negotiation) startTLS(data []byte) error {
 	if err := c.HandshakeContext(context.Background()); err != nil { // the connection has a deadline
 		return err
 	}
-	// An attacker could have sent what came before TLS.
+	// What was said without TLS may have been somebody else's words.
 	n.nc, n.secure, n.session = c, true, session{}
 	return nil
 }

@@ -23,13 +23,13 @@ const (
 	// closeTime is how long Close lets requests finish.
 	closeTime = 3 * time.Second
 
-	preferred  = pages.Size // offsets and lengths are best multiples of it
+	preferred  = pages.Size // best alignment of offsets and lengths
 	maxRequest = 32 << 20   // bytes
-	piece      = 128 << 10  // bytes of a request's buffer, at most
-	atATime    = 16         // requests of a connection
-	atOnce     = 1 << 20    // bytes that are discarded at a time, while the next request waits
+	piece      = 128 << 10  // largest buffer of a request, in bytes
+	atATime    = 16         // requests of a connection that are under way
+	atOnce     = 1 << 20    // most bytes that are discarded while the next request waits
 	readers    = 4          // windows that are read ahead at a time
-	mostAhead  = 128        // pages of a window
+	mostAhead  = 128        // most pages of a window
 )
 
 // Config says what is served. Volume is required.
@@ -40,8 +40,8 @@ type Config struct {
 	TLS      *tls.Config   // what every client must use; nil for plain connections
 	MaxConns int           // 16 if it is 0
 	Timeout  time.Duration // how long a piece of a request may wait for far memory; 10 s if it is 0
-	Stall    time.Duration // how long a client may take to send or receive 128 KiB; 30 s if it is 0
-	Ahead    bool          // a connection allocates its buffers when it starts, not when requests need them
+	Stall    time.Duration // how long a client may take to send or to receive a piece of 128 KiB; 30 s if it is 0
+	Ahead    bool          // a connection gets its buffers when it starts, not when requests need them
 	Logger   *slog.Logger  // slog.Default if it is nil
 }
 
@@ -49,13 +49,13 @@ type Config struct {
 type Server struct {
 	cfg  Config
 	gate *accept.Gate
-	ctx  context.Context // of requests
+	ctx  context.Context // parent of the contexts of requests
 	end  context.CancelCauseFunc
-	done sync.WaitGroup // connections, and what is read ahead
+	done sync.WaitGroup // connections, and goroutines that read ahead
 
 	aheadMu sync.Mutex
 	streams ahead.Streams // of all connections, since a client may use several for one stream; guarded by aheadMu
-	reading chan struct{} // capacity readers: one entry for each window that is being read
+	reading chan struct{} // capacity: how many may read ahead at a time
 
 	mu     sync.Mutex
 	closed bool                      // guarded by mu
@@ -129,7 +129,7 @@ func (s *Server) Serve(lis net.Listener) error {
 	return errors.Join(fmt.Errorf("cannot accept: %w", err), lis.Close())
 }
 
-// enter negotiates with a client, and serves it in a goroutine of its own.
+// enter lets a client choose, and starts a goroutine that serves it.
 func (s *Server) enter(v *accept.Visitor) error {
 	nc, chosen, err := s.negotiate(v)
 	if err == errAbort {
@@ -163,8 +163,8 @@ func (s *Server) enter(v *accept.Visitor) error {
 	return nil
 }
 
-// Close stops listening, lets requests that have come finish for a while, and ends all
-// connections. Closing twice is a no-op.
+// Close stops listening, gives requests that have come a while to finish, and ends all connections. Closing twice is
+// a no-op.
 func (s *Server) Close() (err error) {
 	s.mu.Lock()
 	if s.closed {

@@ -136,7 +136,7 @@ func simpleReply(b []byte, cookie uint64, e errno) []byte {
 	return be.AppendUint64(b, cookie)
 }
 
-// chunkHeader appends the header of a part of a structured reply, with length bytes behind it.
+// chunkHeader appends the header of a chunk of a structured reply, which length bytes of data follow.
 func chunkHeader(b []byte, cookie uint64, flags, kind uint16, length int) []byte {
 	be := binary.BigEndian
 	b = be.AppendUint32(b, chunkMagic)

@@ -5,20 +5,21 @@ import "polder/pages"
 const (
 	maxWindow = 128 // pages that are read ahead at a time, at most
 	maxMarks  = 8
-	// overThere is how many times its length a stream's window may reach, passing over pages that are there already.
+	// overThere is over how many windows the next window of a stream may extend where some pages are resident
+	// already.
 	overThere = 8
 )
 
-// marks are pages that were read ahead and have frames, but are kept from the client. When the client touches one,
-// the pager knows that a stream has come so far, and reads its next window while the client uses the rest of this
-// one.
+// marks are pages that were read ahead and have frames, but are kept from the client. When the client touches one of
+// them, its stream has come that far, and the next window is read while the client uses the rest of this one.
 type marks struct {
-	frames [maxMarks]uint32 // the frame + 1, or 0 if the slot is free
-	next   int              // the slot whose page the client gets if all slots are in use
+	frames [maxMarks]uint32 // frame + 1, or 0
+	next   int              // index of the mark whose page the client gets if all are in use
 	pages  [maxMarks][pages.Size]byte
 }
 
-// park keeps the page of a frame from the client.
+// park makes a frame's page a mark: the client does not get it until it touches it, or until its mark is needed for
+// another page.
 //
 // Preconditions: m.mu is held; the frame is loading.
 func (m *mapping) park(at uint32, page []byte) {
@@ -38,7 +39,7 @@ func (m *mapping) park(at uint32, page []byte) {
 	m.frames[at].state = parked
 }
 
-// unpark gives the client the page of a frame that was kept from it.
+// unpark gives the client the page of a parked frame.
 //
 // Preconditions: m.mu is held; the frame is parked.
 func (m *mapping) unpark(at uint32, write bool) {
@@ -48,7 +49,7 @@ func (m *mapping) unpark(at uint32, write bool) {
 	m.placed(row, write, m.copyIn(row, m.marks.pages[i][:], write))
 }
 
-// forgetMark takes a frame out of marks, and returns the slot that it had.
+// forgetMark takes a frame out of the marks, and returns the index that it had there, or -1 if it was none.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) forgetMark(at uint32) int {
@@ -61,14 +62,14 @@ func (m *mapping) forgetMark(at uint32) int {
 	return -1
 }
 
-// readAhead reads the pages of a window that are not there, as far as frames are free or makeRoom frees some.
+// readAhead reads those pages of a window that are not resident, as long as frames are free or can be freed at once.
 func (m *mapping) readAhead(j job, b []byte) {
 	var numbers [maxWindow]int64
 	var frames [maxWindow]uint32
 	w, n, mark := j.ahead, 0, -1
 	m.mu.Lock()
 	page, most := w.First, w.Count
-	if j.stream { // the client passes pages that are there in no time
+	if j.stream { // it passes the resident pages in no time
 		most *= overThere
 	}
 	for i := int64(0); i < most && n < int(w.Count); i, page = i+1, page+w.Stride {
@@ -104,8 +105,8 @@ func (m *mapping) readAhead(j job, b []byte) {
 	}
 }
 
-// placeMark makes the page, whose touch is to trigger a stream's next window, a mark, unless the client waits for it
-// already.
+// placeMark parks the page at which the stream's next window is to be read. If the client has come to the page
+// already, it gets the page, and the stream goes on.
 func (m *mapping) placeMark(at uint32, page []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -119,7 +120,7 @@ func (m *mapping) placeMark(at uint32, page []byte) {
 	m.follow(f.page)
 }
 
-// follow makes a worker read the next window of a stream, if one is due now that the client has come to page.
+// follow tells the streams that the client has come to a page, and has the next window read if it is due.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) follow(page int64) {

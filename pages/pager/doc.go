@@ -1,55 +1,54 @@
-// Package pager serves the page faults of other processes. The memory of such a process is a volume of pages in far
-// memory, of which only a part is in local memory.
+// Package pager serves the page faults of other processes. Their memory is larger than the part of it that is local;
+// the rest lies in a volume of pages in far memory.
 //
 // A client (package region, or polder_pages in Python) makes a memfd, maps it, registers the mapping with
 // userfaultfd(2), and passes both to the pager over a Unix socket. An access to a page that is not there, or the
-// first write to a page that was brought, waits until the pager has heard of it and has put the page there, or has
-// ended its protection.
+// first write to one that was brought, waits until the pager has heard of it and has put the page there, or has ended
+// its protection.
 //
 // # Frames
 //
-// A mapping may have as many pages in the memfd at a time as its client has asked for: its frames. policy.go says
-// which pages stay when a client goes round a loop that is larger than its frames, or scans memory beside pages that
-// it uses often. A page that has been written to or pinned since the pager last considered it is spared once; the
-// pager does not see reads of a page that is there. Clean pages are evicted by punching them out. Dirty pages are
-// write-protected first and read in rows; a client that writes to one while it is being evicted waits, and keeps the
-// page. Evicting begins when a 32nd of the frames, and at most 128, is still free, so that faults seldom wait for it.
+// A mapping has as many frames as its client has asked for: so many of its pages may be in the memfd at a time. Some
+// pages of a loop that is too large stay, and pages that are used often beside the loop (policy.go says how). A page
+// that has been written to or pinned since it was looked at last is spared once; the pager does not see reads of
+// resident pages. A client that writes to a dirty page while it is being evicted waits until that is done, and keeps
+// the page. A clean page is only punched out; dirty pages are protected, and adjacent ones read at once. Evicting
+// begins while a 32nd of the frames, and at most 128, is still free, so that faults seldom wait for it.
 //
-// Faults at a constant distance are a stream. As long as it goes on, 4 to 128 pages, but no more than a 32nd of the
-// frames, are read ahead of it. A worker that reads ahead and finds too few free frames drops clean pages itself.
+// Faults whose distance stays the same are a stream. As long as it goes on, 4 to 128 pages, but no more than a 32nd
+// of the frames, are read ahead of it. A reader ahead that finds too few free frames drops clean pages itself.
 //
-// Most of what a page costs is system calls, so one call handles many pages in a row: to place pages that were read
-// ahead, to drop clean ones, to protect dirty ones. To make rows likely, up to 16 adjacent kept pages are evicted
-// together.
+// Most of the cost of a page is system calls, so each call is for many adjacent pages: it places pages that were read
+// ahead, drops clean ones, or protects dirty ones. To have such rows of pages, up to 16 kept pages that lie side by
+// side are evicted together.
 //
 // # Names
 //
-// The contents of a mapping with a name stay in its volume when the client has gone: what it had in its memory is
-// written to the volume then. If the heap is kept, and so the volume, Sync and the end of a client take a checkpoint.
-// The client has a table that says which of its pages the last checkpoint has in their latest version. The next pager
-// can give that client those pages. The others are lost unless they are in the memfd, and the pager marks them as
-// lost in the volume, which has older versions of them. A random number, which is kept with the volume and in the
-// table, says whether the two belong together.
+// The contents of a mapping with a name stay in its volume when the client has gone: what is in its memory is written
+// to the volume then. If the heap, and so the volume, is kept, Sync and the end of a client take a checkpoint. The
+// client's table says which pages the last checkpoint has as they were last: the next pager can give these to the
+// client. The other pages that the pager had are lost. The next pager makes them lost in the volume, too, since the
+// volume has older ones. A random number, which is kept with the volume and in the table, says whether the two belong
+// together.
 //
 // # What is lost
 //
-// Accesses to a page fail with SIGBUS from then on if the page is lost, cannot be read within Config.Timeout, or
-// finds no frame because far memory is full and nothing can be evicted: they never see other bytes. A mapping ends
-// with its connection or with its client's process, and gives everything back. The client itself holds the memfd and
-// the userfaultfd, so when the pager dies nobody sees zeros: the client waits for another pager, which takes over
-// what is in the memfd. Pages that were not in it are lost, unless they were zeros.
+// An access to a page that is lost, that cannot be read within Config.Timeout, or for which nothing can be evicted
+// since far memory is full, fails with SIGBUS from then on: the client never sees other bytes. A mapping ends with
+// its connection or with its client's process, and gives everything back. When the pager dies, nobody sees zeros,
+// since the client has the memfd and the userfaultfd: it waits for another pager, which takes over what is in the
+// memfd. All other pages are lost, unless they were zeros or, with a name, a checkpoint has them.
 //
 // # Trust
 //
-// Anybody who can connect to the socket may have Config's memory, but no more mappings, bytes or frames. A client can
-// put more pages into its memfd than it has frames, through another mapping of it: that memory is its own, and is
-// charged to its control group.
+// Whoever can connect to the socket may have what Config allows, but no more mappings, bytes or frames. A client can
+// put more pages into its memfd than it has frames, by mapping the memfd once more: that is its own memory, and its
+// control group's.
 //
 // # Concurrency
 //
-// Each mapping has one goroutine that reads faults and serves those whose page is local to the pager, workers that
-// serve the other faults, and one goroutine that evicts. A mapping's lock is not held while pages are placed or
-// dropped, nor while far memory is waited for: a frame that is loading or evicting belongs to the goroutine that does
-// it. An access to such a frame is noted in the frame, and its goroutine wakes the access when it is done. A fault
-// allocates nothing.
+// For each mapping one goroutine reads faults, and serves those whose page is local to the pager; workers serve the
+// others; one goroutine evicts. A mapping's lock is not held while pages are placed and dropped, nor while far memory
+// is waited for: frames that are loading or evicting belong to the goroutine that loads or evicts them. An access to
+// such a frame is noted in the frame, and that goroutine wakes the access when it is done. A fault allocates nothing.
 package pager

@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	batch = 32  // dirty pages evicted at a time: a write to one of them may wait for all
-	drops = 128 // clean pages evicted at a time
+	batch = 32  // dirty pages evicted at a time; whoever writes to one of them waits until they are written out
+	drops = 128 // clean pages dropped at a time
 )
 
-// low is how many frames the evictor keeps free: it begins when no more are free, and goes on until enough are. It is
-// 0 if there is a frame for each page.
+// low is the number of free frames at which the evictor begins; it goes on until there are enough. It is 0 if there
+// is a frame for each page.
 func (m *mapping) low() int {
 	if len(m.frames) == len(m.index) {
 		return 0
@@ -25,7 +25,7 @@ func (m *mapping) low() int {
 
 func (m *mapping) enough() int { return 2 * m.low() }
 
-// poke wakes the evictor, which checks whether frames are needed.
+// poke has the evictor check whether frames are needed.
 func (m *mapping) poke() {
 	select {
 	case m.evict <- struct{}{}:
@@ -61,20 +61,20 @@ func (m *mapping) evictor() {
 	}
 }
 
-// together is how many kept pages are evicted together if they are adjacent. If they were taken one by one, present
-// and missing pages would alternate, and each system call would handle only a few.
+// together is how many kept pages that lie side by side are evicted together. If they were taken one by one, resident
+// pages and evicted ones would alternate, and each system call would be for few pages.
 const together = 16
 
 // chosen are frames whose pages are about to go.
 type chosen struct {
 	dirty, clean [drops]uint32
-	victims      int // number of dirty, at most batch
-	dropped      int // number of clean
-	freed        int // frames that are free already
+	victims      int // entries of dirty that are used, at most batch
+	dropped      int // entries of clean that are used
+	freed        int // frames that were freed at once
 }
 
-// choose chooses, as the policy says, the pages that go: at most `most` clean ones, and a batch of dirty ones, which
-// it write-protects. If leave is set it leaves dirty pages where they are. It orders both by page.
+// choose takes frames in the policy's order, until it has batch dirty ones or most clean ones. It protects the dirty
+// pages against writes; with leave it takes no dirty ones. Both lists are ordered by page.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) choose(c *chosen, most int, leave bool) {
@@ -87,7 +87,7 @@ func (m *mapping) choose(c *chosen, most int, leave bool) {
 		at := m.policy.next()
 		first, wasKept := m.frames[at].page/together*together, m.policy.keeps(at)
 		if taken := m.take(c, at, leave); !taken && leave && !wasKept && m.frames[at].state == dirty {
-			break // younger pages were read ahead, and are yet to be used: the evictor must write this one out
+			break // the pages behind it were read ahead and are to be used first: the evictor must write it out
 		} else if !taken || !wasKept {
 			continue
 		}
@@ -107,7 +107,8 @@ func (m *mapping) choose(c *chosen, most int, leave bool) {
 	}
 }
 
-// take chooses the page of a frame to go if it can go now, and reports whether it does.
+// take takes a frame whose page can go, and reports whether it did. A page that was used since the last look is
+// spared once. A parked frame is freed at once. With leave, a dirty page stays.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) take(c *chosen, at uint32, leave bool) bool {
@@ -139,11 +140,11 @@ func (m *mapping) take(c *chosen, at uint32, leave bool) bool {
 	return true
 }
 
-// makeRoom drops up to n clean pages, as far as there are some, and reports whether more frames are free than before.
-// Workers that read ahead faster than the evictor frees frames call it: of two processors, the evictor may have only
-// one, and it is woken late.
+// makeRoom drops clean pages to make room for n others, as far as there are clean pages, and reports whether it has
+// freed any frame. It is for readers ahead that are faster than the evictor, which may have only one of two
+// processors and is woken late.
 //
-// Preconditions: m.mu is held; it is released while pages are dropped.
+// Preconditions: m.mu is held; makeRoom releases it while pages are dropped.
 func (m *mapping) makeRoom(n int) bool {
 	var c chosen
 	m.choose(&c, min(n, m.low()), true)
@@ -169,11 +170,11 @@ func (m *mapping) row(frames []uint32) []uint32 {
 	return frames[:n]
 }
 
-// drop takes pages that the volume has out of the memory, adjacent ones with one system call. The lock is not held
+// drop takes pages that the volume has out of the memory, adjacent ones with one system call. m.mu is not held
 // meanwhile, so that other pages can come and go.
 //
-// Preconditions: the caller has set the frames to evicting; their pages are protected, and in order; m.mu is not
-// held.
+// Preconditions: the frames are evicting and belong to the caller; their pages are protected, and in order; m.mu is
+// not held.
 func (m *mapping) drop(frames []uint32) {
 	for rest := frames; len(rest) > 0; {
 		row := m.row(rest)
@@ -193,16 +194,16 @@ func (m *mapping) drop(frames []uint32) {
 	for _, at := range frames {
 		page, want := m.frames[at].page, m.frames[at].want
 		m.release(at, m.policy.gone(at))
-		if want { // the access that waits is retried
+		if want { // whoever needs the page tries again
 			m.must(m.fd.Wake(m.addr(page), pages.Size))
 		}
 	}
 }
 
-// writeOut writes pages to the volume, having read adjacent ones with one call, and drops those that nobody has
-// needed meanwhile. It returns how many it has dropped.
+// writeOut writes the pages of victims to the volume, and drops those that nobody has needed meanwhile. It reads
+// adjacent pages from the memory at once. It returns how many frames it has freed.
 //
-// Preconditions: the victims are as choose has returned them; b has room for their pages.
+// Preconditions: victims is what choose has returned; b has room for their pages.
 func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
 	ctx, cancel := context.WithTimeout(m.ctx, m.s.cfg.Timeout)
 	defer cancel()
@@ -213,7 +214,7 @@ func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
 	m.volume.WillWrite(ctx, numbers[:len(victims)])
 	var failed error
 	for len(victims) > 0 {
-		row := m.row(victims) // nobody else changes the pages of frames that are evicting
+		row := m.row(victims) // while frames are evicting, nobody else changes their pages
 		victims = victims[len(row):]
 		first, b := m.frames[row[0]].page, b[:len(row)*pages.Size]
 		_, err := m.memory.File().ReadAt(b, first*pages.Size)
@@ -241,8 +242,8 @@ func (m *mapping) writeOut(victims []uint32, b []byte) (freed int) {
 	return freed
 }
 
-// dropWritten drops those of the first written pages of a row that nobody needs, and lets all other pages of the row
-// stay.
+// dropWritten drops those of the first written pages of a row that nobody has needed meanwhile. All other pages of
+// the row stay.
 func (m *mapping) dropWritten(row []uint32, written int) (freed int) {
 	var gone [batch]uint32
 	m.mu.Lock()

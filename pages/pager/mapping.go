@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	workers  = 8                    // per mapping, for faults that wait for far memory, and for reading ahead
-	waiting  = 64                   // jobs that wait for a worker; further faults wait in the kernel
+	workers  = 8                    // of a mapping, for faults that wait for far memory
+	waiting  = 64                   // faults that may wait for a worker; those behind them wait in the kernel
 	pause    = 5 * time.Millisecond // between attempts to read a page
-	poisoned = 1<<32 - 1            // in index: accesses to the page fail
+	poisoned = 1<<32 - 1            // a value of index: accesses fail
 )
 
 // The states of a frame.
@@ -34,13 +34,13 @@ const (
 	evicting // protected, and being written out or taken out of the memory
 )
 
-// frame is the place of a page that is in the memory, or will be.
+// frame holds a page that is in the memory, or is being brought.
 type frame struct {
 	page  int64
 	pins  int32
 	state uint8
-	used  bool // it is spared once by the evictor
-	want  bool // an access waits for it while it is being evicted or loaded
+	used  bool // the page was used since the policy last proposed it: it is spared once
+	want  bool // somebody needs it while it is being evicted or loaded
 }
 
 // mapping is the memory of a client.
@@ -53,38 +53,38 @@ type mapping struct {
 	base   uint64
 	size   int64
 	volume *pages.Volume
-	region *named          // nil if what is in the mapping ends with its client
-	again  bool            // the region existed before this client came
-	lost   []atomic.Uint64 // a bit for each page that was lost with the previous pager; nil if there was none
+	region *named          // nil if it ends with its client
+	again  bool            // the region was there before its client
+	lost   []atomic.Uint64 // a bit for each page that was lost with the pager before this one; nil if there was none
 
-	ctx     context.Context // until the mapping ends
+	ctx     context.Context // canceled when the mapping ends
 	end     context.CancelCauseFunc
 	jobs    chan job      // closed after over is set, while workers finish their last jobs
 	evict   chan struct{} // capacity 1: wakes the evictor
 	helpers sync.WaitGroup
 
 	sending sync.Mutex // of replies
-	syncing sync.Mutex // held while Sync writes what is in the memory; locked before mu
+	syncing sync.Mutex // held while sync writes what is in the memory; locked before mu
 
-	unwritten error // why not all of the memory was written to the volume when the mapping ended
+	unwritten error // why not all of the memory could be written when the mapping ended
 
 	mu       sync.Mutex    // held over operations on pages of the memory, but never while far memory is waited for
-	changed  sync.Cond     // of mu: a frame has another state
-	index    []uint32      // by page: its frame + 1, poisoned, what policy.gone returned, or 0; guarded by mu
+	changed  sync.Cond     // with mu: broadcast when the state of a frame has changed
+	index    []uint32      // by page: its frame + 1, or poisoned, or what policy.gone returned, or 0; guarded by mu
 	frames   []frame       // guarded by mu
 	free     []uint32      // frames that nobody uses; guarded by mu
 	policy   *policy       // guarded by mu
-	failures int           // batches of dirty pages of which none could be evicted; guarded by mu
-	stuck    error         // why the last batch failed, nil if it did not; guarded by mu
-	streams  ahead.Streams // of faults on missing pages; guarded by mu
-	writes   ahead.Streams // of writes to protected pages; guarded by mu
+	failures int           // rounds of evicting in which no page could go; guarded by mu
+	stuck    error         // why the last round failed, nil if it did not; guarded by mu
+	streams  ahead.Streams // of pages that were not resident when touched; guarded by mu
+	writes   ahead.Streams // of protected pages that are written to; guarded by mu
 	marks    marks         // guarded by mu
 	over     bool          // workers must add no jobs any more; guarded by mu
 	pins     map[uint64]wire.Request
-	pinned   int64    // pages; guarded by mu, as pins is
+	pinned   int64    // how many pages are pinned; like pins guarded by mu
 	written  []uint64 // a bit for each page written to the volume since the last checkpoint began; guarded by mu
 
-	page [pages.Size]byte // a buffer of the goroutine that reads faults
+	page [pages.Size]byte // buffer of the goroutine that reads faults
 }
 
 // job is what a worker does: serve a fault, or read a window ahead.
@@ -92,7 +92,7 @@ type job struct {
 	ahead   ahead.Window
 	stream  bool // the window is a stream's, and not a client's Prefetch
 	page    int64
-	frame   uint32 // of a fault, if claimed
+	frame   uint32 // the frame that was claimed for a fault, if one was
 	claimed bool
 	write   bool
 }
@@ -113,8 +113,8 @@ func (m *mapping) serve() error {
 	}
 }
 
-// fault serves an access that waits. It is hot: if the page is local it does everything itself, and it never
-// allocates.
+// fault serves an access that waits. It is hot: if the page is local to the pager, fault does everything itself, and
+// it never allocates.
 func (m *mapping) fault(page int64, write, protected bool) {
 	m.mu.Lock()
 	at := m.index[page]
@@ -139,7 +139,7 @@ func (m *mapping) fault(page int64, write, protected bool) {
 	}
 }
 
-// readNow reads the page of a fault if it is local to the pager, and reports whether it did.
+// readNow reads the page of a fault if that is local to the pager, and reports whether it did.
 func (m *mapping) readNow(j job) bool {
 	if m.isLost(j.page) || m.volume.Read(far.NoWait, m.page[:], j.page*pages.Size) != nil {
 		return false
@@ -150,24 +150,24 @@ func (m *mapping) readNow(j job) bool {
 
 func resident(at uint32) bool { return at != 0 && at&wasHere == 0 }
 
-// present lets an access continue whose page is there, is poisoned, or has gone meanwhile.
+// present serves an access to a page that is resident or poisoned, or that has been evicted meanwhile.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) present(page int64, at uint32, write bool) {
 	if !resident(at) {
-		m.must(m.fd.Wake(m.addr(page), pages.Size)) // the access is retried
+		m.must(m.fd.Wake(m.addr(page), pages.Size)) // the access is tried again
 		return
 	}
 	f := &m.frames[at-1]
 	f.used = true
 	switch {
-	case f.state == loading: // the goroutine that places the page wakes the access
+	case f.state == loading: // whoever places the page wakes the access
 		f.want = true
 	case f.state == parked:
-		f.used = false // spared no more than its neighbours, with which it is to be evicted
+		f.used = false // no more than the pages beside it, with which it is to be evicted
 		m.unpark(at-1, write)
 		m.follow(page)
-	case f.state == evicting: // the goroutine that evicts the page wakes the access
+	case f.state == evicting: // whoever evicts the page wakes the access
 		f.want = true
 	case write:
 		m.write(page)
@@ -178,7 +178,7 @@ func (m *mapping) present(page int64, at uint32, write bool) {
 
 func (m *mapping) addr(page int64) uint64 { return m.base + uint64(page)*pages.Size }
 
-// must ends the mapping if err is not nil: the client cannot be served any more, most likely because it is dead.
+// must ends the mapping if err is not nil: then the client cannot be served any more, mostly because it is dead.
 func (m *mapping) must(err error) {
 	if err != nil {
 		m.end(err)
@@ -204,7 +204,7 @@ func (m *mapping) claim(page int64) (at uint32, ok bool) {
 	return at, true
 }
 
-// release gives a frame back. next is what index has for its page from now on.
+// release frees a frame. next is the new entry of index for its page.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) release(at, next uint32) {
@@ -215,10 +215,10 @@ func (m *mapping) release(at, next uint32) {
 	m.changed.Broadcast()
 }
 
-// place puts the pages in b into the memory, adjacent ones with one system call, and wakes the accesses that wait for
-// them. The lock is not held meanwhile, so that other pages can come and go.
+// place puts the pages in b into the memory, adjacent pages with one system call, and has whoever waits for them go
+// on. m.mu is not held meanwhile, so that other pages can come and go.
 //
-// Preconditions: the caller has set the frames to loading; m.mu is not held.
+// Preconditions: the frames are loading and belong to the caller; m.mu is not held.
 func (m *mapping) place(frames []uint32, b []byte, write bool) {
 	for len(frames) > 0 {
 		row := m.row(frames)
@@ -230,20 +230,21 @@ func (m *mapping) place(frames []uint32, b []byte, write bool) {
 	}
 }
 
-// copyIn puts adjacent pages into the memory. Accesses that wait for one of them go on at once.
+// copyIn copies adjacent pages from b into the memory. Accesses that wait for one of them go on at once.
 //
-// Preconditions: the caller has set the frames to loading.
+// Preconditions: the frames are loading and belong to the caller.
 func (m *mapping) copyIn(row []uint32, b []byte, write bool) error {
 	m.s.stats.places.Add(1)
 	return m.fd.Copy(m.addr(m.frames[row[0]].page), b, !write)
 }
 
-// placed records that pages are in the memory, if copyIn has not failed.
+// placed notes that the pages of a row are in the memory now. err is the error of copyIn; if there was one, the
+// mapping ends.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) placed(row []uint32, write bool, err error) {
 	if err != nil {
-		m.end(err) // the frames stay loading: their pages may not be there
+		m.end(err) // the pages may not be in the memory
 		return
 	}
 	for _, at := range row {
@@ -252,7 +253,7 @@ func (m *mapping) placed(row []uint32, write bool, err error) {
 		if write {
 			f.state = dirty
 		}
-		if f.want { // an access that came after copyIn may wait: it is retried
+		if f.want { // an access that came after copyIn waits: it tries again
 			f.want = false
 			m.must(m.fd.Wake(m.addr(f.page), pages.Size))
 		}
@@ -275,7 +276,7 @@ func (m *mapping) work() {
 	}
 }
 
-// load brings the page of a fault that has to wait for a frame or for far memory.
+// load serves a fault that has to wait for a frame or for far memory.
 func (m *mapping) load(j job, b []byte) error {
 	if !j.claimed {
 		m.mu.Lock()
@@ -284,7 +285,7 @@ func (m *mapping) load(j job, b []byte) error {
 			m.mu.Unlock()
 			return err
 		}
-		if at == 0 { // another goroutine has brought it
+		if at == 0 { // somebody else has brought it
 			m.present(j.page, m.index[j.page], j.write)
 			m.mu.Unlock()
 			return nil
@@ -302,10 +303,10 @@ func (m *mapping) load(j job, b []byte) error {
 	return nil
 }
 
-// claimWait waits for a frame for a page, and returns the frame + 1, or 0 if the page has come or was poisoned
-// meanwhile.
+// claimWait waits until it can claim a frame for a page, and returns the frame + 1, or 0 if the page has become
+// resident or poisoned.
 //
-// Preconditions: m.mu is held, and is not while it waits.
+// Preconditions: m.mu is held; claimWait releases it while it waits.
 func (m *mapping) claimWait(page int64) (uint32, error) {
 	failures := m.failures
 	for {
@@ -316,7 +317,7 @@ func (m *mapping) claimWait(page int64) (uint32, error) {
 		if at, ok := m.claim(page); ok {
 			return at + 1, nil
 		}
-		// The first failure may be that of an attempt that was under way already.
+		// The first failure may be that of a round that had begun before.
 		if m.stuck != nil && m.failures >= failures+2 {
 			return 0, fmt.Errorf("cannot evict anything for it: %w", m.stuck)
 		}
@@ -335,8 +336,7 @@ func (m *mapping) read(page int64, b []byte) error {
 	return m.retry(func() error { return m.volume.Read(m.ctx, b, page*pages.Size) })
 }
 
-// retry calls read until it succeeds or Config.Timeout is over. It gives up at once if the page is lost or the
-// mapping ends.
+// retry calls read until it succeeds, the page is lost, or Config.Timeout is over.
 func (m *mapping) retry(read func() error) error {
 	begin := time.Now()
 	for {
@@ -363,8 +363,8 @@ func (m *mapping) isLost(page int64) bool {
 
 var errLost = fmt.Errorf("it was lost with the pager before this one: %w", &far.LostError{Segment: "of another process"})
 
-// abandon gives up frames that were to be filled. An access that waits for one of their pages is retried, and so
-// comes to the error itself.
+// abandon gives up frames that were to be filled. Whoever waits for one of their pages tries again, and learns then
+// what is wrong.
 func (m *mapping) abandon(frames []uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -388,15 +388,14 @@ func (m *mapping) poison(page int64, why error) {
 		return
 	}
 	m.index[page] = poisoned
-	// A mark left over from the page's protection would be in the way of Poison.
+	// If the page is still marked as protected, it cannot be poisoned.
 	m.must(m.fd.Protect(m.addr(page), pages.Size, false))
 	m.must(m.fd.Poison(m.addr(page), pages.Size))
 	m.must(m.fd.Wake(m.addr(page), pages.Size))
 	m.changed.Broadcast()
 }
 
-// mark records in the table whether the volume has a page that is not in the memory, so that the page would be lost
-// with this process.
+// mark notes in the table whether a page that is not in the memory would be lost with this process.
 func (m *mapping) mark(page int64, kept bool) {
 	word, bit := m.word(page)
 	if kept {

@@ -22,7 +22,7 @@ const (
 	mappingStart = "mapping "
 )
 
-// patience is how long the previous client of a region may take to end. Tests change it.
+// patience is how long a client waits for the one that had its region before to end. Tests change it.
 var patience = 5 * time.Second
 
 // named is a region that outlives its client. It has one client at a time.
@@ -34,11 +34,11 @@ type named struct {
 	saved  bool          // the heap has kept its volume, and nobody has opened that yet
 	volume *pages.Volume // nil if it has not been opened since the server was made
 	ended  chan struct{} // closed when its client has gone; nil if it has none
-	broken error         // why the volume lacks part of what its last client had; nil if it is complete
+	broken error         // why its contents are not complete
 }
 
-// loadNamed finds the regions that the heap has kept, and frees the volumes of mappings without a name, whose clients
-// have ended with another pager.
+// loadNamed finds the regions that the heap has kept, and frees the volumes of clients without a region, which have
+// ended with another pager.
 func (s *Server) loadNamed() error {
 	for name, size := range s.cfg.Volumes.Saved() {
 		if region, ok := strings.CutPrefix(name, namedStart); ok {
@@ -58,10 +58,10 @@ func (s *Server) loadNamed() error {
 	return nil
 }
 
-// find returns the region that a client asks for by its name: a new one if there is none, nil if the client gives no
-// name. If the region's previous client is about to end, find waits for that, for patience at most.
+// find returns the region that a client names, and makes it if there is none; it returns nil if the client gives no
+// name. If another client has the region, find waits for a while for it to end.
 //
-// Preconditions: s.mu is held, and is not while it waits.
+// Preconditions: s.mu is held; find releases it while it waits.
 func (s *Server) find(a wire.Attach) (*named, error) {
 	if a.Name == "" {
 		return nil, nil
@@ -124,7 +124,7 @@ func (s *Server) remove(name string) error {
 	return nil
 }
 
-// volume opens the volume that is behind a mapping's memory.
+// volume returns the volume that is behind a mapping's memory.
 func (s *Server) volume(a wire.Attach, region *named, number int) (*pages.Volume, error) {
 	if region == nil {
 		return s.cfg.Volumes.Volume(fmt.Sprintf("%s%d", mappingStart, number), int64(a.Size))
@@ -145,9 +145,9 @@ func (s *Server) volume(a wire.Attach, region *named, number int) (*pages.Volume
 	return v, nil
 }
 
-// begin sets up what a mapping starts with. A new client starts with what its region's volume has. A client that
-// resumes goes on with what is in the memory, and, if no other client has had the region since, with the pages that
-// the last checkpoint has in their latest version.
+// begin gives the mapping its first contents. Without resume they are what the region's volume has. With resume they
+// are what is in the memory and, if no other client has had the region since, what the volume's last checkpoint has
+// of the other pages.
 func (m *mapping) begin(resume bool) error {
 	m.written = make([]uint64, (len(m.index)+63)/64)
 	mark := m.markWord()
@@ -164,13 +164,13 @@ func (m *mapping) begin(resume bool) error {
 			}
 			off += n
 		}
-		return m.checkpoint(m.ctx) // otherwise the next pager could take the client before this one for it
+		return m.checkpoint(m.ctx) // otherwise the next pager would take this client for the one before it
 	}
 	same := m.region != nil && m.volume.Mark() == mark.Load()
 	if m.region != nil && m.volume.Mark() != 0 && !same {
 		return fmt.Errorf("another process has had region %q since", m.region.name)
 	}
-	if !same { // the volume is not the one that this client had, and has nothing of it
+	if !same { // the volume has nothing that this client has written there
 		for page := int64(0); page < int64(len(m.index)); page += 64 {
 			m.keptWord(page).Store(0)
 		}
@@ -187,11 +187,11 @@ func (m *mapping) begin(resume bool) error {
 	if m.region == nil {
 		return nil
 	}
-	return m.checkpoint(m.ctx) // otherwise a later client could find old contents of pages that are lost
+	return m.checkpoint(m.ctx) // otherwise a client after this one would find the old contents of lost pages
 }
 
-// forget records in the volume what became of the pages of a client whose pager has died: lost pages are lost for
-// whoever has the region later, and pages that had become zeros are zeros.
+// forget brings the volume up to date with what is known of the pages of a client whose pager has died: lost pages
+// become lost in the volume, too, for whoever has the region later; pages that had become zeros are discarded.
 func (m *mapping) forget() error {
 	ctx, cancel := context.WithTimeout(m.ctx, m.s.cfg.Timeout)
 	defer cancel()
@@ -212,7 +212,7 @@ func (m *mapping) forget() error {
 	return nil
 }
 
-// sync writes what is in the memory to the volume, and takes a checkpoint if the heap is kept.
+// sync writes what is in the memory to the volume and, if the heap is kept, has the volume outlive the pager.
 func (m *mapping) sync(ctx context.Context) error {
 	if m.region == nil {
 		return fmt.Errorf("%w: the region has no name, and nothing of it outlives its process", errRefused)
@@ -229,7 +229,7 @@ func (m *mapping) sync(ctx context.Context) error {
 }
 
 // syncFrame writes the page of a frame to the volume if it may have been written to. The page stays in the memory. A
-// page that is pinned is not protected meanwhile, and is written as it is at the moment.
+// pinned page is written as it is at the moment.
 func (m *mapping) syncFrame(ctx context.Context, at uint32, b []byte) error {
 	m.mu.Lock()
 	f := &m.frames[at]
@@ -269,7 +269,7 @@ func (m *mapping) keep(ctx context.Context, page int64, b []byte) error {
 	return m.volume.Write(ctx, b, page*pages.Size)
 }
 
-// changes records that the volume is about to have a newer version of a page than the last checkpoint.
+// changes notes that a page of the volume is about to differ from that of the last checkpoint.
 func (m *mapping) changes(page int64) {
 	if m.region == nil {
 		return
@@ -282,8 +282,8 @@ func (m *mapping) changes(page int64) {
 	}
 }
 
-// checkpoint takes a checkpoint, if the heap is kept, and records in the table which pages it has in the volume's
-// version.
+// checkpoint has what is in the volume outlive the pager, and marks in the client's table which pages the checkpoint
+// has as the volume has them.
 func (m *mapping) checkpoint(ctx context.Context) error {
 	if !m.volume.Kept() {
 		return nil
@@ -304,8 +304,7 @@ func (m *mapping) checkpoint(ctx context.Context) error {
 	return nil
 }
 
-// keepAll writes everything in the memory of a mapping that has ended to the volume, and takes a checkpoint. If only
-// the checkpoint fails it is logged.
+// keepAll has what is in the memory of an ended mapping outlive it.
 func (m *mapping) keepAll() error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.s.cfg.Timeout)
 	defer cancel()
@@ -332,13 +331,13 @@ func (m *mapping) greet(err error) {
 	m.send(r)
 }
 
-// keptWord is the word of the table with the bits of a page and those beside it: whether the last checkpoint has the
-// page in the volume's version.
+// keptWord is the word of the table that says of page and the pages beside it whether a checkpoint has them as the
+// volume has.
 func (m *mapping) keptWord(page int64) *atomic.Uint64 {
 	return arena.Word64(m.table.Bytes()[wire.TableKept(uint64(m.size))+int(page/64*8):])
 }
 
-// markWord is the word of the table that has the mark of the client's volume.
+// markWord is the word of the table with the Mark of the volume that the table belongs to.
 func (m *mapping) markWord() *atomic.Uint64 {
 	return arena.Word64(m.table.Bytes()[2*wire.TableKept(uint64(m.size)):])
 }

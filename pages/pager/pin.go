@@ -94,7 +94,8 @@ func (m *mapping) span(r wire.Request) (first, end int64, err error) {
 	return int64(r.Off) / pages.Size, int64(r.Off+r.N+pages.Size-1) / pages.Size, nil
 }
 
-// pin brings a range into the memory and keeps it there. If the client is to write to it, pin ends its protection.
+// pin brings a range into the memory and keeps it there. If the request is for writing, the pages are not protected
+// any more.
 func (m *mapping) pin(r wire.Request) error {
 	first, end, err := m.span(r)
 	if err != nil {
@@ -119,9 +120,9 @@ func (m *mapping) pin(r wire.Request) error {
 	return nil
 }
 
-// pinPages pins the pages from first to end, and returns the page up to which it did.
+// pinPages pins the pages from first to end, and returns the end of those that it has pinned.
 //
-// Preconditions: m.mu is held, and is not while it waits.
+// Preconditions: m.mu is held; pinPages releases it while it waits.
 func (m *mapping) pinPages(first, end int64, write bool) (int64, error) {
 	for page := first; page < end; {
 		at := m.index[page]
@@ -161,10 +162,10 @@ func (m *mapping) pinPages(first, end int64, write bool) (int64, error) {
 
 var errPoisoned = &far.LostError{Segment: "accesses to it fail"}
 
-// bring brings and pins the missing pages at the start of a range, MaxRead at most, and returns how many. It returns
-// 0 and no error if another goroutine has brought the first one meanwhile.
+// bring claims frames for absent pages at the beginning of a range, pins them, reads the pages, and returns how many
+// they are. It returns 0 if somebody else has brought the first page.
 //
-// Preconditions: m.mu is held, and is not while it waits.
+// Preconditions: m.mu is held; bring releases it while it waits.
 func (m *mapping) bring(first, end int64, write bool) (int64, error) {
 	var numbers [pages.MaxRead]int64
 	var frames [pages.MaxRead]uint32
@@ -179,7 +180,7 @@ func (m *mapping) bring(first, end int64, write bool) (int64, error) {
 		if n == 0 {
 			at, err := m.claimWait(page)
 			if at == 0 {
-				return 0, err // nil if another goroutine has brought it
+				return 0, err // without an error somebody else has brought the page, or it is poisoned
 			}
 			frames[0] = at - 1
 		} else {

@@ -2,36 +2,35 @@ package pager
 
 import "slices"
 
-// policy says which page of a mapping is evicted next. It is told when a page comes and when it goes, but never that
-// a page that is there is read.
+// policy decides which page of a mapping is evicted next. It is told when a page comes and when it is evicted, but
+// never that a resident page is read.
 //
-// Pages are young when they come, and the oldest young page is evicted. If fewer pages are kept than may be, however,
-// the oldest young page becomes a kept one, and the next one is considered. So the pages that came first stay, and a
-// client that goes round a loop that is larger than its frames finds a part of it each time: if the oldest of all
-// pages were evicted, each page would go just before it is needed. Kept pages also stay while something is scanned
-// only once.
+// A page that comes is young. Normally the oldest young page is evicted. While fewer pages are kept than may be, the
+// oldest young page becomes a kept one instead, and the next one is looked at. So the pages that came first stay, and
+// a client that goes round a loop that is too large finds a part of it each time: if the oldest page of all were
+// evicted, each page would go just before it is needed. A single scan leaves the kept pages in place, too.
 //
-// Which pages are kept changes for two reasons. One in 32 evicted pages is a kept page, chosen from anywhere among
-// the kept ones. And a young page that comes back in less than half the time that evicted kept pages take to come
-// back is kept from then on. Time is counted in evictions. An evicted kept page is judged when it comes back, or when
-// it has been away half as long again as the average: then it counts as taking twice the time that it has been away,
-// which makes the average longer. In a large loop this takes long, and many pages are away meanwhile of which nothing
-// is known yet.
+// The set of kept pages changes in two ways. First, one of every 32 evicted pages is a kept one, taken from anywhere
+// among them. Second, a page that comes back is kept from then on if it was away for less than half the average time
+// that evicted kept pages are away, counted in evictions. For that average some of the evicted kept pages are
+// watched. A watched page is judged when it comes back, or when it has been away for half as long again as the
+// average; then it counts as away for twice as long as it has been, so the average grows when kept pages do not come
+// back. In a large loop pages are away for a long time, and many are on their way of which nothing is known yet.
 type policy struct {
-	at    []place // by frame; the last one is the end of the queue of young pages
-	count [2]int  // of young pages, and of kept pages
-	tried [2]int  // how many of them next has returned since a page was chosen
-	most  int     // how many pages may be kept
-	hand  int     // the frame that anyKept returned last, or has come to
+	at    []place // by frame; the last place is the end of the queue of young frames
+	count [2]int  // frames that are young, and frames that are kept
+	tried [2]int  // how often next proposed a frame of either kind since a page was chosen
+	most  int     // how many frames may be kept
+	hand  int     // the frame that anyKept returned last
 
-	evicted uint32     // pages
-	due     int        // how many more young pages are chosen before a kept one
-	away    int        // recent times the average number of evictions until a kept page came back, or was given up
-	watch   [64]uint32 // which evictions were of kept pages that are not judged yet, oldest first
-	watched int        // length of watch in use
+	evicted uint32     // pages so far
+	due     int        // how many young pages are still to be chosen before a kept one
+	away    int        // average number of evictions for which evicted kept pages are away, times recent
+	watch   [64]uint32 // for each watched page, the value of evicted when it went; the oldest first
+	watched int        // how many entries of watch are used
 }
 
-// place is the state of a frame's page. Young pages are linked in a queue, which is a ring.
+// place is the state of a frame's page. The young frames are linked to a circular queue.
 type place struct {
 	next, prev uint32
 	is         uint8
@@ -41,23 +40,21 @@ const (
 	young uint8 = iota
 	kept
 	nothing
-	going = 4 // flag: the page, young or kept, is about to be evicted
+	going = 4 // a flag beside young or kept: the page is about to be evicted
 
-	sample = 32 // one in this many evicted pages is a kept one
-	recent = 32 // pages that policy.away averages over
-	// sparse is how many pages are watched at most in the average time that they take to come back, so that they do
-	// not all come from one part of a loop.
-	sparse = 16
-	step   = 2654435761 // a prime, so that anyKept comes to all frames
+	sample = 32         // one of this many evicted pages is a kept one
+	recent = 32         // pages of which away is the average
+	sparse = 16         // most pages watched per average time away, so that they are spread over a loop
+	step   = 2654435761 // a prime, so that hand comes to all frames
 
-	// What policy.gone returns about an evicted page.
+	// The bits of what gone returns for an evicted page; mapping.index holds it.
 	wasHere   = 1 << 31
 	wasKept   = 1 << 30
-	countMask = 1<<29 - 1 // the value of policy.evicted
+	countMask = 1<<29 - 1 // the low bits of policy.evicted at that time
 )
 
-// newPolicy makes a policy for this many frames, of which free are free most of the time. It leaves room for at least
-// young young pages, or a few more, but always lets a quarter of the frames be kept.
+// newPolicy makes a policy for so many frames, of which free are usually free. It leaves at least young frames to
+// young pages, or 2*batch if that is more, unless fewer than a quarter of the frames could be kept then.
 func newPolicy(frames, free, young int) *policy {
 	p := &policy{at: make([]place, frames+1), most: max(frames-free-max(young, 2*batch), frames/4), away: frames * recent}
 	for i := range frames {
@@ -67,10 +64,10 @@ func newPolicy(frames, free, young int) *policy {
 	return p
 }
 
-// end is the entry of at before the oldest frame of the queue, and behind the youngest.
+// end is the place between the youngest frame of the queue and the oldest.
 func (p *policy) end() uint32 { return uint32(len(p.at) - 1) }
 
-// came records that a frame has a page now. was is what gone has returned when the page was last evicted, or 0.
+// came notes that a frame has been given a page. was is what gone returned when the page was evicted, or 0.
 func (p *policy) came(at, was uint32) {
 	is := young
 	if was&wasHere != 0 {
@@ -87,7 +84,7 @@ func (p *policy) came(at, was uint32) {
 	p.become(at, is)
 }
 
-// gone records that the page of a frame was evicted, and returns what to pass to came if the page comes back.
+// gone notes that the page of a frame was evicted, and returns what came must be told if the page comes back.
 func (p *policy) gone(at uint32) (was uint32) {
 	was = wasHere
 	if p.at[at].is&^going == kept {
@@ -107,15 +104,15 @@ func (p *policy) gone(at uint32) (was uint32) {
 	return was | p.evicted&countMask
 }
 
-// judge records after how many evictions (away) the i-th watched page has come back, or is assumed to, and stops
-// watching it.
+// judge counts for the average that the i-th watched page was away for so many evictions, or is guessed to be, and
+// stops watching it.
 func (p *policy) judge(i, away int) {
 	p.watched--
 	copy(p.watch[i:p.watched], p.watch[i+1:])
 	p.away += min(away, 4*len(p.at)) - p.away/recent
 }
 
-// forget records that a frame has no page any more, if it had one.
+// forget notes that a frame has no page any more, if it had one.
 func (p *policy) forget(at uint32) {
 	f := &p.at[at]
 	if f.is == young {
@@ -130,7 +127,7 @@ func (p *policy) forget(at uint32) {
 // keeps reports whether the page of a frame is kept.
 func (p *policy) keeps(at uint32) bool { return p.at[at].is == kept }
 
-// stays records that a page that was chosen is not evicted.
+// stays notes that a page which was chosen is not evicted after all.
 func (p *policy) stays(at uint32) { p.become(at, p.at[at].is&^going) }
 
 func (p *policy) become(at uint32, is uint8) {
@@ -143,8 +140,8 @@ func (p *policy) become(at uint32, is uint8) {
 	}
 }
 
-// next returns the frame whose page should go. If it is called again before chose is, it returns another one, and in
-// the end all.
+// next proposes the frame whose page should go. If it is called again before chose, it proposes another frame, and
+// comes to all of them in the end.
 //
 // Preconditions: there is a page.
 func (p *policy) next() (at uint32) {
@@ -170,11 +167,10 @@ func (p *policy) next() (at uint32) {
 	return at
 }
 
-// anyKept returns a frame whose page is kept. Repeated calls come to all of them, in an order unrelated to that of
-// their pages: otherwise a client that goes round a loop could find, again and again, that the next page has just
-// gone.
+// anyKept returns one of the kept frames. It comes to all of them, in an order that has nothing to do with the order
+// of their pages: a client that goes round a loop is not to find again and again that the next page has just gone.
 //
-// Preconditions: there is one.
+// Preconditions: there is a kept frame.
 func (p *policy) anyKept() uint32 {
 	for {
 		frames := len(p.at) - 1
@@ -187,9 +183,9 @@ func (p *policy) anyKept() uint32 {
 	}
 }
 
-// chose records that the page that next has returned is about to be evicted. From then on the page counts as gone: if
-// one page more is kept than may be, then one of the pages that are chosen together is a kept one, and not all of
-// them.
+// chose notes that the page of the frame that next proposed is about to be evicted. It counts as gone at once: if one
+// page too many is kept, then only one of the pages that are chosen together is a kept one for that reason, and not
+// all of them.
 func (p *policy) chose(at uint32) {
 	is := p.at[at].is
 	p.forget(at)

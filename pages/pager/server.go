@@ -32,8 +32,8 @@ const MinLocal = 256 << 10
 type Config struct {
 	Volumes     *pages.Volumes
 	Size        int64         // bytes that all mappings may have
-	Frames      int64         // bytes of all mappings that may be in memory at a time
-	MaxMappings int           // 16 if it is 0
+	Frames      int64         // bytes of them that may be in memory at a time
+	MaxMappings int           // most mappings at a time; 16 if it is 0
 	Timeout     time.Duration // how long an access waits for far memory before it fails; 10 s if it is 0
 	Logger      *slog.Logger  // slog.Default if it is nil
 }
@@ -43,7 +43,7 @@ type Server struct {
 	cfg     Config
 	gate    *accept.Gate
 	watcher *fdpass.Watcher
-	ctx     context.Context // of mappings
+	ctx     context.Context // parent of those of the mappings
 	end     context.CancelCauseFunc
 	done    sync.WaitGroup // mappings
 	buffers sync.Pool      // of *[pages.MaxRead * pages.Size]byte
@@ -52,9 +52,9 @@ type Server struct {
 	closed   bool                           // guarded by mu
 	lis      map[*net.UnixListener]struct{} // guarded by mu
 	mappings int                            // guarded by mu
-	size     int64                          // of all mappings; guarded by mu
-	frames   int64                          // bytes that all mappings may have in memory; guarded by mu
-	made     int                            // how many mappings were admitted since the start; guarded by mu
+	size     int64                          // bytes of all mappings and regions; guarded by mu
+	frames   int64                          // bytes that mappings may have in memory; guarded by mu
+	made     int                            // mappings since the start; guarded by mu
 	named    map[string]*named              // regions that outlive their clients; guarded by mu
 
 	stats counters
@@ -186,8 +186,8 @@ func (s *Server) refuse(conn *fdpass.Conn, why error) error {
 	return errors.Join(why, conn.TrySend(replyTo(0, fmt.Errorf("%w: %w", errRefused, why)).Append(nil)))
 }
 
-// admit counts a mapping in if the limits allow it, and returns its number and its region, which is nil without a
-// name.
+// admit counts a mapping in if there is room for it, and returns its number and the region that it names, nil if it
+// names none.
 func (s *Server) admit(a wire.Attach) (int, *named, error) {
 	if err := fits(a); err != nil {
 		return 0, nil, err
@@ -236,7 +236,7 @@ func fits(a wire.Attach) error {
 	return nil
 }
 
-// leave counts a mapping out. unwritten is why what was in its memory has not been written, nil if it was.
+// leave counts a mapping out. unwritten is why what was in its memory could not be written, nil if it was written.
 func (s *Server) leave(a wire.Attach, region *named, unwritten error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -248,7 +248,7 @@ func (s *Server) leave(a wire.Attach, region *named, unwritten error) {
 	}
 	close(region.ended)
 	region.ended, region.broken = nil, unwritten
-	if region.volume == nil && !region.saved { // its volume was never opened
+	if region.volume == nil && !region.saved { // its client was refused before there was a volume
 		delete(s.named, a.Name)
 		s.size -= region.size
 	}
@@ -272,7 +272,8 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, fil
 	if err != nil {
 		return nil, err
 	}
-	again := region != nil && (region.volume != nil || region.saved) // only this mapping changes these
+	// Only this mapping changes the region's fields meanwhile.
+	again := region != nil && (region.volume != nil || region.saved)
 	volume, err := s.volume(a, region, number)
 	if err != nil {
 		return nil, errors.Join(err, table.Close())
@@ -291,8 +292,8 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, fil
 	m.changed.L = &m.mu
 	window := max(min(maxWindow, len(m.frames)/32), 4)
 	m.streams.Most, m.writes.Most = int64(window), maxWrites
-	// Young pages get room for the windows that are being read and used, and for those that are being dropped, so
-	// that no page is dropped that was read ahead and not used yet.
+	// There is room for windows that are read and used, and for those that are being dropped: nothing that was read
+	// ahead is dropped before it is used.
 	m.policy = newPolicy(len(m.frames), m.enough(), max(4*window+2*m.low(), len(m.frames)/16))
 	m.ctx, m.end = context.WithCancelCause(s.ctx)
 	if err := m.begin(a.Resume); err != nil {
@@ -309,7 +310,7 @@ func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, fil
 	return m, nil
 }
 
-// sealed opens a client's memfd. It fails if the memfd has another size, or could still be made smaller.
+// sealed opens a client's memfd, which must have this size and must be sealed against shrinking.
 func sealed(f *os.File, size int) (*arena.Memfd, error) {
 	m, err := arena.OpenMemfd(f)
 	if err != nil {
@@ -321,8 +322,8 @@ func sealed(f *os.File, size int) (*arena.Memfd, error) {
 	return m, m.CheckShrinkSealed()
 }
 
-// resume takes over from a pager that has died. Of the pages that were not zeros it keeps those that are in the
-// memory or that the last checkpoint has in their latest version; all others are lost.
+// resume takes over from a pager that has died. Pages in the memory are claimed as dirty; of the others, those that
+// only the dead pager had are lost.
 func (m *mapping) resume() error {
 	m.lost = make([]atomic.Uint64, (len(m.index)+63)/64)
 	for i := range m.lost {
@@ -349,7 +350,7 @@ func (m *mapping) resume() error {
 			m.lost[page/64].And(^(uint64(1) << (page % 64)))
 		}
 	}
-	// Accesses that wait for the old pager are woken by this, and ask this one.
+	// Accesses that wait for the dead pager try again, and come to this one.
 	return m.fd.Protect(m.base, uint64(m.size), false)
 }
 
@@ -405,8 +406,7 @@ func (m *mapping) run(a wire.Attach) error {
 	return context.Cause(m.ctx)
 }
 
-// watch ends the mapping when its client dies. The end of the connection is not enough: a child of the client may
-// still have it open.
+// watch ends the mapping when its client's process dies: a child of the client may still have the connection open.
 func (m *mapping) watch() (stop func(), err error) {
 	pidfd, err := m.conn.PeerPidFD()
 	if err != nil {

@@ -2,12 +2,13 @@ package pager
 
 import "polder/pages"
 
-// maxWrites is how many pages a client that writes to pages in a row may write to before it waits again. Pages that
-// it then does not write to are written out in vain: so there are no more of them than are written out at a time.
+// maxWrites is how many pages a client that writes to adjacent pages may write to without waiting again. Pages that
+// it does not write to after all are written out in vain, so there are no more of them than are written out at a
+// time.
 const maxWrites = batch
 
-// write lets a client write to a protected page. If the client is writing to adjacent pages, one after another, write
-// also ends the protection of the pages that come next, as far as they are there, so that the client need not wait
+// write lets the client write to a protected page. If the client has come to it by writing to adjacent pages one
+// after another, the protection also ends for the resident pages that it will come to next, so that it need not wait
 // for each. They count as written to.
 //
 // Preconditions: m.mu is held; the page's frame is clean or dirty.
@@ -24,12 +25,12 @@ func (m *mapping) write(page int64) {
 	first, last = min(first, last), max(first, last)
 	for i := first; i <= last; i++ {
 		f := &m.frames[m.index[i]-1]
-		f.state, f.used = dirty, true // the same for all, so that they are evicted together
+		f.state, f.used = dirty, true // all pages alike, so that adjacent ones are evicted together
 	}
 	m.must(m.fd.Protect(m.addr(first), uint64(last+1-first)*pages.Size, false))
 }
 
-// writable reports whether the protection of a page may end, or has.
+// writable reports whether a page is resident, and its protection may end or has ended.
 //
 // Preconditions: m.mu is held.
 func (m *mapping) writable(page int64) bool {

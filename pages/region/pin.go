@@ -17,15 +17,15 @@ var (
 	ErrRefused = errors.New("the pager refuses")
 	ErrLost    = errors.New("memory was lost")
 	ErrFull    = errors.New("there is no far memory left")
-	// ErrPinned: more would be pinned at a time than may be.
+	// ErrPinned: the range is too large to be pinned, or too much is pinned already.
 	ErrPinned = errors.New("it is too much to be pinned: a quarter of the local memory may be")
 )
 
 // Access is what pinned memory is used for.
 type Access uint32
 
-// Reading and Writing. Memory that is pinned for reading must not be written to; memory that is pinned for writing
-// may be read, too, and counts as changed.
+// Reading and Writing. Memory that is pinned for reading must not be written to. Memory that is pinned for writing
+// may also be read, and counts as changed.
 const (
 	Reading Access = 0
 	Writing        = Access(wire.Write)
@@ -49,8 +49,8 @@ func (p *Pinned) Unpin() {
 	}
 }
 
-// Pin brings n bytes at off into local memory, and keeps them there until Unpin. All ranges pinned at a time may have
-// a quarter of the local memory, counted in whole pages; Pin fails with ErrPinned if it would be more.
+// Pin brings n bytes at off into local memory, and keeps them there until Unpin. All pinned ranges together may have
+// a quarter of the local memory, in whole pages; Pin fails with ErrPinned if it would be more.
 func (r *Region) Pin(ctx context.Context, off, n int64, access Access) (*Pinned, error) {
 	if err := r.check(off, n); err != nil {
 		return nil, err
@@ -69,15 +69,15 @@ func (r *Region) Pin(ctx context.Context, off, n int64, access Access) (*Pinned,
 	return r.pin(ctx, off, n, uint32(access))
 }
 
-// brief is a flag of the pins of Do, which end soon. It is not sent to the pager.
+// brief is a flag of pins by Do. It is not sent to the pager.
 const brief = 1 << 31
 
-// pagesOf is how many bytes the pages have that a range touches.
+// pagesOf is the size in bytes of the pages that a range touches.
 func pagesOf(off, n int64) int64 { return (off+n+pageSize-1)/pageSize*pageSize - off/pageSize*pageSize }
 
-// Do calls f with n bytes at off, which are local, and stay so until f returns. All calls of ReadAt, WriteAt and Do
-// that are under way may pin a quarter of the local memory together: Do waits for others to end if it would be more.
-// So f must not call them.
+// Do calls f with n bytes at off, which are local, and stay local until f returns. All calls of ReadAt, WriteAt and
+// Do that are under way share a quarter of the local memory. Do waits until its range fits, so f must not call any of
+// them.
 func (r *Region) Do(ctx context.Context, off, n int64, access Access, f func([]byte)) error {
 	if err := r.check(off, n); err != nil {
 		return err
@@ -99,7 +99,7 @@ func (r *Region) Do(ctx context.Context, off, n int64, access Access, f func([]b
 	return nil
 }
 
-// reserve waits until n more bytes may be pinned. With a negative n it gives back -n bytes.
+// reserve waits until n more bytes may be pinned, and counts them. With a negative n it gives -n bytes back.
 func (r *Region) reserve(ctx context.Context, n int64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,7 +123,7 @@ func (r *Region) reserve(ctx context.Context, n int64) error {
 	return nil
 }
 
-// pin asks the pager to bring a range. If the pager goes, pin asks the next one.
+// pin has the pager bring a range and keep it. If the pager goes meanwhile, pin asks the next one.
 func (r *Region) pin(ctx context.Context, off, n int64, flags uint32) (*Pinned, error) {
 	for {
 		p, err := r.tryPin(ctx, off, n, flags)
@@ -144,9 +144,9 @@ func (r *Region) tryPin(ctx context.Context, off, n int64, flags uint32) (*Pinne
 	return &Pinned{r, id, r.mem[off : off+n : off+n]}, nil
 }
 
-// Sync makes the present contents of the region outlive its process, and also the pager, if the pager has a heap that
-// is kept. Whoever maps the name again finds these contents, or, page by page, later ones. Of memory that is written
-// to during Sync, any part may be in its new state. Sync is for regions with a name.
+// Sync makes what is in the region now outlive its process, and also the pager if the pager's heap is kept. Whoever
+// maps the name again gets that, or what was written to a page later. Of memory that is written to during the call,
+// any part may be old or new. Sync is for regions with a name.
 func (r *Region) Sync(ctx context.Context) error {
 	for {
 		_, err := r.ask(ctx, wire.Request{Op: wire.OpSync})
@@ -159,7 +159,7 @@ func (r *Region) Sync(ctx context.Context) error {
 	}
 }
 
-// ask sends a request as soon as there is a pager, waits for the answer, and returns the request's ID.
+// ask sends a request to the pager, once there is one, waits for the answer, and returns the request's ID.
 func (r *Region) ask(ctx context.Context, request wire.Request) (uint64, error) {
 	r.mu.Lock()
 	for r.conn == nil && r.ended == nil && !r.closed {
@@ -185,14 +185,14 @@ func (r *Region) ask(ctx context.Context, request wire.Request) (uint64, error) 
 	r.calls[request.ID] = call
 	r.mu.Unlock()
 	if err := r.send(conn, request); err != nil {
-		_ = conn.Close() // serve then answers the call with errGone
+		_ = conn.Close() // serve answers the call then
 	}
 	select {
 	case err := <-call.answer:
 		return request.ID, err
 	case <-ctx.Done():
 		r.mu.Lock()
-		delete(r.calls, request.ID) // if the pager pins after all, replies unpins
+		delete(r.calls, request.ID) // if the range is pinned after all, replies unpins it
 		r.mu.Unlock()
 		select {
 		case err := <-call.answer:
@@ -205,7 +205,7 @@ func (r *Region) ask(ctx context.Context, request wire.Request) (uint64, error) 
 	}
 }
 
-// unpin ends a pin, and tells the pager.
+// unpin forgets a pin and tells the pager.
 func (r *Region) unpin(id uint64) {
 	r.mu.Lock()
 	delete(r.pins, id)
@@ -251,7 +251,7 @@ func (r *Region) WriteAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// pieces calls f with each part of p and the memory of the region at the same offset.
+// pieces calls f with one part of p after the other, and with the memory at the same place.
 func (r *Region) pieces(p []byte, off int64, access Access, f func(part, memory []byte)) (n int, err error) {
 	if off < 0 || off > r.size {
 		return 0, fmt.Errorf("cannot use offset %d of %d: %w", off, r.size, ErrRange)
@@ -266,8 +266,8 @@ func (r *Region) pieces(p []byte, off int64, access Access, f func(part, memory 
 	return n, nil
 }
 
-// Prefetch asks the pager to bring n bytes at off into local memory, as far as there is room, and does not wait for
-// it.
+// Prefetch asks the pager to bring n bytes at off into local memory, as far as there is room. It does not wait for
+// that.
 func (r *Region) Prefetch(off, n int64) error {
 	if err := r.check(off, n); err != nil {
 		return err
@@ -283,12 +283,11 @@ func (r *Region) Prefetch(off, n int64) error {
 	return r.send(conn, wire.Request{ID: id, Op: wire.OpPrefetch, Off: uint64(off), N: uint64(n)})
 }
 
-// Bytes is the region's memory, any byte of which may be used at any time. An access to a page that is not local
-// takes as long as bringing the page takes. The thread waits in the kernel and keeps its processor (P): no other
-// goroutine runs on that P, and a garbage collection waits, together with everything that waits for it. So a program
-// that uses Bytes needs threads that do not wait: GOMAXPROCS has to be larger than the number of goroutines that use
-// Bytes at a time.
+// Bytes is the region's memory. Any byte of it may be used at any time. An access to a page that is not local costs
+// as much as bringing the page, and the thread waits for that in the kernel, together with its processor (P): no
+// other goroutine runs on that P, and a garbage collection waits, too, with everybody who waits for the collection.
+// So GOMAXPROCS has to be larger than the number of goroutines that use Bytes at a time.
 //
-// No access waits for longer than the pager's --op-timeout or, if the pager has gone, than Config.Timeout. Then it
-// fails with SIGBUS, which ends a Go program unless the goroutine has called debug.SetPanicOnFault.
+// No access waits longer than the pager's --op-timeout or, if the pager has gone, than Config.Timeout. Then it fails
+// with SIGBUS, which ends a Go program unless the goroutine has called debug.SetPanicOnFault.
 func (r *Region) Bytes() []byte { return r.mem }

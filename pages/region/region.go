@@ -27,16 +27,16 @@ const (
 
 // Config configures a region.
 type Config struct {
-	// Local is how many bytes of it may be in local memory at a time, a multiple of 4 KiB, and
-	// at least 256 KiB. The default is an eighth of the size.
+	// Local is how many bytes of the region may be in local memory at a time: a multiple of 4 KiB, at least 256 KiB.
+	// The default is an eighth of the size.
 	Local int64
-	// Timeout is how long the region waits for another pager when its own has gone. After that all memory that is not
+	// Timeout is how long the region waits for another pager when its pager has gone. After that, memory that is not
 	// local is lost. The default is 10 s.
 	Timeout time.Duration
-	// Name, of at most 200 bytes, makes the contents of the region outlive it, at the pager: a later Map of the same
-	// size with the same name gets them. One process at a time has a name. If the pager's heap is kept (polder pager
-	// --heap), what was there when Sync was called outlives the pager, too. Without a name the region ends with its
-	// process.
+	// Name, of at most 200 bytes, makes the region's contents outlive its process, with the pager: whoever maps as
+	// many bytes with the same name gets them. Only one process at a time can have a name. If the pager's heap is
+	// kept (polder pager --heap), what Sync has written outlives the pager, too. Without a name the region ends with
+	// its process.
 	Name string
 }
 
@@ -59,20 +59,20 @@ type Region struct {
 
 	mu      sync.Mutex
 	conn    *fdpass.Conn            // nil while there is no pager; guarded by mu
-	waiting chan struct{}           // closed when conn is set, or the region ends; guarded by mu
+	waiting chan struct{}           // closed when conn is set again, or the region ends; guarded by mu
 	calls   map[uint64]call         // requests that are not answered yet, by ID; guarded by mu
 	pins    map[uint64]wire.Request // by ID; guarded by mu
-	short   int64                   // bytes that Do has pinned, or is about to; guarded by mu
+	short   int64                   // bytes that Do has pinned or is about to pin; guarded by mu
 	freed   chan struct{}           // closed, and replaced, when short becomes less; guarded by mu
 	next    uint64                  // ID; guarded by mu
 	closed  bool                    // guarded by mu
 	ended   error                   // why the region cannot be used any more; guarded by mu
 }
 
-// call is a request (to pin, or to sync) that is not answered yet.
+// call is a request that is not answered yet.
 type call struct {
 	wire.Request
-	answer chan error // has room for one
+	answer chan error // capacity 1
 }
 
 // Supported returns an error if this process cannot have regions: its kernel may be too old, or forbid it.
@@ -84,8 +84,8 @@ func Supported() error {
 	return err
 }
 
-// Map makes a region of size bytes, which read as zeros unless its name had contents. pager is the address where its
-// pager listens, unix:PATH. ctx is for Map itself.
+// Map makes a region of size bytes, which read as zeros unless cfg.Name had contents. pager is the address that the
+// region's pager listens at, unix:PATH. ctx bounds Map itself only.
 func Map(ctx context.Context, pager string, size int64, cfg Config) (*Region, error) {
 	path, ok := strings.CutPrefix(pager, scheme.Unix)
 	if !ok {
@@ -119,7 +119,7 @@ func Map(ctx context.Context, pager string, size int64, cfg Config) (*Region, er
 	return r, nil
 }
 
-// make makes the mapping, and has a pager serve it.
+// make makes the mapping, and asks a pager to serve it.
 func (r *Region) make(ctx context.Context) (_ *fdpass.Conn, err error) {
 	if r.memory, err = newSealed("polder-region", int(r.size)); err != nil {
 		return nil, err
@@ -133,11 +133,11 @@ func (r *Region) make(ctx context.Context) (_ *fdpass.Conn, err error) {
 	if r.mem, err = unix.Mmap(int(r.memory.File().Fd()), 0, int(r.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE); err != nil {
 		return nil, err
 	}
-	// A child's accesses do not go to the pager: it would see zeros, and its parent would see them, too.
+	// A child would see zeros instead of asking the pager, and the parent would then see those zeros, too.
 	if err := unix.Madvise(r.mem, unix.MADV_DONTFORK); err != nil {
 		return nil, err
 	}
-	_ = unix.Madvise(r.mem, unix.MADV_NOHUGEPAGE) // fails where the kernel has no huge pages
+	_ = unix.Madvise(r.mem, unix.MADV_NOHUGEPAGE) // it fails if the kernel has no huge pages
 	if err := r.fd.Register(r.mem); err != nil {
 		return nil, err
 	}
@@ -155,7 +155,7 @@ func newSealed(name string, size int) (*arena.Memfd, error) {
 	return m, nil
 }
 
-// attach has a pager serve the mapping.
+// attach asks a pager to serve the mapping.
 func (r *Region) attach(ctx context.Context, resume bool) (*fdpass.Conn, error) {
 	conn, err := fdpass.DialContext(ctx, r.path)
 	if err != nil {
@@ -211,7 +211,7 @@ func (r *Region) greet(conn *fdpass.Conn, resume bool) error {
 	return errors.Join(failure(reply), conn.SetDeadline(time.Time{}))
 }
 
-// Remove removes what a pager has under a name, which no process may have mapped.
+// Remove makes a pager give back what it has under a name. No process may have the name mapped.
 func Remove(ctx context.Context, pager, name string) error {
 	path, ok := strings.CutPrefix(pager, scheme.Unix)
 	if !ok || name == "" || len(name) > wire.MaxName {
@@ -243,7 +243,7 @@ func remove(ctx context.Context, path, name string) (wire.Reply, error) {
 	return wire.ParseReply(b)
 }
 
-// failure is the error that a pager reports.
+// failure is the error that a pager's reply reports, or nil.
 func failure(r wire.Reply) error {
 	switch r.Status {
 	case wire.OK:
@@ -259,14 +259,14 @@ func failure(r wire.Reply) error {
 	}
 }
 
-// serve reads replies until the region is closed. When the pager has gone it looks for another one.
+// serve takes replies until the region is closed. When the pager goes, serve finds another one.
 func (r *Region) serve(conn *fdpass.Conn) {
 	for conn != nil {
 		err := r.replies(conn)
 		_ = conn.Close()
 		r.mu.Lock()
 		r.conn, r.waiting = nil, make(chan struct{})
-		for id, call := range r.calls { // the callers ask again
+		for id, call := range r.calls { // their callers ask again
 			call.answer <- errGone
 			delete(r.calls, id)
 		}
@@ -284,7 +284,7 @@ func (r *Region) serve(conn *fdpass.Conn) {
 	}
 }
 
-// errGone: the pager has gone before it has answered.
+// errGone: the pager has gone before it answered.
 var errGone = errors.New("the pager has gone")
 
 // replies reads a pager's replies until the connection ends.
@@ -300,7 +300,7 @@ func (r *Region) replies(conn *fdpass.Conn) error {
 			return err
 		}
 		r.mu.Lock()
-		call, ok := r.calls[reply.ID] // false if the caller has not waited
+		call, ok := r.calls[reply.ID] // false if the caller has stopped waiting
 		delete(r.calls, reply.ID)
 		if ok && reply.Status == wire.OK && call.Op == wire.OpPin {
 			r.pins[reply.ID] = call.Request
@@ -317,8 +317,7 @@ func (r *Region) replies(conn *fdpass.Conn) error {
 	}
 }
 
-// another waits for another pager. If there is none within Config.Timeout, accesses to memory that is not local fail
-// from then on.
+// another waits for another pager. If none comes in time, accesses to memory that is not local fail from then on.
 func (r *Region) another(why error) *fdpass.Conn {
 	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.Timeout)
 	defer cancel()
@@ -349,11 +348,11 @@ func (r *Region) another(why error) *fdpass.Conn {
 	}
 }
 
-// poison makes accesses to memory that is not local fail, instead of waiting for ever.
+// poison makes accesses to memory that is not local fail instead of waiting for ever.
 func (r *Region) poison() {
 	base, fd := uffd.Addr(r.mem), int(r.memory.File().Fd())
-	// From now on local memory can be written to without a fault. Elsewhere, marks left over from protection would be
-	// in the way of Poison.
+	// Local memory can be written to from now on; pages elsewhere that are still marked as protected could not be
+	// poisoned.
 	_ = r.fd.Protect(base, uint64(r.size), false)
 	for off := int64(0); off < r.size; {
 		hole, err := unix.Seek(fd, off, unix.SEEK_HOLE)
@@ -380,11 +379,11 @@ func (r *Region) Resident() int64 {
 	return st.Blocks * 512
 }
 
-// Again reports whether the region had contents already, from an earlier process.
+// Again reports whether the region was there already, with the contents that an earlier process left in it.
 func (r *Region) Again() bool { return r.again }
 
 // KernelFaults reports whether system calls may be given memory of the region that is not pinned. If not, they fail
-// with EFAULT where it is not local; that is so if the process may neither trace others (CAP_SYS_PTRACE) nor open
+// with EFAULT where it is not local: that is so if the process may neither trace others (CAP_SYS_PTRACE) nor open
 // /dev/userfaultfd.
 func (r *Region) KernelFaults() bool { return r.kernel }
 

@@ -17,20 +17,17 @@ import (
 // odrpPage is the size of a page in bytes, unless chunks are smaller.
 const odrpPage = 4096
 
-// ODRP manages remote memory by pages that the memory node's NIC allocates when
-// they are touched. A chunk is a range of addresses, which the node lends by
-// messages, those of package rpcmw. Every access sends a request to a chain of
-// work requests at the node (chain.Page), which translates an address by a
-// table of the client's own, puts a page behind it if there is none yet, and
-// sends the page or stores one.
+// ODRP manages remote memory by pages that the memory node's NIC allocates when they are touched. A chunk is a range
+// of addresses, which the node lends by messages, those of package rpcmw. Every access sends a request to a chain of
+// work requests at the node (chain.Page). The chain translates an address by a table of the client's own, puts a page
+// behind the address if there is none yet, and sends the page or stores one.
 //
-// Pages are of 4 KiB, or as large as a chunk if that is smaller. What is shorter
-// than a page is written by reading the page first; an atomic operation, too, is
-// the client's own work. That is right because a chunk has one borrower and its
-// operations go one after the other; it is slow, and so is a chain: that is what
-// ODRP is measured for.
+// Pages have 4 KiB, or the size of a chunk if that is smaller. To write less than a page, or to do an atomic
+// operation, the client reads the page, changes it, and writes it back. That is right because a chunk has one
+// borrower and its operations go one after the other. It is slow, and so is a chain: that is what ODRP is measured
+// for.
 //
-// Lock order: none; poster.mu is never held across an operation of the device's.
+// Lock order: none; poster.mu is never held across an operation of the device.
 type ODRP struct{}
 
 // Name implements manager.Manager.
@@ -49,7 +46,7 @@ func (ODRP) Attach(ctx context.Context, l manager.Link) (manager.Session, error)
 	return s, nil
 }
 
-// The ways of a request.
+// The kinds of requests.
 const (
 	pageIn  = 0 // the node sends a page
 	pageOut = 1 // the node stores one
@@ -58,13 +55,12 @@ const (
 // The layout of a poster's memory.
 const (
 	entryOff = 0  // the request: an entry's address, and the page behind it
-	ackOff   = 64 // nothing arrives there
+	ackOff   = 64 // receives the answer to pageOut, which is empty
 	pageOff  = 4096
 	memory   = pageOff + odrpPage
 )
 
-// poster implements manager.Poster. It has one request at a time under way: so have
-// the chains.
+// poster implements manager.Poster. It has one request under way at a time, and so have the chains.
 type poster struct {
 	link  manager.Link
 	table uint64 // address of the translation table at the node
@@ -81,7 +77,7 @@ type poster struct {
 	queue    []verbs.SendWR
 	sges     []verbs.SGE // the SGE of each of queue
 	off      int         // bytes of queue[0] that are done
-	writes   bool        // the page has been read and changed, and is being written
+	writes   bool        // the page has been changed, and is being written
 	finished [1]verbs.WC
 }
 
@@ -152,25 +148,25 @@ func (p *poster) PostSend(wrs ...verbs.SendWR) error {
 	return nil
 }
 
-// size is how many bytes the first request is about.
+// size is how many bytes the first work request in the queue is about.
 //
-// Preconditions: p.mu is held, and so for all that follows.
+// Preconditions: p.mu is held; it is also held for the functions below, up to advance.
 func (p *poster) size() int { return int(p.sges[0].Length) }
 
-// span is the part of the page at hand that the first request is about: where
-// it begins, and how many bytes.
+// span is the part of the current page that the first work request is about: where it begins in the page, and how
+// many bytes it has.
 func (p *poster) span() (at, n int) {
 	at = int(p.queue[0].RemoteAddr+uint64(p.off)) & (p.page - 1)
 	return at, min(p.page-at, p.size()-p.off)
 }
 
-// local is n bytes of the caller's buffer that the first request is up to.
+// local is the next n bytes of the caller's buffer for the first work request.
 func (p *poster) local(n int) []byte {
 	at := p.sges[0].Addr - p.link.Buffer.Addr() + uint64(p.off)
 	return p.link.Buffer.Bytes()[at:][:n]
 }
 
-// begin prepares the request for the page at hand.
+// begin prepares the request for the current page.
 func (p *poster) begin() (way int) {
 	addr := p.queue[0].RemoteAddr + uint64(p.off)
 	binary.LittleEndian.PutUint64(p.mem.Bytes()[entryOff:], p.table+8*(addr/uint64(p.page)))
@@ -183,8 +179,8 @@ func (p *poster) begin() (way int) {
 	return pageOut
 }
 
-// advance takes the answer to the request under way. If that completes the first
-// of the queue, done is set.
+// advance handles the answer to the request under way, and prepares the next request if there is more to do. If the
+// answer completes the first work request in the queue, done is set.
 func (p *poster) advance() (way int, done, more bool) {
 	wr := &p.queue[0]
 	at, n := p.span()
@@ -249,8 +245,7 @@ func (p *poster) request(way int) {
 	}
 }
 
-// complete is the completion handler. Only what it does under p.mu touches
-// memory, and only while p is open.
+// complete is the completion handler. It touches memory only under p.mu, and only while p is open.
 func (p *poster) complete(cq verbs.CQ) {
 	var wcs [4]verbs.WC
 	for {
@@ -268,7 +263,7 @@ func (p *poster) complete(cq verbs.CQ) {
 	}
 }
 
-// answered goes on after the node's answer.
+// answered handles an answer of the node and sends the next request.
 func (p *poster) answered() {
 	p.mu.Lock()
 	if p.closed || p.broken || !p.busy {
@@ -287,7 +282,7 @@ func (p *poster) answered() {
 	}
 }
 
-// fail ends everything that is queued: the connection is of no use any more.
+// fail fails everything that is queued: the connection is of no use any more.
 func (p *poster) fail() {
 	p.mu.Lock()
 	if p.closed || p.broken {

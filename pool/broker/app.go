@@ -13,8 +13,8 @@ import (
 	"polder/internal/fdpass"
 )
 
-// An app is a connected application. One goroutine receives from its socket, which
-// says when it ends, and one serves its ring.
+// An app is a connected application. One goroutine receives from its socket, which shows when the application has
+// gone; another serves its ring.
 type app struct {
 	b     *Broker
 	sock  *fdpass.Conn
@@ -22,11 +22,11 @@ type app struct {
 	nonce uint64
 	ring  *ring
 
-	bell chan struct{} // capacity 1: a request was posted while nobody looked
-	gone chan struct{} // closed when the socket is
+	bell chan struct{} // capacity 1: a request was posted while nobody looked at the ring
+	gone chan struct{} // closed when the socket is closed
 	over atomic.Bool   // gone is closed
 
-	strikes int // requests for what is not its own
+	strikes int // requests for what does not belong to the application
 	buf     []byte
 	out     answer
 }
@@ -76,7 +76,7 @@ func (a *app) run() {
 	}
 }
 
-// greet shakes hands, and has the application disconnected when its process dies.
+// greet shakes hands, and makes the application be disconnected when its process dies.
 func (a *app) greet() (stop func(), err error) {
 	if !a.b.enlist(a) {
 		return nil, errEnding
@@ -100,7 +100,7 @@ func (a *app) greet() (stop func(), err error) {
 	}
 	defer fd.Close()
 	stop = func() {}
-	// Before Linux 6.5 its socket must do: it is open in a child that lives on.
+	// Before Linux 6.5 there is no pidfd. Then only the socket shows the end; a child that lives on keeps it open.
 	if pidfd, err := a.sock.PeerPidFD(); err == nil {
 		if s, err := a.b.watcher.Watch(pidfd, a.end); err == nil {
 			stop = s
@@ -111,12 +111,12 @@ func (a *app) greet() (stop func(), err error) {
 		r.close()
 		return nil, fmt.Errorf("cannot pass the ring: %w", err)
 	}
-	_ = a.sock.SetDeadline(time.Time{}) // fails if it is closed, which the next call says
+	_ = a.sock.SetDeadline(time.Time{}) // if this fails the socket is closed, which the next call finds
 	a.ring = r
 	return stop, nil
 }
 
-// receive receives bells until the socket is closed.
+// receive receives bells from the socket until it is closed.
 func (a *app) receive() error {
 	defer close(a.gone)
 	defer a.over.Store(true)
@@ -137,15 +137,14 @@ func (a *app) receive() error {
 	}
 }
 
-// attention is how long the broker looks for another request before it sleeps, and
-// looks how often it does so between two looks at the clock.
+// attention is how long the broker looks for another request before it sleeps. looks is how often it looks between
+// two readings of the clock.
 const (
 	attention = 50 * time.Microsecond
 	looks     = 32
 )
 
-// serve deals with requests. It returns an error when the application does not
-// behave.
+// serve deals with requests. It returns an error when the application breaks the protocol.
 func (a *app) serve() error {
 	for !a.over.Load() {
 		set := a.ring.take()
@@ -162,8 +161,7 @@ func (a *app) serve() error {
 	return nil
 }
 
-// wait returns when something is posted, or the application is gone, or for no
-// reason.
+// wait returns when a request is posted or the application has gone, and sometimes without a reason.
 func (a *app) wait() {
 	for start := time.Now(); time.Since(start) < attention; runtime.Gosched() {
 		for range looks {
@@ -188,7 +186,7 @@ func (a *app) wait() {
 // deal deals with the request in a slot.
 func (a *app) deal(slot int) error {
 	var raw [requestSize]byte
-	copy(raw[:], a.ring.request(slot)) // the application may change it meanwhile
+	copy(raw[:], a.ring.request(slot)) // a copy, since the application may change the request at any time
 	failpoint.Hit(StepTaken)
 	var r request
 	a.out = answer{keys: a.out.keys[:0]}

@@ -20,14 +20,14 @@ import (
 	"polder/verbs"
 )
 
-// The moments at which a crash of the broker would hurt, beside finemem.Steps.
+// The moments at which a crash of the broker would hurt, in addition to finemem.Steps.
 const (
 	StepTaken     = "broker.request-taken"    // before a request is dealt with
-	StepAllocated = "broker.allocated"        // before a block is somebody's
-	StepAnswer    = "broker.answer"           // before the answer is there
-	StepAnswered  = "broker.answered"         // and after
-	StepFree      = "broker.free"             // before what is somebody's no more is freed
-	StepReturn    = "broker.return-abandoned" // before what a dead application had is freed
+	StepAllocated = "broker.allocated"        // before the block belongs to an application
+	StepAnswer    = "broker.answer"           // before the answer is written
+	StepAnswered  = "broker.answered"         // after the answer is written
+	StepFree      = "broker.free"             // before a block that belongs to no application any more is freed
+	StepReturn    = "broker.return-abandoned" // before a block of an application that has gone is freed
 )
 
 // Steps lists all of them.
@@ -41,33 +41,30 @@ const (
 	DefaultPerUser   = 256
 )
 
-// Config says whom a Broker serves, and from where.
+// Config says which applications a Broker serves, and from which nodes.
 type Config struct {
 	// Device is what the broker connects with. It stays the caller's, and must
 	// outlive the broker.
 	Device verbs.Device
 	// Nodes are the memory nodes, 1 to MaxNodes.
 	Nodes []Node
-	// Cluster is the name of the cluster that the nodes are of, "" for none.
+	// Cluster is the name of the cluster that the nodes belong to, "" for none.
 	Cluster string
-	// Secret is what the nodes open their metadata for, if they have a service
-	// secret.
+	// Secret is what the nodes require before they open their metadata, if they have a service secret.
 	Secret [wire.SecretSize]byte
 	// Policy says where to look for memory.
 	Policy finemem.Policy
-	// Users are the user ids that may connect. By default it is the broker's own.
-	// The socket's permissions have to let them, too.
+	// Users are the ids of the users that may connect; by default only the broker's own. The socket's permissions
+	// must admit them, too.
 	Users []int
-	// Quota is how many bytes the applications of one user may have together.
-	// 0 means as much as there is.
+	// Quota is how many bytes the applications of one user may have in all. 0 means as much as there is.
 	Quota int64
-	// MaxApps is the most connections, by default 1024, and PerUser the most of
-	// one user, by default 256.
+	// MaxApps is the most connections, by default 1024. PerUser is the most connections of one user, by default 256.
 	MaxApps, PerUser int
 	// Timeout bounds everything that is done with a node, by default 2 s.
 	Timeout time.Duration
-	// Heartbeat is the time between two signs of life, by default 1 s. It must not
-	// be more than the nodes expect (memnode.Config.Heartbeat).
+	// Heartbeat is the time between two signs of life to a node, by default 1 s. It must not be longer than the nodes
+	// expect (memnode.Config.Heartbeat).
 	Heartbeat time.Duration
 	// Logger gets connections and losses; by default nothing is logged.
 	Logger *slog.Logger
@@ -145,10 +142,10 @@ type Broker struct {
 	addrs   []string
 	watcher *fdpass.Watcher
 
-	ctx     context.Context // of applications' requests; ends first
+	ctx     context.Context // parent of those of applications' requests; ends first
 	cancel  context.CancelFunc
-	apps    sync.WaitGroup  // their goroutines
-	last    context.Context // of freeing what they had; ends some time after ctx
+	apps    sync.WaitGroup  // goroutines of the applications
+	last    context.Context // for freeing what the applications had; ends some time after ctx
 	giveUp  context.CancelFunc
 	stop    context.CancelFunc
 	keepers sync.WaitGroup
@@ -160,7 +157,7 @@ type Broker struct {
 	lis    []net.Listener
 	live   map[*app]struct{}
 	users  map[int]*account
-	count  int // connections, handshakes included
+	count  int // how many connections there are, including those that shake hands
 }
 
 // account is what one user has.
@@ -169,8 +166,8 @@ type account struct {
 	bytes int64
 }
 
-// New returns a broker that has tried to connect to each of its nodes; those that
-// cannot be reached it tries again.
+// New returns a broker that has tried once to connect to each of its nodes. It keeps trying to connect to nodes that
+// could not be reached.
 func New(ctx context.Context, cfg Config) (*Broker, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -207,9 +204,8 @@ func New(ctx context.Context, cfg Config) (*Broker, error) {
 	}
 }
 
-// Listen listens at the path of a socket, in place of one there that nobody serves.
-// Everybody may connect to it if the broker serves other users than its own, since it
-// is the kernel that says who they are.
+// Listen listens at the path of a socket. It replaces a socket there that nobody serves. If the broker serves other
+// users than its own, everybody may connect to the socket: the kernel says who it is.
 func (b *Broker) Listen(path string) (*net.UnixListener, error) {
 	mode := os.FileMode(0o600)
 	if slices.ContainsFunc(b.cfg.Users, func(uid int) bool { return uid != os.Geteuid() }) {
@@ -218,8 +214,7 @@ func (b *Broker) Listen(path string) (*net.UnixListener, error) {
 	return fdpass.Listen(path, mode)
 }
 
-// Serve serves applications that connect to l, until the broker is closed. It
-// closes l.
+// Serve serves the applications that connect to l until the broker is closed, and closes l.
 func (b *Broker) Serve(l *net.UnixListener) error {
 	defer l.Close()
 	b.mu.Lock()
@@ -235,7 +230,7 @@ func (b *Broker) Serve(l *net.UnixListener) error {
 	return nil
 }
 
-// accept admits a connection, or turns it away.
+// accept admits a connection or refuses it.
 func (b *Broker) accept(nc *net.UnixConn) {
 	sock, err := fdpass.New(nc)
 	if err != nil {
@@ -260,8 +255,7 @@ func (b *Broker) accept(nc *net.UnixConn) {
 	}()
 }
 
-// admit counts a connection of a user in, and in b.apps the goroutine that is to
-// serve it: Close waits for both.
+// admit counts in a connection of a user, and in b.apps the goroutine that will serve it, which Close waits for.
 func (b *Broker) admit(uid int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -295,7 +289,7 @@ func (b *Broker) dismiss(a *app) {
 	b.tidy(a.peer.UID)
 }
 
-// tidy forgets users who have nothing.
+// tidy forgets a user who has neither applications nor memory.
 //
 // Preconditions: b.mu is held.
 func (b *Broker) tidy(uid int) {
@@ -304,7 +298,8 @@ func (b *Broker) tidy(uid int) {
 	}
 }
 
-// enlist notes an application, to be ended with the broker; false if it is too late.
+// enlist adds an application to those that end with the broker. It returns false if the broker has been closed
+// already.
 func (b *Broker) enlist(a *app) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -314,7 +309,7 @@ func (b *Broker) enlist(a *app) bool {
 	return !b.closed
 }
 
-// take takes bytes of the quota of a's user; false if there are not so many.
+// take takes n bytes of the quota of a's user. It returns false if there are not so many.
 func (b *Broker) take(a *app, n int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -334,7 +329,7 @@ func (b *Broker) giveBack(a *app, n int64) {
 	b.tidy(a.peer.UID)
 }
 
-// left is what is left of the quota of a's user, -1 if there is none.
+// left is what is left of the quota of a's user, or -1 if there is no quota.
 func (b *Broker) left(a *app) int64 {
 	if b.cfg.Quota == 0 {
 		return -1
@@ -348,12 +343,11 @@ func (b *Broker) left(a *app) int64 {
 	return max(0, b.cfg.Quota-u.bytes)
 }
 
-// closeTime bounds the freeing of what applications have when the broker ends.
+// closeTime is how long Close takes at most to free what applications have.
 const closeTime = 3 * time.Second
 
-// Close disconnects all applications, frees what they have, as far as nodes can be
-// reached and it takes no more than seconds, and ends. What is not freed then nodes
-// take back after their grace period. Closing twice is a no-op.
+// Close disconnects all applications, frees what they have, and ends. It frees only at nodes that can be reached, and
+// only for closeTime; the nodes take back the rest after their grace period. Closing twice is a no-op.
 func (b *Broker) Close() error {
 	b.mu.Lock()
 	if b.closed {

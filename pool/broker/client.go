@@ -16,47 +16,46 @@ import (
 	"polder/verbs"
 )
 
-// Block is memory of a node that a broker has given.
+// Block is memory of a node that a broker has allocated for this application.
 type Block struct {
-	First uint32 // its first chunk, as FineMem counts
+	First uint32 // number of its first chunk, as FineMem counts chunks
 	Class int    // it has 4 KiB << Class
 	Addr  uint64 // of its first byte
-	// Keys open equal parts of it, in order, to every queue pair that is connected
-	// to the node.
+	// Keys open equal parts of the block, in order. They work on every queue pair that is connected to the node.
 	Keys []verbs.RKey
 }
 
-// NodeInfo is what a broker says of one of its memory nodes.
+// NodeInfo is what a broker says about one of its memory nodes.
 type NodeInfo struct {
 	Session   uint64 // changes when everything that was allocated there is lost
-	ChunkSize int    // least allocation in bytes
-	Least     int    // and its class
-	Chunks    int    // of ChunkSize, at the node
+	ChunkSize int    // size in bytes of the smallest allocation
+	Least     int    // class of the smallest allocation
+	Chunks    int    // units of ChunkSize at the node
 	Grace     time.Duration
 	Free      uint32 // chunks that are free, as far as is known
 	Budget    uint32 // chunks that this application may still have
 }
 
-// Client is an application's connection to a broker. When it is lost everything that
-// was allocated over it is, too.
+// Client is an application's connection to a broker. When the connection is lost, everything that was allocated over
+// it is lost, too.
 type Client struct {
 	sock  *fdpass.Conn
 	ring  *ring
 	addrs []string
-	least []atomic.Int32 // by node: class of a chunk, 0 before Attach
+	least []atomic.Int32 // by node, the class of a chunk; 0 before Attach
 	free  chan int       // slots that nobody uses
-	late  chan abandoned // slots with requests that nobody waits for any more
+	late  chan abandoned // slots with requests whose callers have stopped waiting
 	done  chan struct{}  // closed when the connection is lost
-	ended chan struct{}  // closed when its goroutine has ended
+	ended chan struct{}  // closed when the client's goroutine has ended
 
 	bellMu   sync.Mutex     // serialises bells
-	expiries sync.WaitGroup // timers of holdings
+	expiries sync.WaitGroup // timers of holdings that are running
 
 	mu       sync.Mutex // guards what follows
-	using    int        // calls that may touch the ring
-	closed   bool       // no other call may
+	using    int        // calls that may access the ring
+	closed   bool       // no more calls may begin
 	unmapped bool
-	owed     []request // to be freed with the next call
+	owed     []request // frees that the next call asks for
 	holdings map[int]*holding
 }
 
@@ -100,10 +99,10 @@ func greet(sock *fdpass.Conn) (*Client, error) {
 	if err := sock.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
 		return nil, err
 	}
-	sendErr := sock.Send(appendHello(nil)) // it may have refused before
+	sendErr := sock.Send(appendHello(nil)) // sending may fail because the broker has refused already
 	msg, files, err := sock.RecvFDs()
 	if errors.Is(err, syscall.ECONNRESET) {
-		msg, files, err = sock.RecvFDs() // the reason was sent before our hello was read
+		msg, files, err = sock.RecvFDs() // we may have read the reason before our hello was sent
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: no answer: %w", ErrGone, errors.Join(err, sendErr))
@@ -134,19 +133,19 @@ func greet(sock *fdpass.Conn) (*Client, error) {
 	return c, nil
 }
 
-// watch waits for the socket's end, and wakes everybody who waits for an answer.
+// watch waits until the socket is closed, and wakes everybody who waits for an answer.
 func (c *Client) watch() {
 	defer close(c.ended)
 	_, err := c.sock.Recv()
 	if err == nil {
-		c.sock.Done() // a broker has nothing to say
+		c.sock.Done() // a broker sends nothing
 	}
 	c.sock.Close()
 	close(c.done)
 	c.rouse()
 }
 
-// rouse has all who wait for answers look whether they should.
+// rouse makes all callers that wait for answers check whether they should go on waiting.
 func (c *Client) rouse() {
 	if c.enter() == nil {
 		for i := range slots {
@@ -156,14 +155,13 @@ func (c *Client) rouse() {
 	}
 }
 
-// violated ends the connection to a broker that does not keep to the protocol.
+// violated ends the connection to a broker that breaks the protocol.
 func (c *Client) violated(format string, args ...any) error {
 	c.sock.Close()
 	return malformed(format, args...)
 }
 
-// Nodes are the addresses of the broker's memory nodes. What methods call a node is
-// an index of it.
+// Nodes are the addresses of the broker's memory nodes. The methods name a node by its index here.
 func (c *Client) Nodes() []string { return c.addrs }
 
 // Done is closed when the connection is lost or closed.
@@ -187,7 +185,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// unmap gives the ring back when nobody touches it any more.
+// unmap unmaps the ring when no call accesses it any more.
 //
 // Preconditions: c.mu is held.
 func (c *Client) unmap() {
@@ -215,8 +213,8 @@ func (c *Client) leave() {
 	c.unmap()
 }
 
-// Attach asks for what is known of a node. It has to be called before anything is
-// allocated there, and after ErrStale.
+// Attach asks the broker about a node. It must be called before anything is allocated there, and again after
+// ErrStale.
 func (c *Client) Attach(ctx context.Context, node int) (NodeInfo, error) {
 	var a answer
 	err := c.check(node, twolayer.Classes-1)
@@ -233,9 +231,9 @@ func (c *Client) Attach(ctx context.Context, node int) (NodeInfo, error) {
 	}, nil
 }
 
-// Alloc allocates a block of a class at a node, in a session that Attach has told of.
-// The error Is manager.ErrNoMemory if there is nothing left. If it is ctx's, what it may
-// have got is freed by a later call, or with the connection.
+// Alloc allocates a block of a class at a node, in the session that Attach has returned. The error Is
+// manager.ErrNoMemory if there is no memory left. If it is ctx's error, a block may have been allocated nevertheless;
+// a later call frees it, or the end of the connection does.
 func (c *Client) Alloc(ctx context.Context, node int, session uint64, class int) (Block, error) {
 	var b Block
 	err := c.check(node, class)
@@ -256,8 +254,8 @@ func (c *Client) alloc(ctx context.Context, node int, session uint64, class int)
 	return Block{First: a.first, Class: class, Addr: a.addr, Keys: a.keys}, a, err
 }
 
-// Free frees a block. Only if the error Is ErrNotOwner or ErrStale, it will not be
-// freed, because it is not the application's.
+// Free frees a block. After ErrNotOwner or ErrStale the block is not the application's. After any other error it will
+// still be freed.
 func (c *Client) Free(ctx context.Context, node int, session uint64, b Block) error {
 	var a answer
 	err := c.check(node, b.Class)
@@ -271,7 +269,7 @@ func (c *Client) Free(ctx context.Context, node int, session uint64, b Block) er
 	return nil
 }
 
-// check finds what the broker would end the connection for.
+// check refuses a node or class for which the broker would end the connection.
 func (c *Client) check(node, class int) error {
 	if node < 0 || node >= len(c.addrs) {
 		return fmt.Errorf("the broker has %d nodes", len(c.addrs))
@@ -289,7 +287,7 @@ func (c *Client) name(node int) string {
 	return c.addrs[node]
 }
 
-// call has the broker carry out r. It ends when stop is closed and the ring is roused.
+// call has the broker carry out r. It gives up when stop is closed and the ring is roused.
 func (c *Client) call(ctx context.Context, stop <-chan struct{}, r *request, a *answer) error {
 	if err := c.enter(); err != nil {
 		return err
@@ -302,7 +300,7 @@ func (c *Client) call(ctx context.Context, stop <-chan struct{}, r *request, a *
 	return c.exchange(ctx, stop, r, a)
 }
 
-// owe notes a free that could not be asked for.
+// owe records r, if it is a free, so that a later call asks for it.
 func (c *Client) owe(r *request) {
 	if r.op == opFree {
 		c.mu.Lock()
@@ -329,7 +327,7 @@ func (c *Client) exchange(ctx context.Context, stop <-chan struct{}, r *request,
 	return c.read(slot, a)
 }
 
-// read takes the answer out of a slot.
+// read takes the answer out of a slot, and gives the slot back.
 func (c *Client) read(slot int, a *answer) error {
 	err := a.decode(c.ring.answer(slot))
 	c.free <- slot
@@ -357,7 +355,7 @@ func (c *Client) read(slot int, a *answer) error {
 func (c *Client) wake() {
 	c.bellMu.Lock()
 	defer c.bellMu.Unlock()
-	_ = c.sock.TrySend([]byte{1}) // if there is no room, there are bells enough
+	_ = c.sock.TrySend([]byte{1}) // if there is no room, bells enough are under way
 }
 
 // slot returns a slot that nobody uses.
@@ -387,8 +385,8 @@ func (c *Client) slot(ctx context.Context, stop <-chan struct{}) (int, error) {
 	}
 }
 
-// A caller looks for the answer so often before it sleeps, and lets other goroutines
-// run in between: some microseconds in all.
+// A caller looks for the answer spins times before it sleeps, and lets other goroutines run after every yields looks:
+// some microseconds in all.
 const (
 	spins  = 320
 	yields = 32
@@ -438,7 +436,7 @@ func (c *Client) await(ctx context.Context, stop <-chan struct{}, slot int) erro
 	}
 }
 
-// collect takes the answer that nobody has waited for. What it brings is owed.
+// collect reads an answer for which nobody has waited. A block that it brings will be freed.
 func (c *Client) collect(w abandoned) {
 	var a answer
 	if err := c.read(w.slot, &a); err == nil && w.r.op == opAlloc {
@@ -446,7 +444,7 @@ func (c *Client) collect(w abandoned) {
 	}
 }
 
-// reap collects the answers to abandoned requests that have come.
+// reap collects those answers to abandoned requests that have come.
 func (c *Client) reap() {
 	for range len(c.late) {
 		select {
@@ -462,7 +460,7 @@ func (c *Client) reap() {
 	}
 }
 
-// settle frees what is owed.
+// settle asks for the frees that are owed.
 func (c *Client) settle(ctx context.Context, stop <-chan struct{}) error {
 	c.mu.Lock()
 	none := len(c.owed) == 0

@@ -17,15 +17,14 @@ import (
 
 func trim(path string) string { return strings.TrimPrefix(path, scheme.Broker) }
 
-// Dialer keeps a connection to a broker, for the connections of one pool to memory
-// nodes: a session at a node belongs to it, not to the connection. It may be used by
-// any number of goroutines.
+// Dialer keeps a connection to a broker, for one pool's connections to memory nodes. A session at a node belongs to
+// the Dialer, not to the connection. It may be used by any number of goroutines.
 type Dialer struct {
 	path string
 
 	mu       sync.Mutex
-	client   *Client                 // nil, or perhaps lost
-	sessions map[string]wire.Session // of this application at the nodes
+	client   *Client                 // nil if there is none; it may have been lost
+	sessions map[string]wire.Session // this application's sessions at the nodes, by address
 	closed   bool
 }
 
@@ -68,8 +67,8 @@ func (d *Dialer) connect(ctx context.Context) (*Client, error) {
 	return c, nil
 }
 
-// Dial connects to the broker's memory node at addr by dial. The connection also ends
-// when that to the broker does, since then what it has given may be taken back.
+// Dial connects to the broker's memory node at addr, by calling dial. The connection also ends when the connection to
+// the broker does, since what the broker has lent may be taken back then.
 func (d *Dialer) Dial(ctx context.Context, addr string, dial func(context.Context) (verbs.Conn, error)) (verbs.Conn, error) {
 	client, err := d.connect(ctx)
 	if err != nil {
@@ -105,7 +104,7 @@ func (d *Dialer) Close() error {
 	return d.client.Close()
 }
 
-// conn is a connection to a memory node beside one to the broker.
+// conn is a connection to a memory node, together with the broker's client that it depends on.
 type conn struct {
 	verbs.Conn
 	dialer *Dialer
@@ -134,8 +133,8 @@ func (c *conn) Close() error {
 	return err
 }
 
-// Manager is FineMem with a broker between the application and the metadata. It
-// works over connections of a Dialer's.
+// Manager is FineMem with a broker between the application and the metadata. It works over connections that a Dialer
+// has made.
 type Manager struct{}
 
 var _ manager.Manager = Manager{}

@@ -19,32 +19,32 @@ import (
 	"polder/verbs"
 )
 
-// extent is a block without what is known of its keys.
+// extent is a block without its keys.
 type extent struct {
 	first uint32
 	class int
 }
 
-// A node is a memory node as the broker sees it. Its keeper is the goroutine that
-// connects, and shows the node that the broker is alive.
+// A node is a memory node as the broker sees it. Its keeper is the goroutine that connects to it, and that shows it
+// that the broker is alive.
 type node struct {
 	b    *Broker
 	cfg  Node
 	log  *slog.Logger
-	lost chan *link // the keeper is told of links that do not work; capacity 1
+	lost chan *link // capacity 1: tells the keeper of a link that does not work
 
 	beats, resumes, allocs, frees, orphans counter
 
 	mu     sync.Mutex
 	link   *link                             // nil: the node cannot be reached
-	cause  error                             // why
-	resume wire.Session                      // the node's name for the broker
+	cause  error                             // why link is nil
+	resume wire.Session                      // the broker's session at the node
 	epoch  uint64                            // changes when the node has forgotten everything
-	info   manager.Info                      // of the last link
+	info   manager.Info                      // what the node told when it was last connected
 	least  int                               // class of the node's chunks
 	space  wire.Space                        // as far as is known
 	blocks map[*app]map[uint32]finemem.Block // what applications have, by first chunk
-	owed   map[extent]struct{}               // to be freed: it may have been
+	owed   map[extent]struct{}               // blocks that are to be freed; they may have been freed already
 }
 
 // link is a session over one connection.
@@ -70,8 +70,8 @@ const (
 	maxWait = time.Second
 )
 
-// keep is the keeper: it connects, and connects again, until ctx ends. It tells
-// tried, if it is not nil, when the first attempt has ended.
+// keep is the keeper: it connects, and connects again, until ctx ends. It calls tried, if that is not nil, when the
+// first attempt has ended.
 func (n *node) keep(ctx context.Context, tried func()) {
 	wait := minWait
 	pause := time.NewTimer(0)
@@ -107,12 +107,12 @@ func (n *node) keep(ctx context.Context, tried func()) {
 	}
 }
 
-// watch beats until the link is of no use, and returns why.
+// watch shows the node that the broker is alive until the link is of no use, and returns the reason.
 func (n *node) watch(ctx context.Context, l *link) error {
 	beat := time.NewTicker(n.b.cfg.Heartbeat)
 	defer beat.Stop()
 	select {
-	case <-n.lost: // of an earlier link
+	case <-n.lost: // a report of an earlier link
 	default:
 	}
 	for {
@@ -147,11 +147,11 @@ func (n *node) beat(ctx context.Context, l *link) error {
 func (n *node) broke(l *link) {
 	select {
 	case n.lost <- l:
-	default: // it is about to look
+	default: // another report waits already
 	}
 }
 
-// drop has requests fail because of err.
+// drop retires l, and makes requests fail because of err.
 func (n *node) drop(l *link, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -171,7 +171,7 @@ func (l *link) close() {
 	l.cq.Close()
 }
 
-// connect makes a link, and puts the books in order.
+// connect makes a link, and brings the broker's books up to date with the node.
 func (n *node) connect(ctx context.Context) (*link, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, n.b.cfg.Timeout, errTimeout)
 	defer cancel()
@@ -190,7 +190,7 @@ func (n *node) connect(ctx context.Context) (*link, error) {
 	m := finemem.Manager{Policy: n.b.cfg.Policy, Secret: n.b.cfg.Secret}
 	s, err := m.Attach(ctx, manager.Link{
 		Device: n.b.cfg.Device, PD: n.b.pd, Conn: conn, Resume: resume, Cluster: n.b.cfg.Cluster,
-		// The node wants to see one; nobody uses it.
+		// The node expects an access queue pair, but nobody uses it.
 		Access: func() (verbs.QP, error) {
 			l.access, err = n.b.pd.CreateQP(verbs.QPInit{SendCQ: l.cq, RecvCQ: l.cq, SendDepth: 1, RecvDepth: 1})
 			return l.access, err
@@ -207,8 +207,8 @@ func (n *node) connect(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// settle makes l the node's link. Of what the node says is the broker's, it frees
-// what no application has. What the node does not know any more is lost.
+// settle makes l the node's link. It frees what belongs to the broker according to the node and to no application.
+// What the node has forgotten is lost.
 func (n *node) settle(ctx context.Context, l *link) error {
 	info := l.session.Info()
 	var owned []manager.Grant
@@ -241,14 +241,14 @@ func (n *node) settle(ctx context.Context, l *link) error {
 				}
 				return err
 			}
-			todo = slices.Collect(maps.Keys(n.owed)) // meanwhile
+			todo = slices.Collect(maps.Keys(n.owed)) // those that applications have returned meanwhile
 		}
 		n.link, n.cause = l, nil
 		return nil
 	})
 }
 
-// clean frees what nobody has.
+// clean frees extents that belong to no application.
 func (n *node) clean(ctx context.Context, a *finemem.Allocator, todo []extent) error {
 	for _, e := range todo {
 		if err := a.Free(ctx, a.Adopt(e.first, e.class)); err != nil {
@@ -259,7 +259,7 @@ func (n *node) clean(ctx context.Context, a *finemem.Allocator, todo []extent) e
 	return nil
 }
 
-// forget begins a new epoch: nobody has anything.
+// forget begins a new epoch, in which no application has anything.
 //
 // Preconditions: n.mu is held.
 func (n *node) forget() {
@@ -273,8 +273,8 @@ func (n *node) forget() {
 	clear(n.owed)
 }
 
-// unknown is what is owned but no application has: what is owed, and what the one
-// operation that may have been under way has left.
+// unknown returns what the broker owns and no application has: what is owed, and what an operation has left that may
+// have been under way. There is at most one such operation.
 //
 // Preconditions: n.mu is held.
 func (n *node) unknown(a *finemem.Allocator, owned []manager.Grant) (todo []extent) {
@@ -288,7 +288,7 @@ func (n *node) unknown(a *finemem.Allocator, owned []manager.Grant) (todo []exte
 		first = e.first >> n.least
 		return first, first + 1<<(e.class-n.least)
 	}
-	// takes takes e out of what is left, if all of it is there.
+	// takes takes e out of left, if all of it is in left.
 	takes := func(e extent) bool {
 		first, end := chunks(e)
 		for c := first; c < end; c++ {
@@ -334,13 +334,13 @@ func (n *node) unknown(a *finemem.Allocator, owned []manager.Grant) (todo []exte
 	return todo
 }
 
-// bytes is the size of a class.
+// bytes is the size in bytes of a block of a class.
 //
 // Preconditions: n.mu is held.
 func (n *node) bytes(class int) int64 { return int64(n.info.ChunkSize) << (class - n.least) }
 
-// session is what an application calls its standing with n in this epoch, and has
-// to say in its requests: another number for everybody.
+// session is the number by which an application names its standing with n in this epoch. Its requests must carry the
+// number. It is different for every application.
 //
 // Preconditions: n.mu is held.
 func (n *node) session(a *app) uint64 { return n.epoch ^ a.nonce }
@@ -359,7 +359,7 @@ func (n *node) attach(a *app, out *answer) {
 	n.says(a, out)
 }
 
-// says fills in what is left.
+// says puts into the answer how much is left.
 //
 // Preconditions: n.mu is held.
 func (n *node) says(a *app, out *answer) {
@@ -428,7 +428,7 @@ func (n *node) alloc(ctx context.Context, a *app, r *request, out *answer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err != nil {
-		if n.link == l { // otherwise the next one says what is left
+		if n.link == l { // otherwise the next link has brought new numbers
 			n.space.Budget += chunks
 		}
 		n.b.giveBack(a, size)
@@ -443,23 +443,22 @@ func (n *node) alloc(ctx context.Context, a *app, r *request, out *answer) {
 	n.says(a, out)
 }
 
-// failed is what is answered when an operation on l has failed.
+// failed is the status to answer when an operation on l has failed.
 func (n *node) failed(l *link, err error) status {
 	switch {
 	case errors.Is(err, manager.ErrNoMemory):
 		return statusNoMemory
-	case !outOfTime(err): // otherwise the allocator undoes it
+	case !outOfTime(err): // after a timeout the allocator undoes the operation
 
 		n.broke(l)
 	}
 	return statusDown
 }
 
-// outOfTime reports whether err is that of a request's context.
+// outOfTime reports whether err is the error of a request's context.
 func outOfTime(err error) bool { return errors.Is(err, errTimeout) || errors.Is(err, context.Canceled) }
 
-// free answers opFree. Once it has found the block to be a's, the block is freed,
-// sooner or later.
+// free answers opFree. Once it has found that the block is a's, the block will be freed, sooner or later.
 func (n *node) free(ctx context.Context, a *app, r *request, out *answer) {
 	n.mu.Lock()
 	l, s := n.current(a, r.session)
@@ -486,7 +485,7 @@ func (n *node) free(ctx context.Context, a *app, r *request, out *answer) {
 	n.says(a, out)
 }
 
-// owe takes b out of a's account: it is to be freed.
+// owe takes b out of a's account and notes that it is to be freed.
 //
 // Preconditions: n.mu is held.
 func (n *node) owe(a *app, b finemem.Block) {
@@ -495,14 +494,14 @@ func (n *node) owe(a *app, b finemem.Block) {
 	n.b.giveBack(a, n.bytes(b.Class))
 }
 
-// pay frees b over l. If that fails it is done with the next link.
+// pay frees b over l. If that fails, the next link frees it.
 func (n *node) pay(ctx context.Context, l *link, b finemem.Block) {
 	err := l.session.Do(ctx, func(al *finemem.Allocator) error {
 		failpoint.Hit(StepFree)
 		if err := al.Free(ctx, b); err != nil && !outOfTime(err) {
 			return err
 		}
-		// Otherwise the allocator goes on with it before anything else.
+		// After a timeout the allocator frees b before it does anything else.
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		delete(n.owed, extent{b.First, b.Class})
@@ -515,7 +514,7 @@ func (n *node) pay(ctx context.Context, l *link, b finemem.Block) {
 	}
 }
 
-// leave frees what a has.
+// leave frees everything that a has.
 func (n *node) leave(ctx context.Context, a *app) {
 	n.mu.Lock()
 	l := n.link
@@ -527,7 +526,7 @@ func (n *node) leave(ctx context.Context, a *app) {
 	n.mu.Unlock()
 	for _, b := range blocks {
 		if l == nil || ctx.Err() != nil {
-			break // with the next link, or not at all if the broker ends
+			break // the next link frees the rest, unless the broker ends
 		}
 		one, cancel := context.WithTimeoutCause(ctx, n.b.cfg.Timeout, errTimeout)
 		failpoint.Hit(StepReturn)

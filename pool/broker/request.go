@@ -42,7 +42,7 @@ const (
 type op uint8
 
 const (
-	opAttach op = 1 // begins, or goes on, with a node
+	opAttach op = 1 // begins a session with a node, or goes on with it
 	opAlloc  op = 2
 	opFree   op = 3
 )
@@ -71,7 +71,7 @@ type request struct {
 	class   uint8
 	node    uint16
 	first   uint32
-	session uint64 // what opAttach has answered
+	session uint64 // as opAttach has answered it
 }
 
 // encode writes r to b.

@@ -19,8 +19,7 @@ import (
 //	            64       the request
 //	           128       the answer
 //
-// Words are in the host's byte order. Of all this both ends may write everything at
-// any time.
+// Words are in the host's byte order. Either end may write any of these bytes at any time.
 const (
 	slots    = 16
 	slotSize = 4096
@@ -47,7 +46,7 @@ type ring struct {
 	states [slots]*atomic.Uint32
 }
 
-// newRing makes a ring, and the memfd to pass, which is the caller's.
+// newRing makes a ring. The caller owns the memfd, and passes it on.
 func newRing() (*ring, *arena.Memfd, error) {
 	fd, err := arena.NewMemfd("polder-broker", ringSize)
 	if err != nil {
@@ -65,7 +64,7 @@ func newRing() (*ring, *arena.Memfd, error) {
 	return r, fd, nil
 }
 
-// openRing maps a ring that was passed. The file is taken.
+// openRing maps a ring that was passed, and takes over the file.
 func openRing(f *os.File) (*ring, error) {
 	fd, err := arena.OpenMemfd(f)
 	if err != nil {
@@ -103,40 +102,39 @@ func (r *ring) answer(i int) []byte {
 	return r.mem.Bytes()[ringHead+i*slotSize+offAnswer:][:slotSize-offAnswer]
 }
 
-// post makes the request in slot i known, and reports whether the broker must be
-// woken. The application's.
+// post announces the request in slot i, and reports whether the broker must be woken. The application calls it.
 func (r *ring) post(i int) (asleep bool) {
 	r.states[i].Store(slotWaiting)
 	r.posted.Or(1 << i)
 	return r.asleep.Load() != 0 && r.asleep.Swap(0) != 0
 }
 
-// answered reports whether the answer is in slot i. The application's.
+// answered reports whether the answer is in slot i. The application calls it.
 func (r *ring) answered(i int) bool { return r.states[i].Load() == slotAnswered }
 
-// maxSleep bounds a sleep: the word is the broker's to write, too.
+// maxSleep bounds a sleep, since the broker may write to the word, too.
 const maxSleep = 500 * time.Millisecond
 
-// sleep waits for the answer in slot i, until rouse, or for no reason, unless over
-// returns true. The application's.
+// sleep waits for the answer in slot i, or for rouse, unless over returns true. It may return without a reason. The
+// application calls it.
 func (r *ring) sleep(i int, over func() bool) {
 	s := r.states[i]
 	if s.Load() != slotAsleep && !s.CompareAndSwap(slotWaiting, slotAsleep) {
 		return
 	}
-	// Whoever rouses from here on changes the word; over knows of who did before.
+	// A rouse from here on changes the word; over knows of earlier ones.
 	if !over() {
 		futex.Wait(s, slotAsleep, maxSleep)
 	}
 }
 
-// rouse has whoever sleeps for slot i look again. The application's.
+// rouse wakes whoever sleeps for slot i, to look again. The application calls it.
 func (r *ring) rouse(i int) {
 	r.states[i].CompareAndSwap(slotAsleep, slotWaiting)
 	futex.Wake(r.states[i])
 }
 
-// take takes what is posted. The broker's.
+// take takes the word of posted requests. The broker calls it.
 func (r *ring) take() uint32 {
 	if r.posted.Load() == 0 { // fast path: nothing
 		return 0
@@ -144,7 +142,7 @@ func (r *ring) take() uint32 {
 	return r.posted.Swap(0) & (1<<slots - 1)
 }
 
-// send tells the application that the answer is in slot i. The broker's.
+// send tells the application that the answer is in slot i. The broker calls it.
 func (r *ring) send(i int) {
 	if r.states[i].Swap(slotAnswered) == slotAsleep {
 		futex.Wake(r.states[i])

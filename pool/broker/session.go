@@ -18,35 +18,35 @@ type session struct {
 	conn *conn
 	ch   *control.Channel
 	id   uint64
-	k    int // class of a chunk
+	k    int // class of a chunk at the node
 	info manager.Info
 	held *holding
-	stop chan struct{} // closed with the session
+	stop chan struct{} // closed when the session is
 	runs finemem.Runs
 
-	groups int           // of one access queue pair each
-	lent   atomic.Uint32 // blocks so far, which are dealt out to groups
+	groups int           // how many groups there are, each of one access queue pair
+	lent   atomic.Uint32 // blocks lent so far, to deal them out to groups
 
 	mu     sync.Mutex // guards what follows
 	closed bool
 	space  wire.Space
 }
 
-// holding is what an application has at a node. It outlives connections to the node
-// by the grace period, but not the connection to the broker.
+// holding is what an application has at a node. It outlives a lost connection to the node for the grace period, but
+// not the connection to the broker.
 type holding struct {
-	id uint64 // of the session with the broker
+	id uint64 // number of the session with the broker
 
 	mu     sync.Mutex      // guards what follows
 	grants map[uint32]lent // by first chunk
 
-	expiry *time.Timer // of Client.mu; while there is no connection to the node
+	expiry *time.Timer // runs while there is no connection to the node; guarded by Client.mu
 }
 
-// A loan is a block that was granted, with a grant for every key. It is freed as a whole.
+// A loan is a block that was granted, with a grant for every key. The block is freed as a whole.
 type loan struct {
 	free   request
-	grants int // that have not been given back; guarded by holding.mu
+	grants int // how many have not been given back; guarded by holding.mu
 }
 
 // lent is a grant of a loan.
@@ -55,9 +55,8 @@ type lent struct {
 	loan *loan
 }
 
-// hold returns what is held in a session at a node. Without resume, what was held in
-// an earlier session of the same id is wanted no more. What has expired is not given
-// back: its chunks are lost.
+// hold returns the holding of session id at a node. Without resume it returns a new one, and has what was held in an
+// earlier session freed. A holding that has expired is not returned either: its chunks are lost.
 func (c *Client) hold(node int, id uint64, resume bool) *holding {
 	c.mu.Lock()
 	old := c.holdings[node]
@@ -65,7 +64,7 @@ func (c *Client) hold(node int, id uint64, resume bool) *holding {
 		if old.expiry.Stop() {
 			c.expiries.Done()
 		} else {
-			resume = false // it is about to be freed, or has been
+			resume = false // the holding is about to be freed, or has been
 		}
 		old.expiry = nil
 	}
@@ -82,7 +81,7 @@ func (c *Client) hold(node int, id uint64, resume bool) *holding {
 	return h
 }
 
-// expire has what is held at a node freed after the grace period.
+// expire makes what is held at a node be freed after the grace period.
 func (c *Client) expire(node int, h *holding, grace time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,15 +96,15 @@ func (c *Client) expire(node int, h *holding, grace time.Duration) {
 			defer c.leave()
 			ctx, cancel := context.WithTimeout(context.Background(), surrenderTime)
 			defer cancel()
-			_ = c.settle(ctx, nil) // what is left then is freed by later calls
+			_ = c.settle(ctx, nil) // later calls free what is left then
 		}
 	})
 }
 
-// surrenderTime bounds the freeing of what has expired.
+// surrenderTime is how long the freeing of an expired holding may take.
 const surrenderTime = 10 * time.Second
 
-// surrender owes what is held.
+// surrender notes that everything in the holding is to be freed.
 func (c *Client) surrender(h *holding) {
 	var owed []request
 	h.mu.Lock()
@@ -155,8 +154,8 @@ func (s *session) open(ctx context.Context, l manager.Link) error {
 	return nil
 }
 
-// remove takes all grants of these first chunks out, or none; false if it does not have
-// one of them. It returns the blocks of which nothing is left.
+// remove takes out all grants with these first chunks, or none and returns false if one of them is missing. It
+// returns the blocks of which no grant is left.
 func (h *holding) remove(chunks []uint32) ([]*loan, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -194,7 +193,7 @@ func (s *session) Space() wire.Space {
 	return s.space
 }
 
-// fault is err as the session's caller is to see it.
+// fault is the error that the session's caller gets for err.
 func (s *session) fault(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,7 +203,7 @@ func (s *session) fault(err error) error {
 	return err
 }
 
-// says takes note of what the broker has said is left.
+// says takes note of what is left according to the broker.
 func (s *session) says(a *answer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,7 +223,7 @@ func (s *session) Alloc(ctx context.Context, grants []manager.Grant) (int, error
 			if n > 0 && (errors.Is(err, manager.ErrNoMemory) || ctx.Err() != nil) {
 				return n, nil
 			}
-			return 0, s.fault(err) // what it has got is listed by Owned
+			return 0, s.fault(err) // Owned lists the block that the call may have got
 		}
 		for _, g := range got {
 			grants[n] = g
@@ -270,7 +269,7 @@ func (s *session) Free(ctx context.Context, chunks []uint32) error {
 	}
 	var failed error
 	for _, l := range blocks {
-		// One that cannot be asked for now is owed, and freed by a later call.
+		// A block that the broker cannot be asked to free now is owed, and freed by a later call.
 		var a answer
 		err := s.conn.client.call(ctx, s.stop, &l.free, &a)
 		if err == nil {
@@ -285,14 +284,13 @@ func (s *session) Free(ctx context.Context, chunks []uint32) error {
 	return nil
 }
 
-// Owned implements manager.Session. Keys stay what they are as long as the broker's
-// session with the node lasts.
+// Owned implements manager.Session. Keys stay the same as long as the broker's session with the node lasts.
 func (s *session) Owned(context.Context) ([]manager.Grant, error) {
 	s.held.mu.Lock()
 	defer s.held.mu.Unlock()
 	grants := make([]manager.Grant, 0, len(s.held.grants))
 	for _, g := range s.held.grants {
-		g.Group %= s.groups // the node may have granted more before
+		g.Group %= s.groups // the node may have granted more groups before
 		grants = append(grants, g.Grant)
 	}
 	return grants, nil

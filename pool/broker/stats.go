@@ -5,7 +5,7 @@ import "github.com/prometheus/client_golang/prometheus"
 // Stats is what a broker does and has done.
 type Stats struct {
 	Apps       int    // connected applications
-	Users      int    // who have any, or what they had is not freed yet
+	Users      int    // users that have applications, or memory that is not freed yet
 	Refused    uint64 // connections turned away
 	Violations uint64 // applications disconnected for what they sent
 	Nodes      []NodeStats
@@ -17,13 +17,13 @@ type NodeStats struct {
 	Up      bool
 	Cause   string `json:",omitempty"` // why it is not up
 	Blocks  int    // that applications have
-	Bytes   int64  // of them
+	Bytes   int64  // bytes of Blocks
 	Owed    int    // blocks to be freed when the node can be reached
 	Allocs  uint64
 	Frees   uint64
 	Beats   uint64 // signs of life
 	Resumes uint64 // sessions taken up after a connection was lost
-	Orphans uint64 // chunks that the node says are the broker's, and nobody's
+	Orphans uint64 // chunks that belong to the broker according to the node, but not according to the broker
 }
 
 // Stats returns the broker's statistics.

@@ -26,14 +26,14 @@ import (
 // maxCredits bounds what a node can make a client hold.
 const maxCredits = 32
 
-// Handlers are told of replies that no caller waits for. They are called with a
-// lock held, must not block, and must not call the channel.
+// Handlers are called with replies that no caller waits for. They are called with a lock held, must not block, and
+// must not call the channel.
 type Handlers struct {
 	// Late gets the reply to a request whose caller has given up.
 	Late func(*wire.Reply)
-	// Notice gets what the node says unasked. If it is nil that is an error.
+	// Notice gets what the node sends without being asked. If Notice is nil, such a message is an error.
 	Notice func(*wire.Reply)
-	// Space gets what any message of the node's says of the memory that there is, also if a caller waits for it.
+	// Space gets what a message of the node says about its free memory, even if a caller waits for the message.
 	Space func(wire.Space)
 }
 
@@ -44,45 +44,45 @@ type Channel struct {
 	on   Handlers
 	cq   verbs.CQ
 	mgmt verbs.QP
-	mem  *arena.Mapping // requests, then replies: one of each for every slot
+	mem  *arena.Mapping // buffers of requests, then of replies: one of each for every slot, more for notices
 	mr   verbs.MR
 
 	idle   chan *slot
 	slots  []*slot
 	broken chan struct{} // closed when the channel can do nothing more
 
-	groups  int         // that the node has granted
-	version uint16      // of wire
-	leaving atomic.Bool // what the node has said last
+	groups  int         // how many the node has granted
+	version uint16      // version of wire that the connection speaks
+	leaving atomic.Bool // what the node has said last about leaving
 
 	pollMu sync.Mutex // serialises completion handlers
 	wcs    [2 * maxCredits]verbs.WC
 
 	mu    sync.Mutex
 	err   error          // why broken is closed
-	users sync.WaitGroup // calls that may touch mem; no more once broken
-	spare []int          // reply buffers that no receive is posted for
+	users sync.WaitGroup // calls that may touch mem; no new ones once broken
+	spare []int          // reply buffers for which no receive is posted
 	seq   uint32
 }
 
-// A slot carries one request at a time. Apart from done it is guarded by
-// Channel.mu between the post and the wake-up, and its caller's otherwise.
+// A slot carries one request at a time. Apart from done, it is guarded by Channel.mu between the post and the
+// wake-up, and belongs to its caller otherwise.
 type slot struct {
 	index     int
 	id        uint32
 	op        wire.Op // of the request
-	left      int     // completions awaited: the send's and the reply's
+	left      int     // completions that are still to come: the send's and the reply's
 	abandoned bool
 	done      chan struct{} // capacity 1
 	reply     [wire.MaxMessage]byte
 	size      int
 }
 
-// replyID marks the work-request id of a receive.
+// replyID marks the work request IDs of receives.
 const replyID = 1 << 16
 
-// notices is how many receives are always posted for what the node says unasked, which it does a few times in a second at the
-// most: so long this process may be kept from running before it loses the connection.
+// notices is how many receives are always posted for messages that the node sends without being asked. It sends a few
+// in a second at most. So this process may be kept from running for a few seconds before it loses the connection.
 const notices = 16
 
 // Open connects a management queue pair for the manager of the given name.
@@ -141,7 +141,7 @@ func (c *Channel) open(ctx context.Context) (_ *wire.Welcome, err error) {
 		c.idle <- sl
 	}
 	c.groups = max(int(w.Groups), 1)
-	c.leaving.Store(w.Leaving) // before the node's next word on it can be taken
+	c.leaving.Store(w.Leaving) // before the node's next message about leaving can come
 	for i := range notices {
 		if err := c.postRecv(maxCredits + i); err != nil {
 			return nil, err
@@ -150,7 +150,7 @@ func (c *Channel) open(ctx context.Context) (_ *wire.Welcome, err error) {
 	return &w, nil
 }
 
-// greet sends h in this end's version, and in the one before if the node does not know that.
+// greet sends h in the current version and, if the node does not know that, in the version before it.
 func (c *Channel) greet(ctx context.Context, h *wire.Hello) (private []byte, err error) {
 	h.Version = wire.Version
 	private, err = c.link.Conn.Connect(ctx, c.mgmt, h.Append(nil))
@@ -180,8 +180,8 @@ func clusterNamed(name string) string {
 // Version is the version of wire that the connection speaks.
 func (c *Channel) Version() uint16 { return c.version }
 
-// ConnectAccess connects as many groups of one access queue pair as the node has granted, and
-// returns how many that are.
+// ConnectAccess connects as many groups as the node has granted, each of one access queue pair, and returns how many
+// there are.
 func (c *Channel) ConnectAccess(ctx context.Context) (groups int, err error) {
 	l := &c.link
 	if c.groups > max(l.Groups, 1) {
@@ -205,19 +205,18 @@ func (c *Channel) ConnectAccess(ctx context.Context) (groups int, err error) {
 	return c.groups, nil
 }
 
-// Leaving reports whether the node has said that it is to end when nothing is lent any more.
+// Leaving reports whether the node has said that it will end when nothing is lent any more.
 func (c *Channel) Leaving() bool { return c.leaving.Load() }
 
-// Violated gives up on a node that does not keep to the protocol.
+// Violated gives up on a node that breaks the protocol.
 func (c *Channel) Violated(format string, args ...any) error {
 	err := fmt.Errorf("%w: %s", wire.ErrMalformed, fmt.Sprintf(format, args...))
 	c.Fail(err)
 	return err
 }
 
-// Exchange sends the request that encode appends and decodes the answer into
-// r, which is valid until release is called. That must be done unless there is
-// an error.
+// Exchange sends the request that encode appends, and decodes the answer into r. r is valid until release is called.
+// The caller must call release unless there is an error.
 func (c *Channel) Exchange(ctx context.Context, r *wire.Reply, encode func(b []byte, id uint32) []byte) (release func(), err error) {
 	sl, err := c.exchange(ctx, r, encode)
 	if err != nil {
@@ -309,7 +308,7 @@ func (c *Channel) sge(i, n int) []verbs.SGE {
 	}}
 }
 
-// abandon leaves sl to the completion handler, unless it is done already.
+// abandon leaves sl to the completion handler. It returns false if sl is done already.
 func (c *Channel) abandon(sl *slot) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -320,8 +319,7 @@ func (c *Channel) abandon(sl *slot) bool {
 	return true
 }
 
-// complete is the completion handler. Posting a receive may call it again, so
-// that is done with no lock held.
+// complete is the completion handler. It posts receives with no lock held, since posting one may call complete again.
 func (c *Channel) complete(cq verbs.CQ) {
 	for {
 		n, reposts, err := c.poll(cq)
@@ -340,8 +338,7 @@ func (c *Channel) complete(cq verbs.CQ) {
 	}
 }
 
-// poll takes completions, and reply buffers to be posted again for those that
-// were notices.
+// poll handles completions. For every notice it returns a reply buffer for which a receive is to be posted again.
 func (c *Channel) poll(cq verbs.CQ) (n int, reposts []int, err error) {
 	c.pollMu.Lock()
 	defer c.pollMu.Unlock()
@@ -364,7 +361,7 @@ func (c *Channel) poll(cq verbs.CQ) (n int, reposts []int, err error) {
 	return n, c.takeSpares(again), nil
 }
 
-// arrived takes one completion.
+// arrived handles one completion.
 //
 // Preconditions: c.mu is held.
 func (c *Channel) arrived(wc verbs.WC) (noticed bool, err error) {
@@ -375,8 +372,7 @@ func (c *Channel) arrived(wc verbs.WC) (noticed bool, err error) {
 	if wc.ID&replyID == 0 {
 		sl = c.slots[wc.ID]
 	} else {
-		// Replies fill receives in the order they were posted, whatever
-		// they answer.
+		// Replies fill the receives in the order in which these were posted, whichever requests they answer.
 		spare := int(wc.ID &^ replyID)
 		c.spare = append(c.spare, spare)
 		b := c.buffer(maxCredits + spare)[:wc.ByteLen]
@@ -420,7 +416,7 @@ func (c *Channel) arrived(wc verbs.WC) (noticed bool, err error) {
 	return false, nil
 }
 
-// takeSpares takes k spare reply buffers: those that notices have filled.
+// takeSpares takes k spare reply buffers, as many as notices have filled.
 //
 // Preconditions: c.mu is held.
 func (c *Channel) takeSpares(k int) []int {
@@ -460,7 +456,7 @@ func (c *Channel) Close() {
 	if c.mgmt != nil {
 		errs = append(errs, c.mgmt.Close())
 	}
-	// A handler that is at work has done so before the buffers go.
+	// Wait for a handler that is running before the buffers go.
 	c.pollMu.Lock()
 	defer c.pollMu.Unlock()
 	if c.cq != nil {
@@ -469,7 +465,7 @@ func (c *Channel) Close() {
 	if c.mr != nil {
 		errs = append(errs, c.mr.Deregister())
 	}
-	// Memory that the device still knows stays mapped until it is closed.
+	// If the device still has it registered, the memory stays mapped until the device is closed.
 	if c.mem != nil && errors.Join(errs...) == nil {
 		c.mem.Close()
 	}

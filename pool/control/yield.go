@@ -11,7 +11,7 @@ import (
 // yielder is the manager.Yielder of a node that lends what its host does not need.
 type yielder struct{ c *Channel }
 
-// Yielder returns how to permit the node to drop chunks, or nil if it asks for none back.
+// Yielder permits the node to drop chunks. It is nil if the node never asks for memory back.
 func (c *Channel) Yielder(w *wire.Welcome) manager.Yielder {
 	if !w.Idle {
 		return nil
@@ -30,7 +30,7 @@ func (y yielder) MustStay(ctx context.Context, chunks []uint32) (all bool, err e
 	return y.about(ctx, wire.OpMustStay, chunks)
 }
 
-// about sends requests about chunks, and reports whether the node says yes to all.
+// about sends requests about chunks, and reports whether the node has said yes to all of them.
 func (y yielder) about(ctx context.Context, op wire.Op, chunks []uint32) (all bool, err error) {
 	all = true
 	for len(chunks) > 0 {

@@ -6,8 +6,8 @@ import (
 	"polder/memnode/twolayer"
 )
 
-// A section is what is known of a section's headers. It may be out of date, which a
-// CAS that fails shows; it is refreshed only then, and when nothing is left.
+// A section is what is known of the headers of a section and its spans. It may be out of date, which shows when a CAS
+// fails. It is refreshed only then, and when no memory is left.
 type section struct {
 	h       twolayer.Section
 	flushed bool // h's log is in the full log, or on its way
@@ -19,18 +19,17 @@ type section struct {
 type span struct {
 	h       twolayer.Span
 	flushed bool
-	avoid   uint32 // chunks that old keys may open until the node has dealt with them
+	avoid   uint32 // chunks that old keys may open, until the node has dealt with them
 }
 
-// At least and at most so many sections are read at a time: more, the longer a search
-// comes through full ones only.
+// The least and the most sections that are read at a time. While a search finds only full sections, it reads more and
+// more at a time.
 const (
 	readLeast = 8
 	readMost  = 128
 )
 
-// readSections reads the headers of up to n sections from first on, and returns how
-// many those were.
+// readSections reads the headers of up to n sections, from first on, and returns how many it has read.
 func (a *Allocator) readSections(ctx context.Context, first, n uint32) (uint32, error) {
 	n = min(n, a.l.Sections()-first, uint32(a.readMax()/(1+twolayer.SectionSpans)))
 	a.begin()
@@ -55,7 +54,7 @@ func (a *Allocator) readSections(ctx context.Context, first, n uint32) (uint32, 
 	return n, nil
 }
 
-// see notes what a header is now.
+// see notes the current value of a header.
 func (s *section) see(h twolayer.Section) {
 	if s.h != h {
 		s.h, s.flushed = h, false
@@ -68,8 +67,7 @@ func (s *span) see(h twolayer.Span) {
 	}
 }
 
-// known returns a section, which it reads, with some that follow, if that was never
-// done.
+// known returns a section. If its headers have never been read, it reads them, with those of some sections behind it.
 func (a *Allocator) known(ctx context.Context, i uint32) (*section, error) {
 	if s := a.sections[i]; s != nil {
 		return s, nil
@@ -102,10 +100,10 @@ func (a *Allocator) refresh(ctx context.Context) error {
 	return nil
 }
 
-// forget has the headers of what has a chunk read again.
+// forget makes the headers of the section that has a chunk be read again.
 func (a *Allocator) forget(chunk uint32) { a.sections[chunk/twolayer.SectionChunks] = nil }
 
-// forgive avoids nothing any more.
+// forgive ends the avoiding of chunks and spans everywhere.
 func (a *Allocator) forgive() {
 	if !a.avoiding {
 		return
@@ -122,7 +120,7 @@ func (a *Allocator) forgive() {
 	}
 }
 
-// shun has chunks avoided until the node has dealt with them.
+// shun makes a avoid the 1<<k chunks from first on until the node has dealt with them.
 func (a *Allocator) shun(first uint32, k int) {
 	a.avoiding = true
 	s := a.sections[first/twolayer.SectionChunks]

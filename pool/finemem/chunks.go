@@ -6,11 +6,11 @@ import (
 	"polder/memnode/twolayer"
 )
 
-// patience is after how many failures on a span another one is tried.
+// patience is the number of failed attempts on a span or section after which a gives it up.
 const patience = 12
 
-// takeChunks allocates class k from an open span. It fails, with found unset, if
-// there is nothing, or the span is not open, or others are faster.
+// takeChunks allocates class k from an open span. found is false if the span has no room or is not open, or if other
+// clients are faster.
 func (a *Allocator) takeChunks(ctx context.Context, i uint32, k int) (b Block, found bool, err error) {
 	sec := a.sections[i/twolayer.SectionSpans]
 	s := &sec.spans[i%twolayer.SectionSpans]
@@ -43,14 +43,14 @@ func (a *Allocator) takeChunks(ctx context.Context, i uint32, k int) (b Block, f
 	return b, false, nil
 }
 
-// orphan has b freed by a later call.
+// orphan leaves it to a later call to free b. It returns err.
 func (a *Allocator) orphan(b Block, err error) error {
 	a.owed = append(a.owed, b)
 	return err
 }
 
-// commitChunks tries to allocate chunks of a span by CAS of its header, which is
-// open, or is opened so, and reads what goes with them in the same batch.
+// commitChunks tries to allocate chunks of a span by a CAS of its header. If the span is not open, the CAS opens it.
+// The same batch reads the log entry and the keys.
 func (a *Allocator) commitChunks(ctx context.Context, i uint32, s *span, at, k, failed int) (b Block, done bool, err error) {
 	b = a.block(i*twolayer.SpanChunks+uint32(at), k)
 	old, step := s.h, StepAllocCommit
@@ -82,16 +82,15 @@ func (a *Allocator) commitChunks(ctx context.Context, i uint32, s *span, at, k, 
 	return b, true, nil
 }
 
-// logged flushes the log of a's own last operation, of which slot has the entry as
-// it was before.
+// logged flushes the log of a's own last allocation. slot has the log entry as it was before.
 func (a *Allocator) logged(b *Block, slot int, l twolayer.Log, section bool) {
 	old := twolayer.Entry(a.word(slot))
 	b.entry = old.Follow(l, section)
 	a.later(a.l.EntryAt(b.First), old, b.entry, true)
 }
 
-// freeChunks frees b in its span's header, and swaps its key, if that is to be and
-// has not been done, with the same doorbell.
+// freeChunks frees b in its span's header. If swap is set and b's key has not been swapped yet, it swaps the key with
+// the same doorbell.
 func (a *Allocator) freeChunks(ctx context.Context, b *Block, swap bool) error {
 	i, at := b.First/twolayer.SpanChunks, int(b.First%twolayer.SpanChunks)
 	for failed := 0; b.next == 0; failed++ {
@@ -109,7 +108,7 @@ func (a *Allocator) freeChunks(ctx context.Context, b *Block, swap bool) error {
 		}
 		if !s.h.Open() || !s.h.Has(at, b.Class) {
 			if failed > 0 {
-				return a.lost(b) // what was read just now says so
+				return a.lost(b) // the header that says so was read just now
 			}
 			a.forget(b.First)
 			continue
@@ -143,8 +142,7 @@ func (a *Allocator) freeChunks(ctx context.Context, b *Block, swap bool) error {
 	return a.broken
 }
 
-// freed flushes the log of a's own last free, if what the entry was is known, and
-// reports whether it was.
+// freed flushes the log of a's own last free if the block's log entry is known. It reports whether it is.
 func (a *Allocator) freed(b *Block, l twolayer.Log, section bool) bool {
 	if b.entry == 0 {
 		return false
@@ -153,9 +151,9 @@ func (a *Allocator) freed(b *Block, l twolayer.Log, section bool) bool {
 	return true
 }
 
-// mark has the section's header say of a span what is so, as far as that is known,
-// after an operation that had failed so many times. Only who has chunks of the span
-// may say that it is full: without any, it may be closed at any time.
+// mark corrects what the section's header says about a span, as far as that is known, after an operation that had
+// failed so many times before. Only a client that has chunks of the span (has) may mark it as full: if it
+// has none, other clients may close the span at any time.
 func (a *Allocator) mark(ctx context.Context, i uint32, has bool, failed int) error {
 	sec := a.sections[i/twolayer.SectionSpans]
 	k := int(i % twolayer.SectionSpans)
@@ -164,18 +162,18 @@ func (a *Allocator) mark(ctx context.Context, i uint32, has bool, failed int) er
 		old := sec.h
 		want := old.Mark(k, s.h, failed)
 		if !s.h.Open() || old.State(k) == want || old.State(k) == twolayer.Empty || want == twolayer.Full && !has {
-			return nil // or somebody knows better
+			return nil // another client knows better
 		}
 		h := old.With(k, want)
 		a.begin()
 		c := a.cas(a.l.SectionAt(i/twolayer.SectionSpans), uint64(old), uint64(h), StepHint)
-		// It may have changed meanwhile, and its section's would be wrong then.
+		// The span may have changed meanwhile; then the section's header would be wrong.
 		v := a.read(a.l.SpanAt(i), 1, StepReadHeaders)
 		if err := a.run(ctx); err != nil {
 			return err
 		}
 		if was := twolayer.Section(a.word(c)); was == old {
-			sec.h = h // with the same log
+			sec.h = h // h has the same log
 		} else {
 			sec.see(was)
 		}

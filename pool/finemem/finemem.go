@@ -14,9 +14,8 @@ import (
 // required.
 type Config struct {
 	Layout twolayer.Layout
-	// QP is connected to the node's queue pair that the metadata is open to, and
-	// CQ is where its send queue completes. Nobody else uses them. QP has room
-	// for QueueDepth requests.
+	// QP is connected to the node's queue pair to which the metadata is open. CQ is where QP's send queue completes.
+	// Nobody else uses them. QP has room for QueueDepth requests.
 	QP verbs.QP
 	CQ verbs.CQ
 	// Buffer is registered for local writes and has BufferSize bytes.
@@ -27,30 +26,27 @@ type Config struct {
 	Key      verbs.RKey
 	// Memory is the address of chunk 0.
 	Memory uint64
-	// User is who allocates: 1 to twolayer.MaxUser, and nobody else's at the node.
+	// User identifies this client: 1 to twolayer.MaxUser, and no other client's at the node.
 	User uint16
-	// Sync returns when the node has dealt with everything that was freed
-	// before.
+	// Sync returns when the node has dealt with everything that was freed before the call.
 	Sync func(ctx context.Context) error
 	// Policy says where to look for memory.
 	Policy Policy
-	// SpanKeys has every allocation of less than a span bring the keys of all of the
-	// span's chunks, which tells at once what the node has not dealt with yet. It
-	// pays while the node keeps up with what is freed.
+	// SpanKeys makes every allocation of less than a span read the keys of all chunks of the span, which shows at
+	// once what the node has not dealt with yet. It pays while the node keeps up with what is freed.
 	SpanKeys bool
-	// Doorbell says that the node's worker sleeps until a doorbell comes, which is a
-	// SEND of no bytes on QP: see package memnode/rebind.
+	// Doorbell says that the node's worker sleeps until a doorbell rings, which is a SEND of no bytes on QP; see
+	// package memnode/rebind.
 	Doorbell bool
-	// Serial says that nobody changes the metadata while an operation on the fabric
-	// reads them, as in a simulation.
+	// Serial says that nobody changes the metadata while an operation on the fabric reads it, as is so in a
+	// simulation.
 	Serial bool
-	// Step, if set, is called before every operation on the fabric, with one of
-	// Steps, and operations are carried out one by one: for tests. An error ends
-	// the allocator as a crash would.
+	// Step is for tests. If set, it is called before every operation on the fabric, with one of Steps, and operations
+	// are carried out one by one. An error ends the allocator as a crash would.
 	Step func(step string) error
 }
 
-// Needs of an Allocator.
+// What an Allocator needs.
 const (
 	QueueDepth = 512
 	BufferSize = 64 << 10
@@ -60,9 +56,9 @@ const (
 type Policy uint8
 
 const (
-	// Spread has every user begin somewhere else, keep to the span where it last
-	// found something, and prefer an empty span to one that another user has
-	// touched last. So users do not meet while there are as many spans as users.
+	// Spread makes every user begin at a different place, stay with the span where it last found something, and
+	// prefer an empty span to one that another user has touched last. So users do not meet while there are as many
+	// spans as users.
 	Spread Policy = iota
 	// Paper looks at spans in use first, then at empty ones, then at contended
 	// ones, always from the beginning.
@@ -83,12 +79,12 @@ func (p Policy) String() string {
 type Stats struct {
 	Allocs, Frees uint64
 	Retries       uint64 // header CASes that failed
-	Flushes       uint64 // logs of others that were flushed
-	Repairs       uint64 // spans that were closed for others, or repaired
+	Flushes       uint64 // logs of other clients that were flushed
+	Repairs       uint64 // spans that were closed for other clients, or repaired
 	Refreshes     uint64 // sections that were read
 	Syncs         uint64 // calls of Sync
 	Returned      uint64 // allocations undone because an old key might still open them
-	Doorbells     uint64 // that have woken the node's worker, or tried
+	Doorbells     uint64 // doorbells that were rung
 }
 
 // A Block is allocated memory.
@@ -97,10 +93,10 @@ type Block struct {
 	First uint32 // its first chunk
 	Class int    // it has 1<<Class chunks
 
-	entry twolayer.Entry // in the log, as far as it is known
-	one   twolayer.Cap   // the only capability
-	caps  []twolayer.Cap // or those that there are
-	next  int            // headers that it has been freed in
+	entry twolayer.Entry // its entry in the log, as far as it is known
+	one   twolayer.Cap   // its capability if it has only one
+	caps  []twolayer.Cap // its capabilities if it has several
+	next  int            // how many headers it has been freed in
 
 	swapped bool // an old key may still open it
 	gone    bool // its keys have been swapped
@@ -130,16 +126,16 @@ type Allocator struct {
 	broken error // why it can do nothing more
 
 	sections  []*section // nil: not read yet
-	readEnd   uint32     // where what was read last ends
-	readAhead uint32     // how many sections that was to be
+	readEnd   uint32     // section behind those that were read last
+	readAhead uint32     // how many sections were to be read then
 	readFull  bool       // all of them were full
 	home      uint32     // section where chunks were found last
 	homeSpan  uint32
-	homeRun   uint32 // section where whole ones were found last
-	avoiding  bool   // somewhere, something is avoided
+	homeRun   uint32 // section where a whole section was found last
+	avoiding  bool   // some chunk or span is avoided
 
 	batch   batch
-	rang    uint64 // what the worker's word was when its doorbell was rung last
+	rang    uint64 // the worker's word when its doorbell was rung last
 	pending []pending
 	owed    []Block // to be freed before anything else is done
 }
@@ -170,13 +166,12 @@ func NewAllocator(cfg Config) (*Allocator, error) {
 // Stats returns what has been done so far.
 func (a *Allocator) Stats() Stats { return a.stats }
 
-// Layout returns what is allocated from.
+// Layout returns the layout of the memory that a allocates from.
 func (a *Allocator) Layout() twolayer.Layout { return a.l }
 
-// Alloc allocates memory of class k that reads as zero and that no key but its own
-// opens. The error Is manager.ErrNoMemory if there is none. If it is ctx's, what was
-// under way is undone before anything else is done; after any other error but
-// ErrNoMemory the allocator is of no use any more.
+// Alloc allocates memory of class k, which reads as zero and which only its own keys open. The error Is
+// manager.ErrNoMemory if there is none. If it is ctx's error, a later call first undoes what was under way. After any
+// other error the allocator is of no use any more.
 func (a *Allocator) Alloc(ctx context.Context, k int) (Block, error) {
 	if k < a.l.Least || k >= twolayer.Classes {
 		return Block{}, fmt.Errorf("cannot allocate class %d, want %d to %d", k, a.l.Least, twolayer.Classes-1)
@@ -191,8 +186,8 @@ func (a *Allocator) Alloc(ctx context.Context, k int) (Block, error) {
 	return b, err
 }
 
-// alloc looks for memory: at what the cache says, then at what the node says, and
-// then again after the node has dealt with what was freed.
+// alloc looks for memory: first where the cache shows some, then where the refreshed headers show some, and then
+// again after the node has dealt with what was freed.
 func (a *Allocator) alloc(ctx context.Context, k int) (Block, error) {
 	const attempts = 4
 	for attempt := 1; ; attempt++ {
@@ -216,8 +211,7 @@ func (a *Allocator) alloc(ctx context.Context, k int) (Block, error) {
 	}
 }
 
-// Free frees a block. If the error is ctx's, the block will be freed before anything
-// else is done.
+// Free frees a block. If it fails with ctx's error, a later call frees the block before it does anything else.
 func (a *Allocator) Free(ctx context.Context, b Block) error {
 	if err := a.settle(ctx); err != nil {
 		a.owed = append(a.owed, b)
@@ -228,8 +222,8 @@ func (a *Allocator) Free(ctx context.Context, b Block) error {
 	return a.pay(ctx)
 }
 
-// Beat shows the node that the user is alive. Who has done it once must do it at least
-// every memnode.Config.Heartbeat.
+// Beat shows the node that the user is alive. A user that has called it once must call it at least every
+// memnode.Config.Heartbeat.
 func (a *Allocator) Beat(ctx context.Context) error {
 	if err := a.settle(ctx); err != nil {
 		return err
@@ -250,11 +244,11 @@ func (a *Allocator) pay(ctx context.Context) error {
 	return nil
 }
 
-// Adopt is the block of class k, which the user has, that begins with a chunk.
+// Adopt returns the user's block of class k that begins with chunk first.
 func (a *Allocator) Adopt(first uint32, k int) Block { return a.block(first, k) }
 
-// Held is the block of the user's that begins with a chunk, with its keys. The log
-// must be up to date, as it is when the node has listed what the user has.
+// Held returns the user's block that begins with chunk first, with its keys. The log must be up to date; it is after
+// the node has listed what the user has.
 func (a *Allocator) Held(ctx context.Context, first uint32) (Block, error) {
 	if err := a.settle(ctx); err != nil {
 		return Block{}, err
@@ -280,10 +274,10 @@ func (a *Allocator) block(first uint32, k int) Block {
 	return Block{Addr: a.cfg.Memory + uint64(first)*a.l.Unit, First: first, Class: k}
 }
 
-// free frees b, with its keys swapped if swap is set. It may be called again after
-// an error.
+// free frees b and, if swap is set, swaps its keys. It may be called again after an error.
 func (a *Allocator) free(ctx context.Context, b *Block, swap bool) error {
-	if swap && (b.one == 0 || b.Class > twolayer.SectionClass) { // otherwise it goes with the header
+	// A single key is swapped together with the header.
+	if swap && (b.one == 0 || b.Class > twolayer.SectionClass) {
 		if err := a.swap(ctx, b); err != nil {
 			return err
 		}

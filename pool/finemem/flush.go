@@ -6,8 +6,8 @@ import (
 	"polder/memnode/twolayer"
 )
 
-// flushSpan sees that the log of a span's header is in the full log, or finds out
-// that the header has changed. It reports whether it has not.
+// flushSpan makes sure that the log of a span's header is in the full log. It reports false if it finds that the
+// header has changed instead.
 func (a *Allocator) flushSpan(ctx context.Context, i uint32, s *span) (same bool, err error) {
 	l := s.h.Log()
 	if s.flushed || !l.ToFlush(false) {
@@ -23,7 +23,7 @@ func (a *Allocator) flushSpan(ctx context.Context, i uint32, s *span) (same bool
 	return same, nil
 }
 
-// flushSection is the same for a section's.
+// flushSection is flushSpan for a section's header.
 func (a *Allocator) flushSection(ctx context.Context, i uint32, s *section) (same bool, err error) {
 	l := s.h.Log()
 	if s.flushed || !l.ToFlush(true) {
@@ -39,15 +39,14 @@ func (a *Allocator) flushSection(ctx context.Context, i uint32, s *section) (sam
 	return same, nil
 }
 
-// flush flushes the log l of a header, unless the header has changed, and returns
-// what it is now. The replacement of the entry is on its way then, ahead of whatever
-// is posted next.
+// flush flushes the log l of a header, unless the header has changed, and returns what the header is now. The CAS
+// that replaces the log entry is posted by then, ahead of whatever is posted next.
 func (a *Allocator) flush(ctx context.Context, at, header uint64, l twolayer.Log, first uint32, section bool) (now uint64, err error) {
 	entry := a.l.EntryAt(l.EntryOf(first, section))
 	a.begin()
 	e := a.read(entry, 1, StepFlushRead)
 	h := a.read(at, 1, StepFlushCheck)
-	a.fence() // or the entry may be younger than what the header is compared with
+	a.fence() // otherwise the entry may be younger than the header that is compared
 	if err := a.run(ctx); err != nil {
 		return 0, err
 	}

@@ -7,21 +7,20 @@ import (
 	"polder/memnode/twolayer"
 )
 
-// A block is opened by the keys of one layer; keys of other layers overlap it, and
-// must not be swapped either. Which of those can be, when a header has allowed an
-// allocation, package twolayer says: none for chunks, the section's for spans, and
-// the spans' for sections.
+// A block is opened by the keys of one layer. Keys of other layers overlap it, and must not be swapped either.
+// Package twolayer says which of those can be swapped when a header has allowed an allocation: none for chunks, the
+// section's for spans, and the spans' for sections.
 
-// keySlots are where the capabilities of a block have been read to.
+// keySlots are the slots that a block's capabilities have been read into.
 type keySlots struct {
 	own, others   int
 	nOwn, nOthers int // words
 
-	span int // the first of all those of b's span
+	span int // slot of the first capability of b's whole span, if all is set
 	all  bool
 }
 
-// readKeys adds READs of b's capabilities and those that overlap it to the batch.
+// readKeys adds to the batch READs of b's capabilities and of those that overlap it.
 func (a *Allocator) readKeys(b *Block) (k keySlots) {
 	layer := twolayer.LayerOf(b.Class)
 	k.nOwn = a.keyWords(layer, b)
@@ -49,8 +48,8 @@ func (a *Allocator) readChunkKeys(b *Block) keySlots {
 	return k
 }
 
-// avoidSwapped has a span's chunks avoided that the node has not dealt with, and no
-// others, if all their keys have been read.
+// avoidSwapped makes a avoid exactly those chunks of a span that the node has not dealt with, if all keys of the span
+// have been read.
 func (a *Allocator) avoidSwapped(s *span, k keySlots) {
 	if !k.all {
 		return
@@ -65,8 +64,7 @@ func (a *Allocator) avoidSwapped(s *span, k keySlots) {
 	}
 }
 
-// fetchKeys reads b's capabilities and those that overlap it, which may be more than
-// fit into a batch.
+// fetchKeys reads b's capabilities and those that overlap it. They may be more than fit into a batch.
 func (a *Allocator) fetchKeys(ctx context.Context, b *Block) error {
 	b.swapped, b.one, b.caps = false, 0, nil
 	own := twolayer.LayerOf(b.Class)
@@ -100,12 +98,12 @@ func (a *Allocator) fetchKeys(ctx context.Context, b *Block) error {
 	return nil
 }
 
-// keysFirst is the chunk whose capability is the first of b's in a layer.
+// keysFirst is the chunk whose capability is the first of those of b in a layer.
 func (a *Allocator) keysFirst(layer int, b *Block) uint32 {
 	return b.First &^ (a.l.Grain(layer) - 1)
 }
 
-// keyWords is how many words b's capabilities of a layer span.
+// keyWords is how many words b's capabilities take in a layer.
 func (a *Allocator) keyWords(layer int, b *Block) int {
 	per := uint32(1)
 	switch layer {
@@ -117,7 +115,7 @@ func (a *Allocator) keyWords(layer int, b *Block) int {
 	return max(1, 1<<b.Class/int(per))
 }
 
-// capStep is how many words a layer's capabilities are apart.
+// capStep is the distance, in words, between two capabilities of a layer.
 func (a *Allocator) capStep(layer int) int {
 	per := uint32(1)
 	switch layer {
@@ -129,7 +127,7 @@ func (a *Allocator) capStep(layer int) int {
 	return int(max(1, a.l.Grain(layer)/per))
 }
 
-// takeKeys takes what has been read, and notes in b whether all of it is ready.
+// takeKeys puts b's capabilities that were read into b, and notes in b.swapped whether an old key may still open it.
 func (a *Allocator) takeKeys(b *Block, k keySlots) {
 	step := a.capStep(twolayer.LayerOf(b.Class))
 	b.swapped = false
@@ -152,8 +150,7 @@ func (a *Allocator) takeKeys(b *Block, k keySlots) {
 	}
 }
 
-// ready returns b if no old key opens it. Otherwise it gives it back, and reports
-// that nothing was found.
+// ready returns b if no old key opens it. Otherwise it frees b, and reports that nothing was found.
 func (a *Allocator) ready(ctx context.Context, b Block) (Block, bool, error) {
 	if !b.swapped {
 		return b, true, nil
@@ -166,8 +163,8 @@ func (a *Allocator) ready(ctx context.Context, b Block) (Block, bool, error) {
 	return b, false, nil
 }
 
-// swap replaces b's keys by their backups, which cuts access by them as soon as
-// the node sees it, and tells the node where to look. It may be called again.
+// swap replaces b's keys by their backups, which ends access by the keys as soon as the node sees it, and tells the
+// node where to look. It may be called again.
 func (a *Allocator) swap(ctx context.Context, b *Block) error {
 	if b.gone {
 		return nil
@@ -189,7 +186,7 @@ func (a *Allocator) swap(ctx context.Context, b *Block) error {
 	for i := 0; i < len(caps) || section < end; {
 		a.begin()
 		for ; i < len(caps) && !a.full(1); i++ {
-			// If it fails, that was done before.
+			// The CAS fails if the key was swapped before.
 			if c := caps[i]; c.Backup() != 0 {
 				a.cas(at+8*uint64(i*step), uint64(c), uint64(c.Swapped()), StepFreeSwap)
 			}
@@ -206,8 +203,7 @@ func (a *Allocator) swap(ctx context.Context, b *Block) error {
 	return nil
 }
 
-// swapOne adds the swap of b's only key to the batch. If it fails, that was done
-// before.
+// swapOne adds the swap of b's only key to the batch. The swap fails if the key was swapped before.
 func (a *Allocator) swapOne(b *Block) {
 	layer := twolayer.LayerOf(b.Class)
 	if c := b.one; c.Backup() != 0 {
@@ -217,7 +213,7 @@ func (a *Allocator) swapOne(b *Block) {
 	a.told()
 }
 
-// lost is the error of freeing what the node says is not allocated.
+// lost is the error of freeing a block that is not allocated according to the node.
 func (a *Allocator) lost(b *Block) error {
 	a.broken = fmt.Errorf("the node does not know that class %d at chunk %d is allocated", b.Class, b.First)
 	return a.broken

@@ -11,12 +11,11 @@ import (
 	"polder/verbs"
 )
 
-// batchMax is the most operations in a batch, and wordsMax the most words that they
-// bring.
+// batchMax is the most operations in a batch, and wordsMax the most words that they return.
 const (
 	batchMax = 256
-	wordsMax = BufferSize/8 - 8 // the others are for the answers to later
-	lateMax  = 7                // the last of them is for those that nobody looks at
+	wordsMax = BufferSize/8 - 8 // the last words of the buffer are for the answers to later
+	lateMax  = 7                // answers to later that checkLog looks at; one more slot is for all other answers
 )
 
 // A batch is operations on words that go out with one doorbell and are carried out
@@ -25,19 +24,19 @@ type batch struct {
 	wrs   []verbs.SendWR
 	sges  []verbs.SGE
 	steps []string
-	words int // of the buffer that are taken
+	words int // words of the buffer that are in use
 	seq   uint64
-	out   bool // the last one has not completed
-	bell  int  // the slot, and 1, of the word that says whether the worker sleeps; 0 if it has none
+	out   bool // the last batch has not completed
+	bell  int  // 1 + the slot of the word that says whether the worker sleeps; 0 if it was not read
 
-	late    [1]verbs.SendWR // of later
+	late    [1]verbs.SendWR // the work request of later
 	lateSGE [1]verbs.SGE
-	own     [lateMax]logging // those of later that checkLog has yet to look at
+	own     [lateMax]logging // entries that checkLog has not looked at yet
 	nOwn    int
 	wcs     [8]verbs.WC
 }
 
-// logging is the replacement of a log's entry by one of an allocator's own.
+// logging is the replacement of a log entry of one of an allocator's own blocks.
 type logging struct {
 	at       uint64
 	old, new twolayer.Entry
@@ -69,13 +68,12 @@ func (a *Allocator) post(wr verbs.SendWR, step string, words int) (slot int) {
 	return slot
 }
 
-// full reports whether there is no room for another operation with so many words.
+// full reports whether the batch has no room for another operation that returns so many words.
 func (a *Allocator) full(words int) bool {
 	return len(a.batch.wrs)+4 > batchMax || a.batch.words+words > wordsMax
 }
 
-// read adds a READ of words, at most readMax in a batch, and returns the slot of the
-// first.
+// read adds a READ of words, at most readMax in a batch, and returns the slot of the first word.
 func (a *Allocator) read(at uint64, words int, step string) int {
 	if !a.byWord() {
 		return a.post(verbs.SendWR{Op: verbs.OpRead, RemoteAddr: a.cfg.Metadata + at}, step, words)
@@ -87,19 +85,17 @@ func (a *Allocator) read(at uint64, words int, step string) int {
 	return first
 }
 
-// fence has the operation that was added last begin when the READs and atomics before
-// it have completed. Without it, a READ whose answer was lost may be carried out
-// again after those that follow it, and bring what the memory is by then: RNICs that
-// repeat only what was lost do that with a READ beside a READ, and all of them with a
-// READ beside an atomic.
+// fence makes the operation that was added last begin only when the READs and atomics before it have completed.
+// Without a fence, a READ whose answer was lost may be carried out again after the operations that follow it, and
+// return what the memory is by then. RNICs that repeat only what was lost do that with a READ before a READ, and all
+// RNICs do it with a READ before an atomic.
 func (a *Allocator) fence() { a.batch.wrs[len(a.batch.wrs)-1].Flags |= verbs.SendFence }
 
-// byWord reports whether each word is read by an operation of its own. A READ of
-// several words is no atomic access to each. RNICs make it one, and so does copying
-// on the machines that there are, but the race detector does not know.
+// byWord reports whether each word is read by an operation of its own. A READ of several words need not read each of
+// them atomically. RNICs do, and so does copying on all machines of today, but the race detector does not know that.
 func (a *Allocator) byWord() bool { return invariants.Enabled && !a.cfg.Serial }
 
-// readMax is the most words that a batch reads.
+// readMax is the most words that the READs of a batch return.
 func (a *Allocator) readMax() int {
 	if a.byWord() {
 		return batchMax - 32
@@ -107,28 +103,27 @@ func (a *Allocator) readMax() int {
 	return wordsMax - 32
 }
 
-// cas adds a CAS, and returns the slot of what the word was.
+// cas adds a CAS, and returns the slot that gets the old value of the word.
 func (a *Allocator) cas(at, old, new uint64, step string) int {
 	return a.post(verbs.SendWR{Op: verbs.OpCmpSwap, RemoteAddr: a.cfg.Metadata + at, Compare: old, Swap: new}, step, 1)
 }
 
-// add adds an addition.
+// add adds a FETCH_ADD of 1.
 func (a *Allocator) add(at uint64, step string) {
 	a.post(verbs.SendWR{Op: verbs.OpFetchAdd, RemoteAddr: a.cfg.Metadata + at, Swap: 1}, step, 1)
 }
 
-// told adds a look at whether the node's worker sleeps, after what frees memory. The
-// READ needs no fence: if it is carried out again, it brings what the worker says later,
-// and the worker, when it has woken up, looks at what was freed.
+// told adds, after operations that free memory, a READ of the word that says whether the node's worker sleeps. It
+// needs no fence: if it is carried out again, it returns what the word is later, and a worker that has woken up by
+// then looks at what was freed.
 func (a *Allocator) told() {
 	if a.cfg.Doorbell {
 		a.batch.bell = a.read(a.l.WorkerAt(), 1, StepFreeLook) + 1
 	}
 }
 
-// wake wakes the node's worker if it sleeps, as the batch that has completed says, and
-// waits for nothing. To ring once for each time that it sleeps is enough, and more than
-// the node has room for.
+// wake rings the doorbell of the node's worker if the completed batch has found that it sleeps. It does not wait. One
+// ring is enough for each time that the worker sleeps; the node has no room for more.
 func (a *Allocator) wake() {
 	b := &a.batch
 	if b.bell == 0 {
@@ -150,12 +145,12 @@ func (a *Allocator) wake() {
 	}
 }
 
-// word is what has come into a slot.
+// word is the word that was returned into a slot.
 func (a *Allocator) word(slot int) uint64 {
 	return arena.Word64(a.cfg.Buffer.Bytes()[8*slot:][:8]).Load()
 }
 
-// run carries the batch out.
+// run posts the batch and waits until it has been carried out.
 func (a *Allocator) run(ctx context.Context) error {
 	if a.broken != nil {
 		return a.broken
@@ -229,9 +224,9 @@ func (a *Allocator) wait(ctx context.Context) error {
 	}
 }
 
-// later replaces an entry of the log by a CAS that nobody waits for. What is posted
-// afterwards is carried out afterwards. If it is of a block that a has (own), what the
-// CAS brings is looked at with the next batch: see checkLog.
+// later replaces an entry of the log by a CAS that nobody waits for. Operations that are posted after it are carried
+// out after it. own says that the entry is of a block that a has: then checkLog looks at what the CAS returns, when
+// the next batch has completed.
 func (a *Allocator) later(at uint64, old, new twolayer.Entry, own bool) {
 	if a.broken != nil {
 		return
@@ -255,14 +250,13 @@ func (a *Allocator) later(at uint64, old, new twolayer.Entry, own bool) {
 	}
 }
 
-// checkLog looks at what the last replacements of entries of blocks that a has have
-// brought. They may fail only because somebody else, who needed the header, has
-// written the same: until a frees them, nothing else happens to its blocks. Otherwise
-// the log says something about them that is not so, and a would be recovered from
-// wrongly. (When a replaces the entry of a block that it has freed, it may long be
-// another's, whose log is younger.)
+// checkLog looks at what the last replacements of entries of a's own blocks have returned. Such a CAS may fail only
+// because another client, which needed the header, has already written the same entry: until a frees its blocks,
+// nothing else happens to them. Any other value means that the log says something wrong about a's blocks, and that a
+// would be recovered wrongly. (An entry that a replaces after freeing the block is not checked: the block may have
+// another owner by then, with a younger log.)
 //
-// Preconditions: a batch has completed that was posted after them.
+// Preconditions: a batch that was posted after the replacements has completed.
 func (a *Allocator) checkLog() error {
 	b := &a.batch
 	for i, l := range b.own[:b.nOwn] {
@@ -275,24 +269,23 @@ func (a *Allocator) checkLog() error {
 	return a.broken
 }
 
-// pending is a header CAS of the batch that is out, which an allocation or a free
-// is committed by.
+// pending is a CAS of a header, in the batch that is out, that commits an allocation or a free.
 type pending struct {
 	slot  int
 	old   uint64
-	free  bool  // of the next part of the first block that is owed; otherwise an allocation
-	block Block // of an allocation
+	free  bool  // it frees the next part of the first block in owed; otherwise it allocates
+	block Block // the block that it allocates
 }
 
-// commits notes that the CAS in a slot commits something.
+// commits notes that the CAS of a slot commits an allocation or a free.
 func (a *Allocator) commits(slot int, old uint64, free bool, b Block) {
 	a.pending = append(a.pending, pending{slot: slot, old: old, free: free, block: b})
 }
 
-// committed forgets what was pending: the caller deals with it.
+// committed forgets the pending CASes: the caller deals with their outcome.
 func (a *Allocator) committed() { a.pending = a.pending[:0] }
 
-// settle deals with what a call left under way that was given up.
+// settle completes what a call that gave up has left under way, and frees what is owed.
 func (a *Allocator) settle(ctx context.Context) error {
 	if a.broken != nil {
 		return a.broken

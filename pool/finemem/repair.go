@@ -6,8 +6,7 @@ import (
 	"polder/memnode/twolayer"
 )
 
-// open opens an empty span, and allocates class k from it. See package twolayer
-// for the order.
+// open opens an empty span, and allocates class k from it. Package twolayer explains the order of its operations.
 func (a *Allocator) open(ctx context.Context, span uint32, k int) (b Block, found bool, err error) {
 	i, j := span/twolayer.SectionSpans, int(span%twolayer.SectionSpans)
 	sec := a.sections[i]
@@ -58,12 +57,12 @@ func (a *Allocator) open(ctx context.Context, span uint32, k int) (b Block, foun
 	}
 	a.stats.Retries++
 	if !s.h.Open() {
-		return b, false, nil // somebody has repaired it: its section has to be opened again
+		return b, false, nil // another client has repaired the span: the section must say first that it is opened
 	}
 	return a.takeChunks(ctx, span, k)
 }
 
-// casSection replaces a section's header, whose log has been flushed.
+// casSection replaces the header of a section. The log of the old header must have been flushed.
 func (a *Allocator) casSection(ctx context.Context, i uint32, sec *section, h twolayer.Section, step string) (bool, error) {
 	old := sec.h
 	a.begin()
@@ -80,8 +79,8 @@ func (a *Allocator) casSection(ctx context.Context, i uint32, sec *section, h tw
 	return true, nil
 }
 
-// repairAll puts right what clients that crashed, or were slow, have left between
-// the two layers, closes spans without allocations, and looks again.
+// repairAll repairs what clients that crashed or were slow have left inconsistent between the two layers, closes
+// spans without allocations, and searches again.
 func (a *Allocator) repairAll(ctx context.Context, k int) (b Block, found bool, err error) {
 	repaired := false
 	for i := range a.l.Sections() {
@@ -95,10 +94,10 @@ func (a *Allocator) repairAll(ctx context.Context, k int) (b Block, found bool, 
 				continue
 			}
 			if !s.h.Open() && state == twolayer.Full {
-				continue // allocated as a whole
+				continue // the whole span is allocated
 			}
 			if s.h.Open() && k < twolayer.SpanClass {
-				continue // as good as closed
+				continue // its chunks can be allocated already
 			}
 			did, err := a.close(ctx, i*twolayer.SectionSpans+uint32(j))
 			if err != nil {
@@ -113,8 +112,8 @@ func (a *Allocator) repairAll(ctx context.Context, k int) (b Block, found bool, 
 	return a.search(ctx, k, false)
 }
 
-// close closes a span that is open and all free, or closed already, and has its
-// section say so.
+// close closes a span that is open and all free, or completes the closing of one that is closed already, and records
+// that in its section.
 func (a *Allocator) close(ctx context.Context, span uint32) (bool, error) {
 	i, j := span/twolayer.SectionSpans, int(span%twolayer.SectionSpans)
 	sec := a.sections[i]
@@ -125,8 +124,7 @@ func (a *Allocator) close(ctx context.Context, span uint32) (bool, error) {
 	if same, err := a.flushSection(ctx, i, sec); err != nil || !same {
 		return false, err
 	}
-	// The section's header has to be read before the span's is changed, and the
-	// chunks' keys while they are all free.
+	// The section's header must be read before the span's is changed, and the chunks' keys while all chunks are free.
 	words := twolayer.SpanChunks
 	a.begin()
 	h := a.read(a.l.SectionAt(i), 1, StepReadHeaders)
@@ -154,7 +152,7 @@ func (a *Allocator) close(ctx context.Context, span uint32) (bool, error) {
 		}
 	}
 	if section.State(j) == twolayer.Full {
-		// A closed span of which that is said is lost: see package twolayer.
+		// A closed span that its section calls full would be lost; see package twolayer.
 		section = section.With(j, twolayer.InUse)
 		if done, err := a.casSection(ctx, i, sec, section, StepHint); err != nil || !done {
 			return false, err

@@ -9,20 +9,20 @@ import (
 	"polder/pool/manager"
 )
 
-// Runs says how large a block is to be for a part of a run of chunks: as large as there is
-// room for of late, so that a run takes few requests. It may be used by any number of
-// goroutines.
+// Runs chooses the sizes of the blocks for a run of chunks: as large as there was room for lately, so that a run
+// takes few requests. It may be used by any number of goroutines.
 type Runs struct {
-	short  atomic.Int32 // classes less than a section's that there was room for of late
-	spared atomic.Int32 // blocks since then that were to be larger
+	short  atomic.Int32 // how many classes below a section's the largest block is that there was room for lately
+	spared atomic.Int32 // blocks since then that could have been larger
 }
 
-// retryLarger is after how many blocks that are smaller than they could be a larger
-// one is tried again: to find that there is none takes a look at everything.
+// retryLarger is the number of smaller blocks after which a larger one is tried again. It is not tried each time,
+// since finding out that there is none takes a look at everything.
 const retryLarger = 64
 
-// Alloc has alloc allocate the largest block of at most n chunks of a class that there
-// is, and no larger than a section unless that is less than a chunk.
+// Alloc calls alloc with the class of the block to allocate, and with smaller ones while there is no memory. The
+// block has at most n chunks, which are of the given class, and is no larger than a section, but always at least a
+// chunk.
 func (r *Runs) Alloc(class, n int, alloc func(class int) error) error {
 	k := max(class, min(class+bits.Len(uint(n))-1, twolayer.SectionClass))
 	if fits := twolayer.SectionClass - int(r.short.Load()); k > fits {

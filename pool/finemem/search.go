@@ -6,8 +6,8 @@ import (
 	"polder/memnode/twolayer"
 )
 
-// search looks for memory of class k at what is known, or, if thorough is set, also
-// where only a closer look shows some.
+// search looks for memory of class k where the known headers show some. If thorough is set, it also looks where only
+// a closer look shows some.
 func (a *Allocator) search(ctx context.Context, k int, thorough bool) (Block, bool, error) {
 	switch {
 	case k > twolayer.SectionClass:
@@ -18,14 +18,13 @@ func (a *Allocator) search(ctx context.Context, k int, thorough bool) (Block, bo
 	return a.searchSpans(ctx, k, thorough)
 }
 
-// A want says what an open span must be like for a turn of the search.
+// A want says what an open span must be like to be tried in a turn of the search.
 type want struct {
 	state twolayer.State
-	mine  bool // the last operation was a's own
+	mine  bool // a itself was the last to change the span
 }
 
-// searchSpans looks for chunks: by turns over all sections, the best kind of place
-// first.
+// searchSpans looks for chunks in several turns over all sections, for the best kind of span first.
 func (a *Allocator) searchSpans(ctx context.Context, k int, thorough bool) (b Block, found bool, err error) {
 	if a.cfg.Policy == Spread {
 		if b, found, err = a.tryHome(ctx, k); found || err != nil {
@@ -45,7 +44,7 @@ func (a *Allocator) searchSpans(ctx context.Context, k int, thorough bool) (b Bl
 		}
 	}
 	if thorough {
-		// Sections may call spans full that are not.
+		// Sections may call spans full that are not full.
 		if b, found, err = a.turn(ctx, k, want{state: twolayer.Full}); found || err != nil {
 			return b, found, err
 		}
@@ -54,7 +53,7 @@ func (a *Allocator) searchSpans(ctx context.Context, k int, thorough bool) (b Bl
 	return b, false, nil
 }
 
-// tryHome looks where something was found last.
+// tryHome looks at the span where something was found last.
 func (a *Allocator) tryHome(ctx context.Context, k int) (b Block, found bool, err error) {
 	sec, err := a.known(ctx, a.home)
 	if err != nil {
@@ -67,7 +66,7 @@ func (a *Allocator) tryHome(ctx context.Context, k int) (b Block, found bool, er
 	return a.takeChunks(ctx, a.homeSpan, k)
 }
 
-// turn goes over all sections from home on, or from the beginning by Paper.
+// turn tries the spans of all sections that w describes, from home on or, with Paper, from the beginning.
 func (a *Allocator) turn(ctx context.Context, k int, w want) (b Block, found bool, err error) {
 	n := a.l.Sections()
 	start := a.home
@@ -77,7 +76,7 @@ func (a *Allocator) turn(ctx context.Context, k int, w want) (b Block, found boo
 	for j := range n {
 		i := (start + j) % n
 		if w.mine && a.sections[i] == nil {
-			continue // what a has touched is known
+			continue // if a has changed something there, the section is known
 		}
 		sec, err := a.known(ctx, i)
 		if err != nil {
@@ -98,7 +97,7 @@ func (a *Allocator) turn(ctx context.Context, k int, w want) (b Block, found boo
 				return b, true, nil
 			}
 			if a.sections[i] != sec {
-				break // it was forgotten
+				break // the section was forgotten
 			}
 		}
 	}
@@ -119,7 +118,7 @@ func (a *Allocator) tryChunks(ctx context.Context, span uint32, k int, w want) (
 		return b, false, nil
 	}
 	if !s.h.Open() {
-		// It was when it was last looked at; now its section says otherwise.
+		// It was open when it was read last, but its section says that it is in another state now.
 		if w.mine || w.state == twolayer.Full {
 			return b, false, nil
 		}

@@ -6,8 +6,7 @@ import (
 	"polder/memnode/twolayer"
 )
 
-// takeSpans allocates class k, of at most a section, by one CAS of a section's
-// header.
+// takeSpans allocates class k, of at least a span and at most a section, by one CAS of a section's header.
 func (a *Allocator) takeSpans(ctx context.Context, i uint32, k int) (b Block, found bool, err error) {
 	s := a.sections[i]
 	for failed := 0; failed < patience; failed++ {
@@ -49,8 +48,8 @@ func (a *Allocator) takeSpans(ctx context.Context, i uint32, k int) (b Block, fo
 	return b, false, nil
 }
 
-// takeRun allocates class k, of several sections, by a CAS of the header of each,
-// from section i on. If one fails, it undoes the others.
+// takeRun allocates class k, of several sections from section i on, by a CAS of the header of each. If one fails,
+// takeRun frees the others.
 func (a *Allocator) takeRun(ctx context.Context, i uint32, k int) (b Block, found bool, err error) {
 	n := uint32(1) << (k - twolayer.SectionClass)
 	b = a.block(i*twolayer.SectionChunks, k)
@@ -61,7 +60,7 @@ func (a *Allocator) takeRun(ctx context.Context, i uint32, k int) (b Block, foun
 		}
 		for j := range taken {
 			part := a.block((i+j)*twolayer.SectionChunks, twolayer.SectionClass)
-			part.gone = true // nobody has been given its keys
+			part.gone = true // nobody has been given its keys, so they need not be swapped
 			a.owed = append(a.owed, part)
 		}
 		if err == nil {
@@ -75,7 +74,7 @@ func (a *Allocator) takeRun(ctx context.Context, i uint32, k int) (b Block, foun
 	return a.ready(ctx, b)
 }
 
-// takeOfRun allocates one section of a run.
+// takeOfRun allocates section i as a part of a run of class k.
 func (a *Allocator) takeOfRun(ctx context.Context, i uint32, k int) (bool, error) {
 	s, err := a.known(ctx, i)
 	if err != nil {
@@ -112,8 +111,8 @@ func (a *Allocator) takeOfRun(ctx context.Context, i uint32, k int) (bool, error
 	return false, nil
 }
 
-// freeSections frees b in its section's header, or in those of its sections, and
-// swaps its key, if that is to be and has not been done, with the same doorbell.
+// freeSections frees b in the header of its section, or in those of all its sections. If swap is set and b's key has
+// not been swapped yet, it swaps the key with the same doorbell.
 func (a *Allocator) freeSections(ctx context.Context, b *Block, swap bool) error {
 	n := 1 << max(0, b.Class-twolayer.SectionClass)
 	for failed := 0; b.next < n; {

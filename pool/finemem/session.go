@@ -14,14 +14,14 @@ import (
 	"polder/verbs"
 )
 
-// Name is what memory nodes know the manager as.
+// Name is the name by which memory nodes know the manager.
 const Name = wire.FineMem
 
 // Manager is this way of managing memory.
 type Manager struct {
 	// Policy says where allocators look for memory.
 	Policy Policy
-	// Secret is what the node opens its metadata for, if it has a service secret.
+	// Secret is what the node requires before it opens its metadata, if it has a service secret.
 	Secret [wire.SecretSize]byte
 }
 
@@ -50,14 +50,14 @@ type Session struct {
 	meta  verbs.QP
 	mem   *arena.Mapping
 	mr    verbs.MR
-	alloc *Allocator // of who has the turn
-	k     int        // class of a chunk
+	alloc *Allocator // used only by the call that has the turn
+	k     int        // the class of a chunk
 
-	groups int // of one access queue pair each
-	lent   int // blocks so far, which are dealt out to groups; of who has the turn
+	groups int // how many groups there are, each of one access queue pair
+	lent   int // blocks lent so far, to deal them out to groups; for the call that has the turn
 
-	turn  chan struct{}    // capacity 1: holds a token while nobody uses alloc
-	loans map[uint32]*loan // by the first chunk of every grant; of who has the turn
+	turn  chan struct{}    // capacity 1: full while nobody uses alloc
+	loans map[uint32]*loan // by the first chunk of every grant; for the call that has the turn
 	runs  Runs
 
 	mu     sync.Mutex // guards what follows
@@ -65,10 +65,10 @@ type Session struct {
 	space  wire.Space // as far as is known
 }
 
-// A loan is a block that was granted, with a grant for every key.
+// A loan is a block that was granted. It has a grant for every key.
 type loan struct {
 	block  Block
-	grants int // that have not been given back
+	grants int // how many have not been given back
 }
 
 func (s *Session) open(ctx context.Context, m Manager) error {
@@ -120,7 +120,7 @@ func (s *Session) connect(ctx context.Context, qp verbs.QP, hello wire.Hello) ([
 	return answer, nil
 }
 
-// config is what the node has said about its metadata.
+// config makes a Config of what the node has said about its metadata.
 func (s *Session) config(answer []byte, base uint64) (Config, error) {
 	var m wire.Metadata
 	if err := m.Decode(answer); err != nil {
@@ -140,8 +140,8 @@ func (s *Session) config(answer []byte, base uint64) (Config, error) {
 // Info implements manager.Session.
 func (s *Session) Info() manager.Info { return s.info }
 
-// sync has the node deal with what was freed. A node that has much to do answers
-// before it has done all, so that it serves others meanwhile.
+// sync returns when the node has dealt with what was freed. A node that has much to do answers before it has done
+// everything, so that it can serve other clients meanwhile; sync then asks again.
 func (s *Session) sync(ctx context.Context) error {
 	for {
 		again, err := s.askSpace(ctx)
@@ -167,8 +167,7 @@ func (s *Session) askSpace(ctx context.Context) (again bool, err error) {
 	return r.Status == wire.StatusAgain, nil
 }
 
-// Do has f use the session's allocator, with nobody else using it. What f returns
-// is Do's error.
+// Do calls f with the session's allocator, which nobody else uses meanwhile, and returns f's error.
 func (s *Session) Do(ctx context.Context, f func(*Allocator) error) error {
 	if err := s.take(ctx); err != nil {
 		return err
@@ -182,7 +181,7 @@ func (s *Session) Beat(ctx context.Context) error {
 	return s.Do(ctx, func(a *Allocator) error { return a.Beat(ctx) })
 }
 
-// take takes the turn.
+// take waits until it is this call's turn to use the allocator.
 func (s *Session) take(ctx context.Context) error {
 	select {
 	case <-s.turn:
@@ -206,7 +205,7 @@ func (s *Session) take(ctx context.Context) error {
 
 func (s *Session) give() { s.turn <- struct{}{} }
 
-// fault is err as the session's caller is to see it.
+// fault is the error that the session's caller gets for err.
 func (s *Session) fault(err error) error {
 	s.mu.Lock()
 	closed := s.closed
@@ -310,7 +309,7 @@ func (s *Session) Free(ctx context.Context, chunks []uint32) error {
 		if l.grants--; l.grants > 0 {
 			continue // a block is freed as a whole
 		}
-		// One that is not freed now is owed, and freed by a later call.
+		// A block that cannot be freed now is owed, and a later call frees it.
 		if err := s.alloc.Free(ctx, l.block); err != nil && failed == nil {
 			failed = err
 		}
@@ -358,7 +357,7 @@ func (s *Session) Owned(ctx context.Context) ([]manager.Grant, error) {
 	}
 }
 
-// adopt makes grants of blocks that the node has listed.
+// adopt makes grants of the blocks that the node has listed by their first chunks.
 func (s *Session) adopt(ctx context.Context, firsts []uint32) (grants []manager.Grant, err error) {
 	for _, first := range firsts {
 		b, err := s.alloc.Held(ctx, first<<s.k)
@@ -396,7 +395,7 @@ func (s *Session) Close() {
 	if s.meta != nil {
 		errs = append(errs, s.meta.Close())
 	}
-	// Whoever waits for a completion is woken.
+	// Wake whoever waits for a completion.
 	if s.cq != nil {
 		errs = append(errs, s.cq.Close())
 	}
@@ -408,7 +407,7 @@ func (s *Session) Close() {
 	if s.mr != nil {
 		errs = append(errs, s.mr.Deregister())
 	}
-	// Memory that the device still knows stays mapped until it is closed.
+	// If the device still has it registered, the memory stays mapped until the device is closed.
 	if s.mem != nil && errors.Join(errs...) == nil {
 		s.mem.Close()
 	}

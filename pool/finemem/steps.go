@@ -2,9 +2,7 @@ package finemem
 
 import "polder/internal/failpoint"
 
-// The moments at which a crash would hurt: each comes before the operation on the
-// fabric, or the change to the node's words, that it is named for. The last are the
-// memory node's.
+// The moments at which a crash would hurt. Each is named after the operation on the fabric that it comes before.
 const (
 	StepReadHeaders   = "finemem.read-headers"
 	StepAllocCommit   = "finemem.alloc-commit"
@@ -27,13 +25,13 @@ const (
 	StepBeat          = "finemem.beat"
 )
 
-// StepComplete comes when the operations of a batch have been carried out and
-// nothing that they brought has been looked at. A test may deliver them again, as an
-// RNIC does that has not seen the answer. Nobody crashes there: it would be as
-// before the next step.
+// StepComplete comes when the operations of a batch have been carried out, before anything that they returned has
+// been looked at. A test may then carry them out again, as an RNIC does that has not seen an answer. No crash is
+// tested there: it would be the same as one at the next step.
 const StepComplete = "finemem.complete"
 
-// Steps lists all of the others.
+// Steps lists all the other steps. The last ones are the memory node's, named after the changes of its words that
+// they come before.
 var Steps = []string{
 	StepReadHeaders, StepAllocCommit, StepAllocKeys, StepFreeSwap, StepFreeCommit, StepFreeRing, StepFreeLook, StepFreeBell,
 	StepFlushRead, StepFlushCheck, StepFlush, StepOpenSection, StepOpenSpan, StepCloseSpan,
@@ -42,7 +40,7 @@ var Steps = []string{
 	"rebind.unbind", "rebind.zero", "rebind.bind", "rebind.publish", "rebind.hint", "rebind.close-span", "rebind.close-section",
 }
 
-// step comes to a moment. An error ends the allocator, as a crash would.
+// step calls Config.Step. An error of it ends the allocator, as a crash would.
 func (a *Allocator) step(name string) error {
 	failpoint.Hit(name)
 	if a.cfg.Step != nil {

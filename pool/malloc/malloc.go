@@ -1,24 +1,20 @@
-// Package malloc allocates blocks of any size in memory that a pool borrows, as a
-// program's malloc does in memory of the operating system's: the FineMem paper's
-// FineMem-User, which is a port of mimalloc.
+// Package malloc allocates blocks of any size in memory that a pool borrows, like a program's malloc does in memory
+// of the operating system. It is the FineMem paper's FineMem-User, a port of mimalloc.
 //
-// Blocks of a size class lie in pages, and pages in slabs. A slab is a chunk of the pool's
-// of several pages, but no larger than a small part of what the heap has already; a page
-// whose last block is freed leaves its room to the next one, of any class. Slabs without
-// pages go back to their nodes when they are more than half of what the heap has, or when
-// memory runs out. What is larger than 32 KiB is a chunk of its own.
+// Blocks of a size class lie in pages, and pages lie in slabs. A slab is a chunk of the pool with room for several
+// pages, but no larger than a small part of what the heap has already. A page whose last block is freed leaves its
+// room to another page, of any class. Slabs without pages go back to their nodes when they are more than half of what
+// the heap has, or when memory runs out. A block of more than 32 KiB is a chunk of its own.
 //
-// Everything that the heap knows is in this process; it reads and writes no remote
-// memory, and talks to nodes only to take or give back chunks. When the process dies,
-// its nodes take back what it had.
+// Everything that the heap knows is in this process. It reads and writes no remote memory, and talks to nodes only to
+// take chunks or to give them back. When the process dies, its nodes take back what it had.
 //
 // # Concurrency
 //
-// A [Heap] may be used by any number of goroutines. It has a shard for every processor
-// of the Go runtime, each with pages of its own; an allocation takes the first shard
-// that nobody is using. A block that is freed while its shard is in use goes to a list,
-// without waiting, and who is using the shard takes it from there. No lock is held
-// while a node is asked. The locks, the shards' and the heap's, are leaves.
+// A [Heap] may be used by any number of goroutines. It has a shard for every processor of the Go runtime, each with
+// pages of its own. An allocation takes the first shard that nobody is using. A block that is freed while its shard
+// is in use goes to a list, without waiting; whoever is using the shard takes it from there. No lock is held while a
+// node is asked. The locks of the shards and of the heap are leaves.
 package malloc
 
 import (
@@ -34,33 +30,31 @@ import (
 	"polder/pool"
 )
 
-// MaxPaged is the size in bytes of the largest blocks that lie in pages. Larger ones are
-// chunks of their own.
+// MaxPaged is the size in bytes of the largest blocks that lie in pages. Larger blocks are chunks of their own.
 const MaxPaged = 32 << 10
 
 var (
-	// ErrNotAllocated is the error of freeing what is not allocated, or no more.
+	// ErrNotAllocated is the error of freeing a block that is not allocated, or no longer.
 	ErrNotAllocated = errors.New("block is not allocated")
 	// ErrClosed is the error of a heap that has been closed.
 	ErrClosed = errors.New("heap is closed")
 )
 
-// Config says how a Heap takes memory. The zero Config is the way to go.
+// Config says how a Heap takes memory. Normally the zero Config is right.
 type Config struct {
-	// Static, if not 0, is how many bytes are borrowed at a time, at least
-	// MinStatic. Pages are cut from that, and nothing is given back before the heap
-	// is closed: the coarse allocation that FineMem is compared with.
+	// Static, if not 0, is how many bytes are borrowed at a time, at least MinStatic. Pages are cut from them, and
+	// nothing is given back before the heap is closed: the coarse allocation that FineMem is compared with.
 	Static int64
 }
 
-// MinStatic is the least Config.Static: there is a page of any class in it.
+// MinStatic is the least Config.Static: a page of any class fits into it.
 const MinStatic = 128 << 10
 
 // A Heap hands out blocks. See the package comment.
 type Heap struct {
 	pool   *pool.Pool
 	cfg    Config
-	unit   int64 // what pages are multiples of, in bytes, at least 4 KiB; a power of two
+	unit   int64 // pages are multiples of it: in bytes, at least 4 KiB, a power of two
 	shards []shard
 	closed atomic.Bool
 	refs   refs
@@ -69,13 +63,13 @@ type Heap struct {
 	requests    atomic.Int64
 
 	mu     sync.Mutex // guards what follows
-	slabs  []*slab    // that have pages and room for more, and are not lost; with Config.Static, all
-	spare  []*slab    // that have no pages
+	slabs  []*slab    // slabs that have pages and room for more, and are not lost; with Config.Static, all slabs
+	spare  []*slab    // slabs without pages
 	spared int64      // bytes of spare
-	end    int64      // with Config.Static: bytes of the last of slabs that pages have
+	end    int64      // with Config.Static: how many bytes of the last slab are in pages
 }
 
-// New returns a heap in memory of p's, which stays the caller's.
+// New returns a heap in memory of p. p stays the caller's.
 func New(p *pool.Pool, cfg Config) (*Heap, error) {
 	if cfg.Static != 0 && cfg.Static < MinStatic {
 		return nil, fmt.Errorf("cannot make a heap that borrows %d bytes at a time, want at least %d", cfg.Static, MinStatic)
@@ -90,8 +84,7 @@ func New(p *pool.Pool, cfg Config) (*Heap, error) {
 	return h, nil
 }
 
-// A Block is allocated memory: Size bytes of Chunk from Off on. What it holds at first
-// is not defined.
+// A Block is allocated memory: Size bytes of Chunk from Off on. Its first contents are undefined.
 type Block struct {
 	Chunk *pool.Chunk
 	Off   int64
@@ -113,7 +106,7 @@ func (h *Heap) Alloc(ctx context.Context, size int) (Block, error) {
 	c := sizeclass.Of(size)
 	s := h.lock()
 	b, ok := s.take(c, size)
-	_ = s.unlock(ctx) // what another block has left is not this one's business
+	_ = s.unlock(ctx) // errors of giving back other pages do not concern this block
 	for !ok {         // slow path
 		slab, base, err := h.place(ctx, h.pageSize(c))
 		if err != nil {
@@ -128,7 +121,7 @@ func (h *Heap) Alloc(ctx context.Context, size int) (Block, error) {
 	return b, nil
 }
 
-// large allocates a block that is a chunk.
+// large allocates a block that is a chunk of its own.
 func (h *Heap) large(ctx context.Context, size int) (Block, error) {
 	c, err := h.borrow(ctx, int64(size))
 	if err != nil {
@@ -143,8 +136,8 @@ func (h *Heap) large(ctx context.Context, size int) (Block, error) {
 	return Block{Chunk: c, Size: size, page: p}, nil
 }
 
-// Free gives a block back, which nobody uses any more. If the error is of a node that
-// a page goes back to, the block has been freed nevertheless.
+// Free gives back a block that nobody uses any more. If it fails because an empty page could not be given back to its
+// node, the block has been freed nevertheless.
 func (h *Heap) Free(ctx context.Context, b Block) error {
 	if b.page == nil || !b.page.clear(b.slot()) {
 		return fmt.Errorf("cannot free %d bytes at %d: %w", b.Size, b.Off, ErrNotAllocated)
@@ -159,9 +152,9 @@ func (h *Heap) Free(ctx context.Context, b Block) error {
 
 func (b *Block) slot() int { return int(b.Off-b.page.base) / b.page.size }
 
-// pageSize is the least for a page that wastes no more than an eighth of itself at its end.
-// FineMem opens every 4 KiB of what is less than 128 KiB by a key of its own, and a block
-// over two of them takes two requests to read or to write: in a page of 4 KiB there is none.
+// pageSize is the least size of a page that wastes no more than an eighth of itself at its end. In chunks of less
+// than 128 KiB, FineMem opens every 4 KiB by a key of its own, and a block that spans two of them takes two requests
+// to read or to write; in a page of 4 KiB there is no such block.
 func (h *Heap) pageSize(c uint8) int64 {
 	unit, size := h.unit, int64(sizeclass.Size(c))
 	n := (size + unit - 1) / unit * unit
@@ -171,7 +164,7 @@ func (h *Heap) pageSize(c uint8) int64 {
 	return n
 }
 
-// borrow borrows n bytes and counts what is taken from the nodes for them.
+// borrow borrows n bytes, and counts what the nodes have lent for them.
 func (h *Heap) borrow(ctx context.Context, n int64) (*pool.Chunk, error) {
 	h.requests.Add(1)
 	c, err := h.pool.Alloc(ctx, n)
@@ -192,14 +185,14 @@ func (h *Heap) giveBack(ctx context.Context, c *pool.Chunk) error {
 	return c.Free(ctx)
 }
 
-// units is n in what the nodes lend.
+// units is n, rounded up to a multiple of what the nodes lend.
 func (h *Heap) units(n int64) int64 {
 	unit := int64(h.pool.ChunkSize())
 	return (n + unit - 1) / unit * unit
 }
 
-// lock returns a shard that is locked: the first that nobody uses, so that there are no
-// more with pages than goroutines allocate at a time.
+// lock returns a locked shard, the first that nobody uses: so no more shards have pages than goroutines allocate at a
+// time.
 func (h *Heap) lock() *shard {
 	for i := range h.shards {
 		if s := &h.shards[i]; s.mu.TryLock() {
@@ -213,9 +206,9 @@ func (h *Heap) lock() *shard {
 
 // Stats is what a heap has handed out, and taken for it, in bytes.
 type Stats struct {
-	Live     int64 // that was asked for and has not been freed
+	Live     int64 // bytes that were asked for and have not been freed
 	Taken    int64 // from the nodes
-	Requests int64 // to borrow and to give back, since the heap was made
+	Requests int64 // requests to borrow and to give back since the heap was made
 }
 
 // Stats returns h's statistics.
@@ -223,8 +216,8 @@ func (h *Heap) Stats() Stats {
 	return Stats{Live: h.live.Load(), Taken: h.taken.Load(), Requests: h.requests.Load()}
 }
 
-// Close gives everything back, also blocks that have not been freed. Nothing is to be
-// allocated or freed meanwhile. It is idempotent.
+// Close gives everything back, including blocks that have not been freed. Nothing may be allocated or freed
+// meanwhile. It is idempotent.
 func (h *Heap) Close(ctx context.Context) error {
 	if h.closed.Swap(true) {
 		return nil
@@ -233,11 +226,11 @@ func (h *Heap) Close(ctx context.Context) error {
 	for i := range h.shards {
 		errs = append(errs, h.shards[i].close(ctx))
 	}
-	for _, p := range h.refs.takeAll() { // those that are in no shard
+	for _, p := range h.refs.takeAll() { // pages that are in no shard
 		p.clear(0)
 		errs = append(errs, h.giveBack(ctx, p.chunk))
 	}
-	for _, s := range h.slabs { // Config.Static's
+	for _, s := range h.slabs { // those of Config.Static
 		errs = append(errs, h.giveBack(ctx, s.chunk))
 	}
 	h.slabs = nil

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// A Ref names an allocated block of a heap in RefBits bits, for who has no room for a
-// [Block]: the word of an index in far memory. It is never 0.
+// A Ref names an allocated block of a heap in RefBits bits, for a holder that has no room for a [Block], such as the
+// word of an index in far memory. It is never 0.
 type Ref uint64
 
 // RefBits is the length of a Ref: the number of the page, and below it the number of
@@ -22,9 +22,9 @@ var (
 	errSlots = errors.New("references name only the first 1 Mi blocks of a page: the nodes should lend smaller chunks")
 )
 
-// Ref returns the reference to a block, which is valid until the block is freed. It
-// fails if 64 Mi pages have blocks that are referred to, or if the block is beyond the
-// first 1 Mi of its page, as may be in chunks of more than 16 MiB.
+// Ref returns the reference to a block. It is valid until the block is freed. Ref fails if 64 Mi pages have blocks
+// that are referred to, or if the block is beyond the first 1 Mi blocks of its page, which is possible in chunks of
+// more than 16 MiB.
 func (h *Heap) Ref(b Block) (Ref, error) {
 	if b.slot() >= 1<<slotBits {
 		return 0, errSlots
@@ -37,8 +37,8 @@ func (h *Heap) Ref(b Block) (Ref, error) {
 	return Ref(b.page.id.Load())<<slotBits | Ref(b.slot()), nil
 }
 
-// At returns the block of a reference. The reference does not say how much was asked
-// for, which is size; that of a block of more than MaxPaged bytes is known.
+// At returns the block of a reference. size is the size that the block was allocated with, which the reference does
+// not hold. It is ignored if the block has more than MaxPaged bytes: then the heap knows the size.
 //
 // Preconditions: the block has not been freed, and size is what Alloc was given.
 func (h *Heap) At(r Ref, size int) Block {
@@ -50,13 +50,13 @@ func (h *Heap) At(r Ref, size int) Block {
 	return Block{Chunk: p.chunk, Off: p.base + slot*int64(p.size), Size: size, page: p}
 }
 
-// refs numbers the pages that are referred to, from 1 on. Looking one up takes no lock.
+// refs numbers, from 1 on, the pages with blocks that are referred to. Looking up a page takes no lock.
 type refs struct {
-	table atomic.Pointer[[]atomic.Pointer[page]] // replaced with mu held by one twice as long
+	table atomic.Pointer[[]atomic.Pointer[page]] // with mu held, replaced by a table twice as long
 
 	mu   sync.Mutex
-	last uint32   // number that was given out; guarded by mu
-	free []uint32 // numbers that were, and are no more in use; guarded by mu
+	last uint32   // the largest number that was given out; guarded by mu
+	free []uint32 // numbers that were given out and are not in use any more; guarded by mu
 }
 
 func (r *refs) at(id Ref) *page { return (*r.table.Load())[id].Load() }
@@ -93,7 +93,7 @@ func (r *refs) add(p *page) error {
 	return nil
 }
 
-// remove takes p's number from it, if it has one.
+// remove takes p's number away, if it has one.
 //
 // Preconditions: none of its blocks is referred to.
 func (r *refs) remove(p *page) {
@@ -108,7 +108,7 @@ func (r *refs) remove(p *page) {
 	r.free = append(r.free, id)
 }
 
-// takeAll takes their numbers from all pages, and returns these.
+// takeAll takes the numbers of all pages away, and returns the pages.
 func (r *refs) takeAll() (pages []*page) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -12,23 +12,23 @@ import (
 	"polder/pool"
 )
 
-// classes is one more than the class of MaxPaged.
+// classes is the number of size classes up to that of MaxPaged.
 const classes = 73
 
-// A shard has pages of its own.
+// A shard allocates from pages of its own.
 type shard struct {
 	heap *Heap
-	list atomic.Pointer[freed] // of blocks that were freed while the shard was in use
+	list atomic.Pointer[freed] // blocks that were freed while the shard was in use
 
 	mu    sync.Mutex
-	pages [classes][]*page // with a free block, by class; guarded by mu
+	pages [classes][]*page // by class, pages with a free block; guarded by mu
 	all   map[*page]bool   // guarded by mu
-	empty []*page          // whose room unlock takes back; guarded by mu
+	empty []*page          // pages whose room unlock gives back; guarded by mu
 
-	_ [64]byte // the next shard's lock is in another cache line
+	_ [64]byte // keeps the next shard's lock in another cache line
 }
 
-// A freed block of a shard's list.
+// freed is an entry of a shard's list.
 type freed struct {
 	page *page
 	slot int
@@ -37,18 +37,18 @@ type freed struct {
 
 // A page has blocks of one size, in a part of a slab.
 type page struct {
-	shard *shard        // nil: a block of more than MaxPaged bytes, and nothing else
-	id    atomic.Uint32 // in the heap's refs, if not 0
-	slab  *slab         // nil: as shard
+	shard *shard        // nil if the page is a block of more than MaxPaged bytes
+	id    atomic.Uint32 // its number in the heap's refs, or 0
+	slab  *slab         // nil if shard is nil
 	chunk *pool.Chunk
-	base  int64 // where in chunk it begins
+	base  int64 // where in chunk the page begins
 	class uint8
-	size  int             // of a block
-	slots int             // blocks
-	used  []atomic.Uint64 // a bit for every block that is allocated, to its owner's knowledge
+	size  int             // size of a block
+	slots int             // number of blocks
+	used  []atomic.Uint64 // a bit for every block that its owner has and has not freed
 
-	free  []uint64 // a bit for every block that is free; guarded by shard.mu
-	nFree int      // guarded by shard.mu
+	free  []uint64 // a bit for every block that can be taken; guarded by shard.mu
+	nFree int      // number of blocks that can be taken; guarded by shard.mu
 }
 
 func newPage(s *shard, slab *slab, base, bytes int64, c uint8) *page {
@@ -69,9 +69,9 @@ func (p *page) clear(slot int) bool {
 	return p.used[slot/64].And(^bit)&bit != 0
 }
 
-// add adds a page, all of which is free.
+// add adds a page of which all blocks are free.
 //
-// Preconditions: s.mu is held, and so for all that follows but free.
+// Preconditions: s.mu is held, as it is for the methods below except free.
 func (s *shard) add(p *page) {
 	if s.all == nil {
 		s.all = make(map[*page]bool)
@@ -80,7 +80,7 @@ func (s *shard) add(p *page) {
 	s.pages[p.class] = append(s.pages[p.class], p)
 }
 
-// take takes a block of class c, if there is one that is not lost.
+// take takes a block of class c, if the shard has a free one that is not lost.
 func (s *shard) take(c uint8, size int) (b Block, ok bool) {
 	s.drain()
 	for len(s.pages[c]) > 0 {
@@ -109,7 +109,7 @@ func (s *shard) take(c uint8, size int) (b Block, ok bool) {
 	return Block{}, false
 }
 
-// put makes a block of p's free. The room of a page without blocks is given up.
+// put makes a block of p free. If p has no other blocks, put gives up the room of p.
 func (s *shard) put(p *page, slot int) {
 	p.free[slot/64] |= 1 << (slot % 64)
 	if p.nFree++; p.nFree == 1 {
@@ -124,7 +124,7 @@ func (s *shard) put(p *page, slot int) {
 	s.drop(p)
 }
 
-// drop has the room of a page taken back, unless it is kept until the heap is closed.
+// drop has unlock give back the room of a page, unless the heap keeps it until it is closed.
 func (s *shard) drop(p *page) {
 	delete(s.all, p)
 	s.heap.refs.remove(p)
@@ -133,14 +133,14 @@ func (s *shard) drop(p *page) {
 	}
 }
 
-// drain takes what is in the list.
+// drain frees the blocks in the list.
 func (s *shard) drain() {
 	for f := s.list.Swap(nil); f != nil; f = f.next {
 		s.put(f.page, f.slot)
 	}
 }
 
-// free frees a block: at once if nobody uses the shard, and otherwise by the list.
+// free frees a block: at once if nobody uses the shard, and otherwise through the list.
 func (s *shard) free(ctx context.Context, p *page, slot int) error {
 	if s.mu.TryLock() {
 		s.put(p, slot)
@@ -153,15 +153,15 @@ func (s *shard) free(ctx context.Context, p *page, slot int) error {
 			break
 		}
 	}
-	// Who has the lock looks at the list after giving it back; if nobody has it now,
-	// that may have been before.
+	// Whoever holds the lock looks at the list after unlocking. If nobody holds it now, that look may have been
+	// before the block was put into the list.
 	if s.mu.TryLock() {
 		return s.unlock(ctx)
 	}
 	return nil
 }
 
-// unlock gives the lock back, and empty pages to their nodes.
+// unlock unlocks the shard, and gives back the room of empty pages.
 func (s *shard) unlock(ctx context.Context) error {
 	var errs []error
 	for {

@@ -10,26 +10,25 @@ import (
 	"polder/pool"
 )
 
-// A slab is a chunk of the pool's that pages are cut from, so that one request to a node
-// brings several of them. What a page without blocks had is cut anew, for blocks of any
-// class, and no node is asked.
+// A slab is a chunk of the pool that pages are cut from, so that one request to a node brings several pages. The room
+// of a page without blocks is cut again, for pages of any class, without asking a node.
 type slab struct {
 	chunk *pool.Chunk
 	units int
 	free  uint64 // a bit for every unit that no page has; guarded by Heap.mu
 }
 
-// A slab has at most a slabShare'th of what the heap has taken, or slabMax bytes, unless a
-// page needs more: what no page has of it is little beside what is in use.
+// A slab has at most a slabShare'th of what the heap has taken, and at most slabMax bytes, unless a page needs more.
+// So the part of a slab that no page has is small compared with what is in use.
 const (
 	slabShare = 8
 	slabMax   = 128 << 10
 )
 
-// slabLook is in how many slabs room for a page is looked for before memory is borrowed.
+// slabLook is the number of slabs that are searched for room for a page before memory is borrowed.
 const slabLook = 64
 
-// place finds room for a page of n bytes: from base on, in s.
+// place finds room for a page of n bytes: the room is in s, from base on.
 func (h *Heap) place(ctx context.Context, n int64) (s *slab, base int64, err error) {
 	if h.cfg.Static > 0 {
 		return h.placeStatic(ctx, n)
@@ -61,14 +60,14 @@ func (h *Heap) place(ctx context.Context, n int64) (s *slab, base int64, err err
 	return s, 0, nil
 }
 
-// slabUnits is how many units a slab is to have: a power of two, which a manager lends by
-// one request.
+// slabUnits is how many units a new slab gets: a power of two, since a manager lends that by one request.
 func slabUnits(taken, unit int64) int {
 	return 1 << bits.Len64(uint64(min(taken/slabShare, slabMax)/unit)) >> 1
 }
 
-// cut takes so many units in a row: from the one of the first slabs with pages that has the
-// least room, so that the others lose their last page and go back, or from one without.
+// cut takes units that lie in a row out of a slab. It looks at the first slabs with pages, look of them, and takes
+// the one with the least room, so that the other slabs lose their last pages and go back. If none has room, it takes
+// a slab without pages.
 func (h *Heap) cut(units, look int) (s *slab, base int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -106,7 +105,7 @@ func (h *Heap) cut(units, look int) (s *slab, base int64) {
 	return nil, 0
 }
 
-// room has a bit for every unit from which on so many are free.
+// room has a bit set for every unit at which a row of that many free units begins.
 func (s *slab) room(units int) uint64 {
 	runs := s.free
 	for k := 1; k < units; k++ {
@@ -115,7 +114,7 @@ func (s *slab) room(units int) uint64 {
 	return runs
 }
 
-// take takes so many units in a row, and returns the first.
+// take takes a row of units, and returns the first of them.
 //
 // Preconditions: Heap.mu is held, and there is room.
 func (s *slab) take(units int) int {
@@ -124,7 +123,7 @@ func (s *slab) take(units int) int {
 	return at
 }
 
-// uncut takes the room of a page without blocks back.
+// uncut takes back the room of a page without blocks.
 func (h *Heap) uncut(ctx context.Context, p *page) error {
 	s, gone := p.slab, lost(p.chunk)
 	h.mu.Lock()
@@ -145,8 +144,8 @@ func (h *Heap) uncut(ctx context.Context, p *page) error {
 	return err
 }
 
-// trim gives slabs without pages back, the oldest first, and returns how many: all, or as
-// long as they are more than half of what is taken, and more than a large one.
+// trim gives slabs without pages back, the oldest first, and returns how many. It gives back all of them or, without
+// all, as many as it takes until they are at most half of what the heap has taken, or no more than a large slab.
 func (h *Heap) trim(ctx context.Context, all bool) (n int, err error) {
 	for ; ; n++ {
 		h.mu.Lock()
@@ -161,8 +160,7 @@ func (h *Heap) trim(ctx context.Context, all bool) (n int, err error) {
 	}
 }
 
-// placeStatic is place with Config.Static: what it has cut is in use until the heap is
-// closed.
+// placeStatic is place with Config.Static: the room that it has cut stays in use until the heap is closed.
 func (h *Heap) placeStatic(ctx context.Context, n int64) (s *slab, base int64, err error) {
 	h.mu.Lock()
 	for len(h.slabs) == 0 || h.end+n > h.cfg.Static {
@@ -179,7 +177,7 @@ func (h *Heap) placeStatic(ctx context.Context, n int64) (s *slab, base int64, e
 	return h.slabs[len(h.slabs)-1], h.end - n, nil
 }
 
-// lost reports whether a chunk's contents are gone.
+// lost reports whether a chunk is lost.
 func lost(c *pool.Chunk) bool {
 	select {
 	case <-c.Lost():

@@ -1,18 +1,16 @@
 package manager
 
-// A Verifier is a Session whose chunks the node can take away without an
-// operation failing: because they lie in this process's memory.
+// A Verifier is a Session of which the chunks lie in this process's memory, so that the node can take them away
+// without an operation failing.
 type Verifier interface {
-	// Valid reports whether everything that was accessed before this call
-	// was the client's. Once it is not, nothing is any more. It is on the
-	// path of every operation.
+	// Valid reports whether everything that was accessed before this call belonged to the client. Once it has
+	// returned false, nothing belongs to the client any more. Every operation calls it.
 	Valid() bool
 }
 
-// A Mapper is a Verifier that tells where its chunks lie, so that they can be
-// accessed without a queue pair.
+// A Mapper is a Verifier that tells where its chunks lie, so that they can be accessed without a queue pair.
 type Mapper interface {
 	Verifier
-	// Memory is the chunk that g grants. It stays mapped until Close.
+	// Memory is the memory that g grants. It stays mapped until Close.
 	Memory(g Grant) []byte
 }

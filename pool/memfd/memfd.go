@@ -1,15 +1,11 @@
-// Package memfd reaches the memory of a node on the same machine without the
-// node: the node passes a memfd with the client's chunks over the connection
-// (package verbs/shm), the client maps it, and READ, WRITE and the atomic
-// operations are memory copies and atomic instructions in the client's own
-// address space.
+// Package memfd reaches the memory of a node on the same machine without the node. The node passes a memfd with the
+// client's chunks over the connection (package verbs/shm), and the client maps it. READ, WRITE and the atomic
+// operations are then memory copies and atomic instructions in the client's own address space.
 //
-// Package pool accesses chunks in place. Every chunk that is granted is also
-// registered with the client's own device, and nothing else of the memfd is, for
-// work requests on an access queue pair that is in loopback. Either way an
-// operation is checked against the bounds of its chunk as over any other
-// connection. That protects a client from its own mistakes; from each other the
-// kernel protects clients, none of which has another's memfd (package
+// Package pool accesses chunks in place. Besides, every chunk that is granted, and nothing else of the memfd, is
+// registered with the client's own device, for work requests on an access queue pair that is in loopback. Either way
+// the bounds of the chunk are checked for every operation, as over any other connection. That protects a client from
+// its own mistakes. The kernel protects clients from each other: none of them has another's memfd (package
 // memnode/tenancy).
 //
 // Chunks are allocated and freed by messages, as in package rpcmw.
@@ -31,7 +27,7 @@ import (
 	"polder/verbs"
 )
 
-// Name is what memory nodes know this manager as.
+// Name is the name by which memory nodes know this manager.
 const Name = wire.MemFD
 
 // Manager is this way of managing memory. It has no state.
@@ -69,8 +65,7 @@ func (Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, err
 	return s, nil
 }
 
-// session implements manager.Session and manager.Mapper. What needs the node it
-// leaves to the session underneath.
+// session implements manager.Session and manager.Mapper. It leaves requests to the node to the session that it wraps.
 type session struct {
 	manager.Session
 	link  manager.Link
@@ -84,7 +79,7 @@ type session struct {
 
 // open maps the memory that the node passes, and connects the access queue pair.
 func (s *session) open(ctx context.Context, ch *control.Channel, from receiver) error {
-	// Whatever is asked first has the node pass the memory.
+	// The node passes the memory when the first request comes, whatever that is.
 	var r wire.Reply
 	release, err := ch.Exchange(ctx, &r, func(b []byte, id uint32) []byte {
 		return wire.AppendRequest(b, wire.OpSpace, id, 1, 0)
@@ -126,7 +121,7 @@ func (s *session) checkSize() error {
 
 const chunkAccess = verbs.AccessLocalWrite | verbs.AccessRemoteRead | verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic
 
-// register opens a chunk to the access queue pair, and makes g say so.
+// register opens a chunk to the access queue pair, and puts its address and key into g.
 //
 // Preconditions: s.mu is held.
 func (s *session) register(g *manager.Grant) error {
@@ -167,8 +162,7 @@ func (s *session) Alloc(ctx context.Context, grants []manager.Grant) (int, error
 	if err != nil {
 		return 0, err
 	}
-	// If this fails, the session is given up, and the next one finds what
-	// this one has not told of.
+	// If this fails, the session is given up, and the next session finds the chunks that this one has not reported.
 	if err := s.registerAll(grants[:n]); err != nil {
 		return 0, err
 	}
@@ -184,8 +178,8 @@ func (s *session) Owned(ctx context.Context) ([]manager.Grant, error) {
 	return grants, err
 }
 
-// Free implements manager.Session. The chunks are closed first: once the node has
-// them, nothing must be written any more.
+// Free implements manager.Session. It closes the chunks first: nothing must be written to them once the node has
+// them.
 func (s *session) Free(ctx context.Context, chunks []uint32) error {
 	s.mu.Lock()
 	for _, i := range chunks {
@@ -229,8 +223,7 @@ func (s *session) Close() {
 	s.release()
 }
 
-// release gives the memory up. The lease stays for whoever is looking at it,
-// and goes with the session.
+// release gives up the memory. The lease stays for goroutines that are looking at it, and goes with the session.
 func (s *session) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -242,7 +235,7 @@ func (s *session) release() {
 	for i := range s.regions {
 		errs = append(errs, s.deregister(i))
 	}
-	// Memory that the device still knows stays mapped until it is closed.
+	// If the device still has it registered, the memory stays mapped until the device is closed.
 	if s.mem != nil && errors.Join(errs...) == nil {
 		s.mem.Close()
 	}

@@ -30,8 +30,8 @@ func (s *session) Alloc(ctx context.Context, grants []manager.Grant) (int, error
 	return n, err
 }
 
-// reserve takes up to want chunks of the budget of a pair: of the one whose turn it is,
-// unless it has none left.
+// reserve takes up to want chunks of the budget of a pair: of the pair whose turn it is or, if that has no budget
+// left, of the next pair that has some.
 func (s *session) reserve(turn, want int) (p *pair, n int, dry bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,8 +53,8 @@ func (p *pair) unreserve(n int) {
 	p.s.free += uint32(n)
 }
 
-// allocate allocates what it can get of len(grants) chunks; left is how many
-// requests are still under way, of which finish takes care.
+// allocate allocates as many of len(grants) chunks as it can get. left is how many requests are still under way;
+// finish deals with their results.
 func (p *pair) allocate(ctx context.Context, group int, grants []manager.Grant, dry bool) (n, left int, err error) {
 	for {
 		if dry {
@@ -72,11 +72,11 @@ func (p *pair) allocate(ctx context.Context, group int, grants []manager.Grant, 
 		if n > 0 || err != nil {
 			return n, left, err
 		}
-		dry = true // it was empty: there may be something that is being zeroed
+		dry = true // the queue was empty: ask, since chunks may be about to become free
 	}
 }
 
-// take is allocate without asking the node's CPU.
+// take is allocate without asking the node's CPU first.
 func (p *pair) take(ctx context.Context, group int, grants []manager.Grant) (got, left int, err error) {
 	s := p.s
 	for got < len(grants) {
@@ -111,8 +111,8 @@ func (p *pair) take(ctx context.Context, group int, grants []manager.Grant) (got
 	return got, 0, nil
 }
 
-// answers takes what a batch of allocations has brought; over says that the pair's part of the
-// budget was not enough.
+// answers takes the results of a batch of allocations. over reports whether the pair's part of the budget was used
+// up.
 func (p *pair) answers(group int, grants []manager.Grant) (n int, over bool, err error) {
 	s := p.s
 	s.mu.Lock()
@@ -163,7 +163,7 @@ func (p *pair) sge(off, n int) []verbs.SGE {
 	return []verbs.SGE{{Addr: mr.Addr() + uint64(p.off+off), Length: uint32(n), LKey: mr.LKey()}}
 }
 
-// postAlloc posts a request to allocate by a chain, for a group.
+// postAlloc posts a request that has a chain allocate one chunk for a group.
 func (p *pair) postAlloc(group int) error {
 	p.s.mu.Lock()
 	armed := p.armed
@@ -181,7 +181,7 @@ func (p *pair) postAlloc(group int) error {
 	return p.alloc.PostSend(p.allocWRs[:1]...)
 }
 
-// postAllocs posts n ALLOCs.
+// postAllocs posts n ALLOCs of the verb.
 func (p *pair) postAllocs(n int) error {
 	wrs := p.allocWRs[:n]
 	for i := range wrs {
@@ -191,11 +191,9 @@ func (p *pair) postAllocs(n int) error {
 	return p.alloc.PostSend(wrs...)
 }
 
-// answer is what the allocation i of a batch that has ended brought: nothing if
-// the queue was empty.
+// answer is the result of allocation i of a batch that has ended. The status says if the queue was empty.
 //
-// Preconditions: s.mu is held, and s was not closed before, or a completion
-// handler is at work.
+// Preconditions: s.mu is held, and s was not closed before, or a completion handler is running.
 func (p *pair) answer(i int) (g manager.Grant, status verbs.AllocStatus, err error) {
 	s, le := p.s, binary.LittleEndian
 	b := p.bytes()[answerOff+i*answerRoom:][:answerRoom]

@@ -19,14 +19,14 @@ func (s *session) Free(ctx context.Context, chunks []uint32) error {
 	return err
 }
 
-// A lot is chunks that are freed with the same pair.
+// A lot is a set of chunks that are freed with the same pair.
 type lot struct {
 	pair   *pair
 	chunks []uint32
 }
 
-// disown takes chunks out of what is known to be ours, all or none, and returns them
-// by the pairs that they are freed with.
+// disown takes chunks out of those that are known to be ours, all or none, and returns them grouped by the pairs that
+// they are freed with.
 func (s *session) disown(chunks []uint32) ([]lot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,8 +55,7 @@ func (s *session) own(lots []lot) {
 	}
 }
 
-// give frees chunks, all or none if they are not ours. If it fails later on, rest is what has
-// not been sent.
+// give frees chunks, or none of them if not all are ours. If it fails later, rest is what has not been sent.
 func (s *session) give(ctx context.Context, chunks []uint32) (rest []lot, err error) {
 	lots, err := s.disown(chunks)
 	if err != nil {
@@ -70,7 +69,7 @@ func (s *session) give(ctx context.Context, chunks []uint32) (rest []lot, err er
 	return nil, nil
 }
 
-// give frees the chunks of l, and takes those that have been sent out of it.
+// give frees the chunks of l, and takes those that have been sent out of l.
 func (l *lot) give(ctx context.Context) error {
 	p := l.pair
 	for len(l.chunks) > 0 {
@@ -91,7 +90,7 @@ func (l *lot) give(ctx context.Context) error {
 
 func (s *session) entry(c uint32) uint64 { return s.table + uint64(c)*verbs.EntrySize }
 
-// postFree posts a request to free one chunk by a chain.
+// postFree posts a request that has a chain free one chunk.
 func (p *pair) postFree(chunks []uint32) error {
 	if err := p.free.PostRecv(verbs.RecvWR{ID: p.id(idFree)}); err != nil {
 		return err
@@ -101,7 +100,7 @@ func (p *pair) postFree(chunks []uint32) error {
 	return p.free.PostSend(p.freeWRs[:1]...)
 }
 
-// postFrees posts FREEs.
+// postFrees posts FREEs of the verb.
 func (p *pair) postFrees(chunks []uint32) error {
 	wrs := p.freeWRs[:len(chunks)]
 	for i, c := range chunks {
@@ -111,7 +110,7 @@ func (p *pair) postFrees(chunks []uint32) error {
 	return p.alloc.PostSend(wrs...)
 }
 
-// freeOrphans gives back what was allocated for calls that had given up.
+// freeOrphans frees chunks that were allocated for calls that had given up.
 func (s *session) freeOrphans(ctx context.Context) error {
 	s.mu.Lock()
 	orphans := s.orphans
@@ -168,8 +167,8 @@ func (s *session) Owned(ctx context.Context) ([]manager.Grant, error) {
 	}
 }
 
-// listed is the chunk whose entries in r's list begin with i, the one in place n of all
-// that are listed.
+// listed returns the grant of the chunk whose entries in r begin at i. n is the chunk's place among all chunks that
+// the node has listed.
 func (s *session) listed(r *wire.Reply, i, n int) (g manager.Grant, err error) {
 	first := r.Grant(i)
 	g.Group = n % len(s.groups)

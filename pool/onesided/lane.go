@@ -8,10 +8,10 @@ import (
 	"polder/verbs"
 )
 
-// A lane is the requests of one kind, which go one batch after the other.
+// A lane carries the requests of one kind of a pair, one batch after the other.
 type lane struct {
-	turn chan struct{} // capacity 1: holds a token while the lane is free
-	done chan bool     // capacity 1: the batch has ended, false if in vain
+	turn chan struct{} // capacity 1: full while the lane is free
+	done chan bool     // capacity 1: gets true when the batch has been answered, false if it failed
 
 	busy      bool
 	abandoned bool
@@ -23,7 +23,7 @@ func (l *lane) init() {
 	l.turn <- struct{}{}
 }
 
-// finish ends the batch of a lane of p's.
+// finish ends the batch that is under way in one of p's lanes.
 //
 // Preconditions: s.mu is held.
 func (p *pair) finish(l *lane, ok bool) {
@@ -57,10 +57,9 @@ func (p *pair) finish(l *lane, ok bool) {
 	l.turn <- struct{}{}
 }
 
-// run takes the lane's turn, has post post n requests, and waits for them. If
-// it returns no error the turn is the caller's until end is called. If ctx ends
-// first, left is how many requests are still under way: what they are about stays
-// reserved until finish sees their end.
+// run takes the lane's turn, calls post, which posts n requests, and waits for them. If run returns no error, the
+// caller has the turn until it calls end. If ctx ends first, left is how many requests are still under way: what they
+// are about stays reserved until finish is called for them.
 func (s *session) run(ctx context.Context, l *lane, n int, post func() error) (ok bool, left int, err error) {
 	select {
 	case <-l.turn:

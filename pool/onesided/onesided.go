@@ -1,35 +1,31 @@
-// Package onesided manages remote memory without the memory node's CPU
-// (OneSidedMW): a client takes and returns chunks by requests that the node's
-// NIC serves, with windows of type 2B that are bound to the client's own queue
-// pairs. The NIC does it by chains of work requests, or by an allocation verb
-// if it has one; the results are the same.
+// Package onesided manages remote memory without the memory node's CPU (OneSidedMW): a client takes and returns
+// chunks by requests that the node's NIC serves, with windows of type 2B that are bound to the client's own queue
+// pairs. The NIC serves them by chains of work requests, or by an allocation verb if it has one; the results are the
+// same.
 //
 // # Protocol
 //
-// Package memnode/wire connects: a management queue pair, the group of access
-// queue pairs, of which the answers say the numbers at the node, and those to
-// free and to allocate with. Then
+// Package memnode/wire connects a management queue pair, the groups of access queue pairs, whose numbers at the node
+// the answers tell, and the queue pairs to free and to allocate with. Then requests go
 //
-//   - by chains (package memnode/chain), a request to allocate is a SEND with the
-//     access queue pairs' numbers and where to write the answer; the node's NIC
-//     WRITEs it there, and an empty SEND says that it has. A request to free is a
-//     SEND with a handle, answered by an empty SEND.
-//   - by the verb (verbs.Allocator), they are an ALLOC and a FREE.
+//   - by chains (package memnode/chain): a request to allocate is a SEND with the access queue pairs' numbers and the
+//     address for the answer; the node's NIC WRITEs the answer there, and sends an empty SEND when it has. A request
+//     to free is a SEND with a handle, answered by an empty SEND;
+//   - or by the verb (verbs.Allocator): they are an ALLOC and a FREE.
 //
-// There may be several groups of access queue pairs, and several pairs to allocate and
-// to free with. A chunk is opened to the group that the request names, and is freed with
-// the pair that it was allocated with: the node's NIC has bound its first window to that.
-// One request of each kind is under way at a time in a pair, which has its own
-// part of the client's budget. With the verb, every group has a queue pair of its own to
-// allocate and to free with, and that says which group is meant.
-// The management queue pair is
-// used when a session begins or is resumed, and when the node has nothing left:
-// it tells whose allocation has failed, and when there is memory again.
+// There may be several groups of access queue pairs, and several pairs of queue pairs to allocate and to free with. A
+// request to allocate names the group to which the chunk is opened. A chunk is freed with the pair that it was
+// allocated with, since the node's NIC has bound the chunk's first window to that pair. In each pair one request of
+// each kind is under way at a time; each pair has its own part of the client's budget. With the verb, every group has
+// one queue pair of its own to allocate and to free with, and that queue pair says which group is meant.
+//
+// The management queue pair is used when a session begins or is resumed, and when the node has no memory left: over
+// it the node tells whose allocation has failed, and when there is memory again.
 //
 // # Concurrency
 //
-// There is no goroutine: completion handlers wake the callers. Lock order:
-// session.pollMu, session.mu; control's locks come before session.mu.
+// There is no goroutine: completion handlers wake the callers. Lock order: session.pollMu, session.mu; control's
+// locks come before session.mu.
 package onesided
 
 import (
@@ -47,7 +43,7 @@ import (
 	"polder/verbs"
 )
 
-// What memory nodes know the managers as.
+// The names by which memory nodes know the managers.
 const (
 	Name       = wire.OneSided
 	NativeName = wire.Native
@@ -55,7 +51,7 @@ const (
 
 // Manager is this way of managing memory. It has no state.
 type Manager struct {
-	// Native has the node's NIC allocate by its own verb, not by chains.
+	// Native makes the node's NIC allocate by its own verb instead of by chains.
 	Native bool
 }
 
@@ -100,7 +96,7 @@ const (
 	memorySize = answerOff + batch*answerRoom
 )
 
-// IDs of work requests: what for, and the number of the pair above it.
+// IDs of work requests: the kind in the low part, and above it the number of the pair.
 const (
 	idAlloc = 1
 	idFree  = 2
@@ -113,41 +109,41 @@ type session struct {
 	name   string
 	native bool
 	info   manager.Info
-	base   uint64     // of chunk 0
-	table  uint64     // at the node: entry of chunk 0
-	groups [][]uint32 // numbers at the node of each group's access queue pairs
+	base   uint64     // address of chunk 0
+	table  uint64     // address of chunk 0's entry at the node
+	groups [][]uint32 // by group, the numbers of its access queue pairs at the node
 	pairs  []*pair
 	ch     *control.Channel
 	cq     verbs.CQ
 	mem    *arena.Mapping
 	mr     verbs.MR
-	next   atomic.Uint32 // counts allocations, which are dealt out to pairs and groups
+	next   atomic.Uint32 // counts allocations, to deal them out to pairs and groups
 
 	pollMu sync.Mutex // serialises completion handlers
 	wcs    [2 * batch]verbs.WC
 
 	mu       sync.Mutex // guards what follows, and the lanes' states
 	closed   bool
-	users    sync.WaitGroup   // calls that may touch mem; no more once closed
-	free     uint32           // chunks that the node has, as far as is known
-	owned    map[uint32]*pair // to be freed with that
-	orphans  []uint32         // allocated for calls that had given up
-	dry      bool             // the node has said that there is nothing
-	notices  uint64           // taken of the node's
+	users    sync.WaitGroup   // calls that may touch mem; no new ones once closed
+	free     uint32           // free chunks at the node, as far as is known
+	owned    map[uint32]*pair // the pair that each chunk is freed with
+	orphans  []uint32         // chunks that were allocated for calls that had given up
+	dry      bool             // the node has said that it has no memory left
+	notices  uint64           // how many notices the node has sent
 	returned chan struct{}
 }
 
-// A pair is two queue pairs, one to allocate with and one to free with; or one
-// for both if the node's NIC has a verb for it.
+// A pair is a queue pair to allocate with and one to free with or, if the node's NIC has an allocation verb, one for
+// both.
 type pair struct {
 	s     *session
 	index int
 	alloc verbs.QP
 	free  verbs.QP // nil if native
-	off   int      // of its memory in the session's
+	off   int      // offset of the pair's memory in the session's
 
 	allocs, frees lane
-	// What is posted, made in advance; each is of whoever has the lane's turn.
+	// Work requests, made in advance. Whoever has the turn of the lane may use them.
 	allocWRs, freeWRs [batch]verbs.SendWR
 
 	// Guarded by session.mu.
@@ -168,7 +164,7 @@ func (s *session) open(ctx context.Context) error {
 		ChunkSize: int(w.ChunkSize), Chunks: int(w.Chunks), Grace: w.Grace, Zone: w.Zone, Yielder: ch.Yielder(w),
 	}
 	s.base = w.Base
-	s.setSpace(w.Space) // under its lock: the node may have spoken unasked already
+	s.setSpace(w.Space) // which locks s.mu: the node may have sent a notice already
 	groups, pairs := max(int(w.Groups), 1), max(int(w.Pairs), 1)
 	switch {
 	case w.Group == 0 || int(w.Group) > manager.MaxPaths:
@@ -201,7 +197,7 @@ func (s *session) open(ctx context.Context) error {
 	}
 	for i := range pairs {
 		p := &pair{s: s, index: i, off: i * memorySize}
-		s.mu.Lock() // a hostile node may send notices already
+		s.mu.Lock() // a hostile node may be sending notices already
 		s.pairs = append(s.pairs, p)
 		s.mu.Unlock()
 		if err := p.connect(ctx); err != nil {
@@ -209,12 +205,12 @@ func (s *session) open(ctx context.Context) error {
 		}
 		p.prepare()
 	}
-	// The answer comes when the node has built what serves us.
+	// The answer comes when the node has made everything that serves this client.
 	_, err = s.ask(ctx)
 	return err
 }
 
-// connectGroup connects another group of n access queue pairs.
+// connectGroup connects another group, of n access queue pairs.
 func (s *session) connectGroup(ctx context.Context, n int) error {
 	group := make([]uint32, 0, n)
 	for i := range n {
@@ -298,7 +294,7 @@ func (s *session) Close() {
 	if s.ch != nil {
 		s.ch.Close()
 	}
-	// A handler that is at work has done so before the buffers go.
+	// Wait for a handler that is running before the buffers go.
 	s.pollMu.Lock()
 	defer s.pollMu.Unlock()
 	if s.cq != nil {
@@ -307,7 +303,7 @@ func (s *session) Close() {
 	if s.mr != nil {
 		errs = append(errs, s.mr.Deregister())
 	}
-	// Memory that the device still knows stays mapped until it is closed.
+	// If the device still has it registered, the memory stays mapped until the device is closed.
 	if s.mem != nil && errors.Join(errs...) == nil {
 		s.mem.Close()
 	}

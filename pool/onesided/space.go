@@ -20,7 +20,7 @@ func (s *session) Space() wire.Space {
 	return space
 }
 
-// setSpace takes in how many chunks the node has.
+// setSpace notes how many chunks the node has.
 func (s *session) setSpace(v wire.Space) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,9 +34,9 @@ func (s *session) Returned() <-chan struct{} {
 	return s.returned
 }
 
-// ask asks the node whether there is memory. A notice that comes meanwhile may be
-// younger than the answer: that there is none is then not noted, or who waits for
-// memory could miss that there is some again.
+// ask asks the node whether it has memory. A notice that comes meanwhile may be younger than the answer. Then ask
+// does not note an answer that there is none: otherwise callers that wait for memory could miss that there is some
+// again.
 func (s *session) ask(ctx context.Context) (wire.Status, error) {
 	s.mu.Lock()
 	notices := s.notices
@@ -78,7 +78,7 @@ func (s *session) setDry(dry bool) {
 	s.dry = dry
 }
 
-// noticed takes a notice of the node's.
+// noticed handles a notice of the node.
 func (s *session) noticed(r *wire.Reply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +86,7 @@ func (s *session) noticed(r *wire.Reply) {
 	s.setDry(r.Status == wire.StatusNoMemory)
 	for i, p := range s.pairs {
 		if i >= wire.MaxPairs {
-			break // of the verb, which says itself that it has failed
+			break // a pair of the verb, which reports failures itself
 		}
 		if failures := uint8(r.ID >> (8 * i)); failures != p.failures {
 			p.failures = failures

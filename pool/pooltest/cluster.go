@@ -1,5 +1,5 @@
-// Package pooltest is the conformance suite of pools: every driver of verbs and
-// every manager of managing memory must pass it, with the same results.
+// Package pooltest is the conformance suite of pools: every driver of verbs and every way of managing memory must
+// pass it, with the same results.
 package pooltest
 
 import (
@@ -20,7 +20,7 @@ import (
 	"polder/verbs"
 )
 
-// A Fabric is what devices of one driver reach each other over.
+// A Fabric connects devices of one driver.
 type Fabric interface {
 	// NewDevice opens a device.
 	NewDevice() (verbs.Device, error)
@@ -38,8 +38,8 @@ type Setup struct {
 	Manager pool.Manager // nil: the default
 	// Groups and Pairs are the pools' (pool.Config).
 	Groups, Pairs int
-	// Brokers says that every pool allocates through a process of its own, which has
-	// a session with every node, and gives back what the pool does not want.
+	// Brokers says that every pool allocates through a process of its own, which has a session with every node, and
+	// which gives back what the pool gives up.
 	Brokers bool
 	// Outlives says that the nodes' memory outlives them.
 	Outlives bool
@@ -47,7 +47,7 @@ type Setup struct {
 	InPlace bool
 }
 
-// brokers is how many sessions a node has for the brokers of so many pools.
+// brokers is how many sessions a node has with the brokers of that many pools.
 func (s *Setup) brokers(pools int) int {
 	if s.Brokers {
 		return pools
@@ -55,8 +55,8 @@ func (s *Setup) brokers(pools int) int {
 	return 0
 }
 
-// Patience is how long a test waits for what must happen soon. It decides when
-// a broken test fails, not whether a sound one passes.
+// Patience is how long a test waits for something that must happen soon. It decides when a broken test fails, not
+// whether a sound one passes.
 const Patience = time.Minute
 
 // Cluster is a number of memory nodes and the pools that use them.
@@ -75,7 +75,7 @@ type Node struct {
 	dev  verbs.Device
 	mem  *memnode.Node
 	done chan error
-	left *shelf // nil: its memory ends with it
+	left *shelf // nil if its memory ends with it
 	out  *ledger.Outliving
 }
 
@@ -87,7 +87,7 @@ type shelf struct {
 
 func newShelf(t testing.TB) *shelf {
 	s := &shelf{files: make(map[string]*os.File)}
-	t.Cleanup(func() { // after those of the nodes
+	t.Cleanup(func() { // runs after the cleanups of the nodes
 		for _, f := range s.files {
 			f.Close()
 		}
@@ -140,14 +140,13 @@ func (s *shelf) Kept(name string) *os.File {
 	return f
 }
 
-// Left is the file of what the node has left, if its memory outlives it.
+// Left is the file with the node's memory, if that outlives the node.
 func (n *Node) Left() *os.File { return n.left.files["memory"] }
 
-// Reconfigure has the node start with another configuration the next time.
+// Reconfigure gives the node another configuration for its next start.
 func (n *Node) Reconfigure(cfg memnode.Config) { n.cfg = cfg }
 
-// NewCluster starts one node for every configuration. Everything ends with the
-// test.
+// NewCluster starts one node for every configuration. Nodes and pools end with the test.
 func NewCluster(t testing.TB, s Setup, cfgs ...memnode.Config) *Cluster {
 	t.Helper()
 	c := &Cluster{T: t, Setup: s, Fabric: s.Fabric(t)}
@@ -163,7 +162,7 @@ func NewCluster(t testing.TB, s Setup, cfgs ...memnode.Config) *Cluster {
 	return c
 }
 
-// Start starts a node that does not run, at the address that it had.
+// Start starts a node that is not running, at the address that it had before.
 func (n *Node) Start() {
 	t := n.c.T
 	t.Helper()
@@ -182,9 +181,9 @@ func (n *Node) Start() {
 		n.out = cfg.Outliving
 	}
 	cfg.InPlace = cfg.InPlace || n.c.Setup.InPlace
-	cfg.TrustClients = true // the suite has several, and asks the device for no more than it does
+	cfg.TrustClients = true // there are several clients, also where the device does not check bounds
 	if cfg.Heartbeat == 0 {
-		cfg.Heartbeat = Patience // a machine may be busy for seconds
+		cfg.Heartbeat = Patience // the machine may be too busy for seconds
 	}
 	if n.mem, err = memnode.New(n.dev, cfg); err != nil {
 		t.Fatal(err)
@@ -198,7 +197,7 @@ func (n *Node) Start() {
 	go func(mem *memnode.Node, done chan error) { done <- mem.Serve(l) }(n.mem, n.done)
 }
 
-// Crash ends the node without a word to its clients: its device goes first.
+// Crash ends the node without telling its clients: its device is closed first.
 func (n *Node) Crash() {
 	if n.mem == nil {
 		return
@@ -224,7 +223,7 @@ type Client struct {
 	Device verbs.Device
 
 	mu      sync.Mutex
-	conns   map[string]verbs.Conn // the last, by address
+	conns   map[string]verbs.Conn // the latest, by address
 	refused map[string]bool
 }
 
@@ -241,7 +240,7 @@ func (c *Cluster) Open(cfg pool.Config) *Client {
 	return k
 }
 
-// TryOpen is Open for pools that may not open.
+// TryOpen is Open for pools that may fail to open.
 func (c *Cluster) TryOpen(cfg pool.Config) (*Client, error) {
 	dev, err := c.Fabric.NewDevice()
 	if err != nil {
@@ -289,7 +288,7 @@ func (k *Client) dial(ctx context.Context, f Fabric, addr string) (verbs.Conn, e
 	return conn, nil
 }
 
-// Cut breaks the connection to n under the pool.
+// Cut breaks the pool's connection to n.
 func (k *Client) Cut(n *Node) {
 	k.mu.Lock()
 	conn := k.conns[n.Addr]
@@ -319,7 +318,7 @@ func Eventually(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-// AllocOne borrows as much as the nodes lend at least.
+// AllocOne borrows as little as the nodes lend.
 func (k *Client) AllocOne(ctx context.Context) (*pool.Chunk, error) {
 	return k.Alloc(ctx, int64(k.ChunkSize()))
 }

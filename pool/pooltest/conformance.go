@@ -10,9 +10,9 @@ import (
 // Drivers are the suite's set-ups: one for every driver that runs anywhere.
 var Drivers = []Setup{Inproc, TCP, SHM, Sim}
 
-// Half is one half of Drivers with the race detector, with which they take five times as long, and the other half
-// without it. "make test" runs the suite both ways for every manager, and all of it with the race detector for the
-// default one. Who calls it asks invariants.Enabled, so that .ci/longer finds the test.
+// Half is one half of Drivers with the race detector, which makes the suite take five times as long, and the other
+// half without it. "make test" runs the suite both ways for every manager, and all Drivers with the race detector for
+// the default manager. Callers ask invariants.Enabled, so that .ci/longer finds the test.
 func Half(race bool) []Setup {
 	if race {
 		return []Setup{Inproc, TCP}
@@ -20,8 +20,8 @@ func Half(race bool) []Setup {
 	return []Setup{SHM, Sim}
 }
 
-// scripts is how many random scripts Conformance plays. They are one client's, so
-// that one is enough with the race detector.
+// scripts is how many random scripts Conformance plays. A script is of one client only, so one script is enough with
+// the race detector.
 func scripts() int {
 	if invariants.Enabled {
 		return 1
@@ -29,10 +29,9 @@ func scripts() int {
 	return 3
 }
 
-// Conformance runs the whole suite with the manager m over each of some
-// set-ups, all Drivers if none are named, and checks that random operations give
-// the same results over each as they do with the default manager over Inproc:
-// neither driver nor manager shows in what a program sees.
+// Conformance runs the whole suite with manager m over some set-ups, or over all Drivers if none are named. It also
+// checks that random operations give the same results over each of them as with the default manager over Inproc: a
+// program must not notice which driver or manager it uses.
 func Conformance(t *testing.T, m pool.Manager, over ...Setup) {
 	if len(over) == 0 {
 		over = Drivers

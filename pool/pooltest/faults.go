@@ -268,7 +268,8 @@ func opening(t *testing.T, s Setup) {
 	}
 }
 
-// leaving: a node that is drained says so to all clients, lets in no others, and is drained when nothing is lent.
+// leaving checks that a node that is drained says so to all clients, lets no others in, and is drained when nothing
+// is lent any more.
 func leaving(t *testing.T, s Setup) {
 	cl := NewCluster(t, s, node(4), node(4))
 	k := cl.Open(pool.Config{})

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A Proxy forwards TCP connections until it is told to hold them up, or has
-// forwarded so many bytes.
+// A Proxy forwards TCP connections until it is told to hold them up, or until it has forwarded a given number of
+// bytes.
 type Proxy struct {
 	l  net.Listener
 	to string
@@ -99,7 +99,7 @@ func (p *Proxy) Freeze() {
 	p.frozen = make(chan struct{})
 }
 
-// FreezeBack holds up only what comes from the side that was dialled.
+// FreezeBack holds up only what comes from the side that the proxy has dialled.
 func (p *Proxy) FreezeBack() {
 	p.Freeze()
 	p.mu.Lock()
@@ -107,7 +107,7 @@ func (p *Proxy) FreezeBack() {
 	p.oneWay = true
 }
 
-// Thaw lets what was held up go on.
+// Thaw lets held-up data go on.
 func (p *Proxy) Thaw() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,9 +9,8 @@ import (
 	"polder/verbs/ibv"
 )
 
-// RDMA is the suite's set-up over the RDMA device that the environment variable
-// POLDER_RDMA_DEVICE names, with all that it runs on this host. It needs a
-// Manager that the device can do.
+// RDMA is the suite's set-up over the RDMA device that the environment variable POLDER_RDMA_DEVICE names, with all
+// nodes and pools on this host. It needs a Manager that works with the device.
 var RDMA = Setup{
 	Name: "rdma",
 	Fabric: func(t testing.TB) Fabric {

@@ -12,8 +12,7 @@ import (
 	"polder/verbs/softnic"
 )
 
-// Sim is the suite's set-up over verbs/sim. Pools wait for channels, so the
-// world runs freely.
+// Sim is the suite's set-up over verbs/sim. Pools wait for channels, so the world runs freely (sim.World.FreeRun).
 var Sim = Setup{
 	Name:   "sim",
 	Fabric: func(t testing.TB) Fabric { return newSimFabric(t, sim.Loss{}) },

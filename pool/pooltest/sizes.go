@@ -12,8 +12,7 @@ import (
 	"polder/pool"
 )
 
-// small is the configuration of a node with chunks of the least size that every
-// manager lends.
+// small is the configuration of a node with chunks of the smallest size that every manager can lend.
 func small(chunks int) memnode.Config {
 	return memnode.Config{Lend: int64(chunks) * 4096, ChunkSize: 4096, Grace: time.Minute}
 }
@@ -86,7 +85,7 @@ func anySize(t *testing.T, s Setup) {
 	}
 }
 
-// allBack waits until every node has everything back.
+// allBack waits until every node has all its memory back.
 func allBack(t testing.TB, cl *Cluster) {
 	t.Helper()
 	for i, n := range cl.Nodes {

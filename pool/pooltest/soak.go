@@ -13,10 +13,9 @@ import (
 	"polder/pool"
 )
 
-// Soak lets callers of two pools read, write, allocate and free for the time
-// given, while connections are cut and nodes crash, restart and are out of
-// reach. Nothing may be read but what was written, or zero; nothing may be lost
-// unless its node was; nothing may be left over.
+// Soak lets callers of two pools read, write, allocate and free for the given time, while connections are cut and
+// nodes crash, restart and are out of reach. Reads must return what was written, or zeros. Nothing may be lost unless
+// its node was lost, and nothing may be left over.
 func Soak(t *testing.T, s Setup, d time.Duration) {
 	cl := NewCluster(t, s, node(24), node(24))
 	clients := []*Client{cl.Open(pool.Config{}), cl.Open(pool.Config{Buffer: 1 << 17})}
@@ -87,8 +86,7 @@ type mutator struct {
 	got  []byte
 }
 
-// step does one thing, and does it again until it is known to have happened or
-// the chunk is lost.
+// step does one operation, and repeats it until it is known to have happened or the chunk is lost.
 func (m *mutator) step() {
 	defer m.steps.Add(1)
 	if m.c == nil {
@@ -143,8 +141,8 @@ func (m *mutator) step() {
 	}
 }
 
-// tolerate reports whether err is nil. Otherwise it may be that a node is gone
-// or full, or that the chunk is lost; anything else is a failure.
+// tolerate reports whether err is nil. It accepts errors that say that a node is gone or full, or that the chunk is
+// lost; any other error fails the test.
 func (m *mutator) tolerate(what string, err error) bool {
 	switch {
 	case err == nil:

@@ -1,7 +1,6 @@
-// Package rpcmw manages remote memory by messages: the memory node's control
-// goroutine allocates, frees, and binds a window of type 2B for every chunk (RPC-MW of section 2.2.2 of the OneSidedMW paper). It is simple and costs
-// the node's CPU; what it costs is what the one-sided managers are measured
-// against.
+// Package rpcmw manages remote memory by messages: the memory node's control goroutine allocates, frees, and binds a
+// window of type 2B for every chunk (RPC-MW of section 2.2.2 of the OneSidedMW paper). It is simple and costs CPU of
+// the node; the one-sided managers are measured against that cost.
 //
 // The messages are those of package memnode/wire, carried by package control.
 package rpcmw
@@ -31,14 +30,13 @@ func (m Manager) Attach(ctx context.Context, l manager.Link) (manager.Session, e
 	return Attach(ctx, l, m.Name())
 }
 
-// Attach attaches to a node that manages memory under the given name and is
-// asked for it by the same messages.
+// Attach attaches to a node that manages memory under the given name and is asked for memory by the same messages.
 func Attach(ctx context.Context, l manager.Link, name string) (manager.Session, error) {
 	return AttachWith(ctx, l, name, func(ctx context.Context, ch *control.Channel) (int, error) { return ch.ConnectAccess(ctx) })
 }
 
-// AttachWith is Attach with another way to connect what chunks are accessed
-// through, and how many groups that are. The grants of the session are as the node makes them.
+// AttachWith is Attach with another way to connect what chunks are accessed through: access does so, and returns how
+// many groups there are. The grants of the session are as the node makes them.
 func AttachWith(ctx context.Context, l manager.Link, name string, access func(context.Context, *control.Channel) (groups int, err error)) (manager.Session, error) {
 	s := &session{link: l, name: name}
 	err := s.open(ctx)
@@ -60,10 +58,10 @@ type session struct {
 	ch    *control.Channel
 	space atomic.Uint64 // free<<32 | budget
 
-	groups int // of one access queue pair each
+	groups int // how many groups there are, each of one access queue pair
 
 	mu      sync.Mutex
-	orphans []uint32 // chunks granted to calls that had given up
+	orphans []uint32 // chunks that were granted to calls that had given up
 }
 
 func (s *session) open(ctx context.Context) error {
@@ -81,7 +79,7 @@ func (s *session) open(ctx context.Context) error {
 	return nil
 }
 
-// late remembers what was granted to a call that had given up.
+// late records what was granted to a call that had given up.
 func (s *session) late(r *wire.Reply) {
 	if r.Op != wire.OpAlloc || r.Status != wire.StatusOK {
 		return
@@ -165,7 +163,7 @@ func (s *session) free(ctx context.Context, chunks []uint32) error {
 	return nil
 }
 
-// freeOrphans gives back what was granted to calls that had given up.
+// freeOrphans gives back chunks that were granted to calls that had given up.
 func (s *session) freeOrphans(ctx context.Context) error {
 	s.mu.Lock()
 	orphans := s.orphans

@@ -1,8 +1,8 @@
-// Package uffd is userfaultfd(2) for memory that is a memfd. An FD reports the accesses to pages that are not there
-// or are write-protected, and lets the threads that wait for such an access go on.
+// Package uffd is userfaultfd(2) for memory that is a memfd. The holder of an FD learns of accesses to pages that are
+// absent or protected against writes, and lets them go on.
 //
-// Concurrency: any number of goroutines may use an FD, but only one at a time may call Read. Close must not be called
-// at the same time as another method; Stop ends Read.
+// Concurrency: an FD may be used by any number of goroutines, but Read by one at a time. Close must not race with the
+// others; Stop ends Read.
 package uffd
 
 import (
@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel's constants.
+// Constants of the kernel's interface.
 const (
 	apiVersion = 0xaa
 
@@ -38,7 +38,7 @@ const (
 	ioWriteProtect = 0xc018aa06
 	ioPoison       = 0xc020aa08
 
-	copyProtected = 2 // a page that is copied is protected at once
+	copyProtected = 2 // pages are protected as they are copied
 	protect       = 1
 
 	pageSize       = 4096
@@ -53,7 +53,7 @@ type FD struct {
 	f  *os.File
 	fd uintptr
 
-	// Only the goroutine that reads uses these.
+	// Used by Read's goroutine only.
 	raw  syscall.RawConn
 	more func(fd uintptr) bool // u.take, made once
 	in   [16 * messageSize]byte
@@ -61,7 +61,7 @@ type FD struct {
 	err  error
 }
 
-// newOf makes an FD of a descriptor that does not block.
+// newOf makes an FD of a descriptor that is in non-blocking mode.
 func newOf(f *os.File, fd uintptr) (*FD, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -72,7 +72,7 @@ func newOf(f *os.File, fd uintptr) (*FD, error) {
 	return u, nil
 }
 
-// take reads what there is, if anything.
+// take reads the messages that there are. It returns false if there is none yet.
 func (u *FD) take(fd uintptr) (done bool) {
 	for {
 		n, errno := read(fd, u.in[:])
@@ -90,8 +90,8 @@ func (u *FD) take(fd uintptr) (done bool) {
 	}
 }
 
-// Open makes an FD of this process. kernel reports whether system calls may touch the memory, too; if not, they fail
-// with EFAULT where a page is not there.
+// Open makes a userfaultfd of this process. kernel reports whether system calls may touch the memory, too; otherwise
+// they fail with EFAULT where a page is absent.
 func Open() (u *FD, kernel bool, err error) {
 	const flags = unix.O_CLOEXEC | unix.O_NONBLOCK
 	kernel = true
@@ -127,7 +127,7 @@ func newFromDevice(flags uintptr) (uintptr, unix.Errno) {
 	return newByDevice(f.Fd(), flags)
 }
 
-// Adopt uses an FD that another process has made, and passed on.
+// Adopt makes an FD of a userfaultfd that another process has made and passed on.
 func Adopt(f *os.File) (*FD, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -150,10 +150,10 @@ func Adopt(f *os.File) (*FD, error) {
 	return newOf(f, fd)
 }
 
-// File is the descriptor, which stays the FD's.
+// File is the descriptor. It stays the FD's.
 func (u *FD) File() *os.File { return u.f }
 
-// Stop has Read fail from now on.
+// Stop makes Read fail from now on.
 func (u *FD) Stop() { _ = u.f.SetReadDeadline(time.Unix(1, 0)) }
 
 // Close closes the descriptor. Closing twice is a no-op.
@@ -164,11 +164,11 @@ func (u *FD) Close() {
 // Fault is an access that waits.
 type Fault struct {
 	Addr      uint64
-	Write     bool // it is a write
-	Protected bool // the page is there, and write-protected
+	Write     bool // the access is a write
+	Protected bool // the page is there, but protected
 }
 
-// Read waits for faults, and returns how many there are. It fails after Stop.
+// Read waits for faults, and returns how many it has put into faults. It fails after Stop.
 func (u *FD) Read(faults *[16]Fault) (int, error) {
 	for {
 		if err := u.raw.Read(u.more); err != nil {
@@ -193,7 +193,7 @@ func (u *FD) Read(faults *[16]Fault) (int, error) {
 
 type span struct{ start, length uint64 }
 
-// Register makes the faults in the mapping mem come to u.
+// Register makes u get the faults of the mapping mem.
 func (u *FD) Register(mem []byte) error {
 	r := struct {
 		span
@@ -202,7 +202,8 @@ func (u *FD) Register(mem []byte) error {
 	return named("register", ioctl(u.fd, ioRegister, &r))
 }
 
-// Copy puts pages at addr, and wakes the threads that wait for them. Where a page is there already it only wakes.
+// Copy places pages at addr, and lets accesses that wait for one of them go on at once. It leaves pages that are
+// there already as they are.
 func (u *FD) Copy(addr uint64, pages []byte, protected bool) error {
 	for len(pages) > 0 {
 		c := struct {
@@ -230,7 +231,7 @@ func (u *FD) Copy(addr uint64, pages []byte, protected bool) error {
 	return nil
 }
 
-// Protect protects n bytes against writes, or ends that protection and wakes the threads that wait for it.
+// Protect protects n bytes against writes, or ends their protection and lets the writes that wait for that go on.
 func (u *FD) Protect(addr, n uint64, on bool) error {
 	p := struct {
 		span
@@ -242,13 +243,13 @@ func (u *FD) Protect(addr, n uint64, on bool) error {
 	return named("protect", ioctl(u.fd, ioWriteProtect, &p))
 }
 
-// Wake makes the threads that wait for one of these pages try again.
+// Wake makes accesses that wait for one of these pages try again.
 func (u *FD) Wake(addr, n uint64) error {
 	s := span{addr, n}
 	return named("wake", ioctl(u.fd, ioWake, &s))
 }
 
-// Poison makes every access to these pages fail with SIGBUS for good. It skips pages that are there.
+// Poison makes every access to the absent pages of a range fail with SIGBUS for good.
 func (u *FD) Poison(addr, n uint64) error {
 	for end := addr + n; addr < end; {
 		p := struct {
@@ -269,7 +270,8 @@ func (u *FD) Poison(addr, n uint64) error {
 	return nil
 }
 
-// named returns the error of an operation, nil if it succeeded: then it does not allocate, since a fault must not.
+// named is the error of an operation, or nil if errno is 0. Success allocates nothing, since a fault may not
+// allocate.
 func named(what string, errno unix.Errno) error {
 	if errno == 0 {
 		return nil

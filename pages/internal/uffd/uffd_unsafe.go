@@ -28,8 +28,8 @@ func ioctl[T any](fd uintptr, request uintptr, arg *T) unix.Errno {
 	}
 }
 
-// ioctlOnce may wait for memory, and for a lock of the address space, which belongs to another process. So it tells
-// the Go scheduler (Syscall), which read does not (RawSyscall).
+// ioctlOnce may wait for memory, or for a lock of the address space that another process holds. So it tells the Go
+// scheduler of the system call. read does not.
 func ioctlOnce[T any](fd uintptr, request uintptr, arg *T) unix.Errno {
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, request, uintptr(unsafe.Pointer(arg)))
 	return errno
@@ -40,5 +40,5 @@ func read(fd uintptr, b []byte) (int, unix.Errno) {
 	return int(n), errno
 }
 
-// Addr is where b lies.
+// Addr is the address of b.
 func Addr(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

@@ -1,16 +1,16 @@
-// Package wire is the protocol of a region and its pager over a Unix socket that keeps message boundaries
-// (SOCK_SEQPACKET). Everything is little-endian.
+// Package wire is what a region and its pager say to each other over a Unix socket that keeps message boundaries:
+// SOCK_SEQPACKET, everything little-endian.
 //
-// The first message of a client is Attach, with three descriptors: the memory, a memfd whose size is sealed; the
-// table, another such memfd, with a bit for each page; and the userfaultfd with which the client has registered its
-// mapping of the memory. The pager answers with a Reply, whose text is Again if it already had a region with that
-// name. An Attach with Remove has no descriptors, and asks the pager to remove the region with that name. After an
-// Attach, Requests and Replies follow in any order. The mapping ends with the connection, from either side.
+// The first message of a client is Attach, with three descriptors: the memory, a memfd of which the size is sealed;
+// the table, another such memfd; and the userfaultfd with which the client has registered its mapping of the memory.
+// The pager answers with a Reply, whose text is Again if there was a region with the name already. An Attach without
+// descriptors, and with Remove, asks the pager to remove the region with the name. Then Requests and Replies follow,
+// in any order. The connection ends with the mapping, from either side.
 //
-// A bit of the table is set while its page is not zeros and, unless it is in the memory, the pager has it. So a
-// client whose pager has died can tell the next pager what is lost. Behind these bits there is a second bit for each
-// page: whether a checkpoint of the pager's heap has the page in the pager's version. The last page of the table
-// begins with a u64, the Mark of the volume that these bits are about.
+// The table has two bits for each page. The first half of the table has a bit that is set while the pager has the
+// page, if it is not in the memory and is not zeros. So a client whose pager has died can tell the next pager what is
+// lost. The bits of the second half say which of these pages a checkpoint of the pager's heap has as the pager has
+// them. The last page of the table begins with a u64, the Mark of the volume that the table belongs to.
 package wire
 
 import (
@@ -35,9 +35,9 @@ type Attach struct {
 	Size   uint64 // bytes
 	Local  uint64 // bytes that may be in the memory at a time
 	Base   uint64 // address of the mapping
-	Resume bool   // there was another pager before
-	Remove bool   // there is no memory: the region with the name is to be removed
-	Name   string // of the region, which outlives the client; "" if the region ends with it
+	Resume bool   // the client had another pager before
+	Remove bool   // there is no memory: the pager is to remove the region with the name
+	Name   string // of a region that outlives the client; empty if it does not
 	Pins   []Request
 }
 
@@ -62,13 +62,13 @@ func TableKept(size uint64) int { return int((size>>12+1<<15-1)>>15) << 12 }
 
 // What a Request asks for.
 const (
-	OpPin      uint32 = iota + 1 // bring a range into the memory, and keep it there
+	OpPin      uint32 = iota + 1 // bring a range into the memory, and keep it there until OpUnpin
 	OpUnpin                      // let go of the range that the request ID has pinned; it has no reply
 	OpPrefetch                   // bring a range into the memory as far as there is room; it has no reply
-	OpSync                       // make the contents survive the client, and the pager if its heap is kept
+	OpSync                       // make what is in the memory survive the client, and the pager if its heap is kept
 )
 
-// Write is a Request's flag: the client will write to the pinned range.
+// Write is a Request's flag: the pinned range will be written to.
 const Write uint32 = 1
 
 // Request is a request of a client.
@@ -85,7 +85,7 @@ type Status uint32
 // The statuses.
 const (
 	OK      Status = iota
-	Refused        // it is not allowed, or not now
+	Refused        // the request is not allowed, or not now
 	Lost           // a page of the range is lost
 	Full           // there is no far memory for it
 	Failed
