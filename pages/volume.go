@@ -255,7 +255,7 @@ func (v *Volume) Discard(ctx context.Context, off, n int64) error {
 		page, at := off/Size, off%Size
 		length := min(end-off, Size-at)
 		if gap := v.kept.gap(page, (end+Size-1)/Size); gap > page {
-			off = min(gap*Size, end) // the pages before gap are zeros already
+			off = min(gap*Size, end) // zeros already
 			continue
 		}
 		if off >= known {
@@ -436,7 +436,7 @@ type present struct {
 	chunks []atomic.Pointer[chunk]
 }
 
-// chunk has the bits of the pages of 128 MiB.
+// chunk is the bits of 128 MiB.
 type chunk [chunkPages / 64]atomic.Uint64
 
 const chunkPages = 1 << 15

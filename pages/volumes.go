@@ -123,7 +123,7 @@ func (v *Volume) Free() {
 // Name is the volume's name.
 func (v *Volume) Name() string { return v.name }
 
-// Again reports whether the heap had kept the volume before Volume opened it.
+// Again reports whether the heap had kept the volume.
 func (v *Volume) Again() bool { return v.again }
 
 // Mark is a number that checkpoints keep with the volume: what SetMark has set, or 0.
@@ -226,7 +226,7 @@ func (v *Volume) load(s saved) error {
 	return nil
 }
 
-// append appends to b the chunks that exist.
+// append appends the chunks that are there.
 func (p *present) append(b []byte) []byte {
 	for i := range p.chunks {
 		c := p.chunks[i].Load()

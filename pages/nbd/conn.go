@@ -25,7 +25,7 @@ type conn struct {
 	nc       net.Conn
 	in       *bufio.Reader
 	stopping atomic.Bool
-	free     chan *buffer   // buffers of requests that are not under way
+	free     chan *buffer   // for requests that are not under way
 	waiting  sync.WaitGroup // requests that wait for far memory
 
 	mu  sync.Mutex    // held for a whole reply, or a whole chunk of a reply
@@ -171,7 +171,7 @@ func (c *conn) each(r request, most int64, wait bool, fn func(ctx context.Contex
 	return e, later
 }
 
-// check returns the error that a request deserves, or ok.
+// check finds what is wrong with a request.
 func (c *conn) check(r request) errno {
 	size := uint64(c.volume.Size())
 	known := uint16(flagFUA)

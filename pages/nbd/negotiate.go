@@ -17,7 +17,7 @@ type session struct {
 	meta       bool // the client has asked for base:allocation in block status
 }
 
-// errAbort: the client has ended the negotiation in good order.
+// errAbort: the client went in good order.
 var errAbort = errors.New("the client has chosen nothing")
 
 // negotiation is a connection before the first request.
@@ -240,7 +240,7 @@ func (n *negotiation) metaContexts(option uint32, data []byte) error {
 	return n.answer(option, ackOption, nil)
 }
 
-// cutString cuts off b a string that has its length in front of it.
+// cutString cuts a string with its length in front of it off b.
 func cutString(b []byte) (s string, rest []byte, ok bool) {
 	if len(b) < 4 {
 		return "", nil, false

@@ -101,7 +101,7 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// flags are the flags of the export.
+// flags are those of the export.
 func (s *Server) flags() uint16 {
 	f := hasFlags | sendFlush | sendFUA | sendDF | canMultiConn | sendCache
 	if s.cfg.ReadOnly {

@@ -2,7 +2,7 @@ package nbd
 
 import "encoding/binary"
 
-// What both sides send before the first request.
+// What both sides say before the first request.
 const (
 	helloMagic  = 0x4e42444d41474943 // "NBDMAGIC"
 	optionMagic = 0x49484156454f5054 // "IHAVEOPT"

@@ -124,7 +124,7 @@ func (m *mapping) take(c *chosen, at uint32, leave bool) bool {
 	}
 	m.policy.chose(at)
 	switch f.state {
-	case parked: // its page is in marks, not in the memory
+	case parked: // its page is not in the memory
 		m.forgetMark(at)
 		m.release(at, m.policy.gone(at))
 		c.freed++

@@ -29,7 +29,7 @@ const (
 	free uint8 = iota
 	loading
 	parked   // see marks
-	clean    // protected: a write to it faults
+	clean    // protected: who writes to it faults
 	dirty    // it may have been written to since it was evicted last
 	evicting // protected, and being written out or taken out of the memory
 )
@@ -59,8 +59,8 @@ type mapping struct {
 
 	ctx     context.Context // canceled when the mapping ends
 	end     context.CancelCauseFunc
-	jobs    chan job      // closed after over is set, while workers finish their last jobs
-	evict   chan struct{} // capacity 1: wakes the evictor
+	jobs    chan job      // closed once over is set, while workers are at their last jobs
+	evict   chan struct{} // has the evictor look whether frames are free
 	helpers sync.WaitGroup
 
 	sending sync.Mutex // of replies
@@ -79,7 +79,7 @@ type mapping struct {
 	streams  ahead.Streams // of pages that were not resident when touched; guarded by mu
 	writes   ahead.Streams // of protected pages that are written to; guarded by mu
 	marks    marks         // guarded by mu
-	over     bool          // workers must add no jobs any more; guarded by mu
+	over     bool          // workers begin nothing more; guarded by mu
 	pins     map[uint64]wire.Request
 	pinned   int64    // how many pages are pinned; like pins guarded by mu
 	written  []uint64 // a bit for each page written to the volume since the last checkpoint began; guarded by mu
@@ -90,7 +90,7 @@ type mapping struct {
 // job is what a worker does: serve a fault, or read a window ahead.
 type job struct {
 	ahead   ahead.Window
-	stream  bool // the window is a stream's, and not a client's Prefetch
+	stream  bool // the window is a stream's
 	page    int64
 	frame   uint32 // the frame that was claimed for a fault, if one was
 	claimed bool
@@ -134,7 +134,7 @@ func (m *mapping) fault(page int64, write, protected bool) {
 	if w.Count > 0 {
 		select {
 		case m.jobs <- job{ahead: w, stream: true}:
-		default: // the workers have more important work
+		default: // more important work waits
 		}
 	}
 }
@@ -375,7 +375,7 @@ func (m *mapping) abandon(frames []uint32) {
 	}
 }
 
-// poison makes accesses to a page fail from now on.
+// poison has accesses to a page fail from now on.
 func (m *mapping) poison(page int64, why error) {
 	if m.ctx.Err() != nil {
 		return
@@ -384,7 +384,7 @@ func (m *mapping) poison(page int64, why error) {
 	m.s.cfg.Logger.Warn("a page cannot be read: accesses to it fail with SIGBUS", "page", page, "why", why)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if resident(m.index[page]) { // the page has come after all
+	if resident(m.index[page]) { // it has come after all
 		return
 	}
 	m.index[page] = poisoned

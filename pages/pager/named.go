@@ -25,14 +25,14 @@ const (
 // patience is how long a client waits for the one that had its region before to end. Tests change it.
 var patience = 5 * time.Second
 
-// named is a region that outlives its client. It has one client at a time.
+// named is a region that outlives its client. One client at a time has it.
 type named struct {
 	name string
 	size int64
 
 	// Guarded by the server's mu.
-	saved  bool          // the heap has kept its volume, and nobody has opened that yet
-	volume *pages.Volume // nil if it has not been opened since the server was made
+	saved  bool          // the heap has kept it, and nobody has opened it yet
+	volume *pages.Volume // nil if nobody has had it yet
 	ended  chan struct{} // closed when its client has gone; nil if it has none
 	broken error         // why its contents are not complete
 }
@@ -322,7 +322,7 @@ func (m *mapping) keepAll() error {
 	return nil
 }
 
-// greet answers the client's Attach.
+// greet answers the Attach.
 func (m *mapping) greet(err error) {
 	r := replyTo(0, err)
 	if err == nil && m.again {

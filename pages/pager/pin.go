@@ -10,7 +10,7 @@ import (
 	"polder/pages/internal/wire"
 )
 
-// errRefused: a client asks for something that is not allowed.
+// errRefused: a client asks for what may not be.
 var errRefused = errors.New("refused")
 
 // requests serves what the client asks for, until the connection ends.
@@ -107,7 +107,7 @@ func (m *mapping) pin(r wire.Request) error {
 	if most := int64(len(m.frames) / 2); twice || m.pinned+end-first > most || len(m.pins) >= wire.MaxPins {
 		return fmt.Errorf("%w: %d pages are pinned in %d ranges, and %d more would be too much: at most %d may be", errRefused, m.pinned, len(m.pins), end-first, most)
 	}
-	m.pins[r.ID] = wire.Request{} // under way: unpin ignores it
+	m.pins[r.ID] = wire.Request{} // under way: nobody can unpin it
 	m.pinned += end - first
 	done, err := m.pinPages(first, end, r.Flags&wire.Write != 0)
 	if err != nil {

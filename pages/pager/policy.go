@@ -154,7 +154,7 @@ func (p *policy) next() (at uint32) {
 	if p.count[kept] > p.most || p.due <= 0 {
 		is = kept
 	}
-	if p.tried[is] >= 2*p.count[is] { // the caller could evict none of them
+	if p.tried[is] >= 2*p.count[is] { // none of them can go
 		is = kept - is
 	}
 	p.tried[is]++

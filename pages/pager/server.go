@@ -222,7 +222,7 @@ func (s *Server) admit(a wire.Attach) (int, *named, error) {
 	return s.made, region, nil
 }
 
-// fits returns an error if the sizes of a mapping are not possible.
+// fits finds what is wrong with the sizes of a mapping.
 func fits(a wire.Attach) error {
 	if a.Size == 0 || a.Size%pages.Size != 0 || a.Size > pages.MaxVolume {
 		return fmt.Errorf("the size is %d bytes: expected a multiple of %d up to %d", a.Size, pages.Size, int64(pages.MaxVolume))
@@ -254,7 +254,7 @@ func (s *Server) leave(a wire.Attach, region *named, unwritten error) {
 	}
 }
 
-// newMapping takes a client's memory over. After an error the caller still owns the files.
+// newMapping takes a client's memory over. After an error the files are the caller's.
 func (s *Server) newMapping(conn *fdpass.Conn, a wire.Attach, region *named, files []*os.File, number int) (*mapping, error) {
 	fd, err := uffd.Adopt(files[2])
 	if err != nil {

@@ -287,7 +287,7 @@ func (r *Region) serve(conn *fdpass.Conn) {
 // errGone: the pager has gone before it answered.
 var errGone = errors.New("the pager has gone")
 
-// replies reads a pager's replies until the connection ends.
+// replies takes a pager's replies, until it is gone.
 func (r *Region) replies(conn *fdpass.Conn) error {
 	for {
 		b, err := conn.Recv()

@@ -87,7 +87,7 @@ const (
 	OK      Status = iota
 	Refused        // the request is not allowed, or not now
 	Lost           // a page of the range is lost
-	Full           // there is no far memory for it
+	Full           // there is no memory for it
 	Failed
 )
 
