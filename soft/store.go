@@ -103,7 +103,7 @@ func (s *store) populate(seg uint32, gen uint64) {
 	if s.memfd == nil || s.huge[seg].Load() {
 		return
 	}
-	s.huge[seg].Store(true) // or it cannot be; then not again either
+	s.huge[seg].Store(true) // even if the kernel refuses: then it is not asked again
 	off := int(seg) * SegmentSize
 	s.segments.Bytes()[off] = 0
 	_ = s.segments.Collapse(off, SegmentSize)

@@ -60,8 +60,8 @@ func ByWeight(total int64, apps []App) []int64 {
 	return out
 }
 
-// Fit makes wishes feasible: within each application's bounds and the total.
-// What is left over goes to those who may have more, evenly.
+// Fit makes wishes feasible: within each application's bounds and the total. What is left over goes evenly to the
+// applications that may have more.
 func Fit(total int64, apps []App, want []int64) []int64 {
 	out := make([]int64, len(apps))
 	var mins int64

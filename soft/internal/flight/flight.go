@@ -20,7 +20,7 @@ type Group[K comparable, V any] struct {
 	done sync.WaitGroup
 }
 
-// A Call is under way.
+// A Call is a call of a Group: under way, or ended.
 type Call[V any] struct {
 	finished chan struct{}
 	cancel   context.CancelFunc
@@ -83,9 +83,9 @@ func (g *Group[K, V]) Refresh(ctx context.Context, key K, f func(context.Context
 	g.done.Go(func() { g.End(key, c, func() (V, error) { return f(run, c) }) })
 }
 
-// Claim registers calls that the caller makes itself, all at once, for those
-// of the keys for which none is under way; End must follow for each. The
-// others are joined; Wait must follow for each.
+// Claim registers, all at once, a call for each of the keys for which none is under way. The caller makes these
+// calls, mine, itself; End must follow for each. Claim joins the calls that are under way for the other keys, others;
+// Wait must follow for each. For each key, one of mine and others is nil.
 func (g *Group[K, V]) Claim(ctx context.Context, keys []K) (mine, others []*Call[V]) {
 	mine, others = make([]*Call[V], len(keys)), make([]*Call[V], len(keys))
 	g.mu.Lock()
@@ -101,12 +101,11 @@ func (g *Group[K, V]) Claim(ctx context.Context, keys []K) (mine, others []*Call
 	return mine, others
 }
 
-// errGivenUp is what those are told who wait for a call that its maker gave up.
+// errGivenUp is what those who wait for a call are told if its maker gave it up.
 var errGivenUp = errors.New("whoever was to rebuild it panicked")
 
-// GiveUp ends those of the claimed calls that were not made: deferred by who claims
-// them, since what it calls meanwhile, codecs and sources, are the program's and may
-// panic.
+// GiveUp ends the claimed calls that were not made. Whoever claims calls defers it, since the codecs and sources that
+// it calls meanwhile are the program's and may panic.
 func (g *Group[K, V]) GiveUp(keys []K, mine []*Call[V]) {
 	for i, c := range mine {
 		if c == nil {
@@ -157,8 +156,8 @@ func (g *Group[K, V]) Wait(ctx context.Context, key K, c *Call[V]) (V, error) {
 	return zero, ctx.Err()
 }
 
-// Invalidate keeps what the call that is under way for a key will return from
-// being stored; those who come later make a new one.
+// Invalidate marks the call that is under way for a key as stale, so that its result is not stored (Fresh). Whoever
+// asks later begins a new call.
 func (g *Group[K, V]) Invalidate(key K) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

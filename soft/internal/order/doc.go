@@ -1,3 +1,3 @@
-// Package order is what the processor must be told of the order of loads and stores beside
-// what Go's atomic operations say, and what it need not be told where they are dear.
+// Package order has fences for the order of loads and stores that Go's atomic operations do not give, and a store
+// that orders less than an atomic one where that is dear.
 package order

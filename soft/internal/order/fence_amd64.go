@@ -4,6 +4,6 @@ package order
 // that follow. On amd64 loads are not reordered with loads.
 func LoadFence() {}
 
-// StoreFence keeps the stores after it from being seen before an atomic
-// operation before it has been. On amd64 none is.
+// StoreFence keeps the stores after it from being seen before the atomic operation that precedes it. On amd64 none
+// is.
 func StoreFence() {}

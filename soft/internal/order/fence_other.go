@@ -11,7 +11,6 @@ func LoadFence() {
 	x.Add(1)
 }
 
-// StoreFence keeps the stores after it from being seen before an atomic
-// operation before it has been: without it, a compare-and-swap that is a pair
-// of a load and a store may be seen after what follows it.
+// StoreFence keeps the stores after it from being seen before the atomic operation that precedes it. Without it, a
+// compare-and-swap that the processor makes of a load and a store may be seen after the stores that follow it.
 func StoreFence() { LoadFence() }
