@@ -48,7 +48,7 @@ const (
 	MaxLine  = 64 << 10
 )
 
-// refusalTimeout is how long a client that is one too many may take to be told.
+// refusalTimeout is how long a client beyond MaxConns may take to be told that it is refused.
 const refusalTimeout = time.Second
 
 // Config says what to serve. Heap is required.
@@ -221,7 +221,7 @@ type client struct {
 	src  io.Reader // the connection
 	in   *bufio.Reader
 	out  *bufio.Writer
-	now  time.Time // when what is being answered came
+	now  time.Time // when the command that is being answered came
 	args [][]byte
 	item []byte // the last one read
 	data []byte // the last block received
@@ -288,8 +288,8 @@ func (c *client) shrink() {
 
 const argSize = 24 // of a slice, on 64 bits
 
-// hold accounts for what the connection has beside its idle buffers. If that is
-// too much the connection is closed, and the next to use it finds out.
+// hold accounts for what the connection has beside its idle buffers. If that is too much, the budget closes the
+// connection that holds most; the goroutine of that one finds out when it uses it next.
 func (c *client) hold() {
 	c.mem.Hold(cap(c.item) + cap(c.data) + cap(c.code) + cap(c.args)*argSize + c.in.Size() - idleBuffer)
 }
@@ -307,9 +307,8 @@ func (c *client) line() ([]byte, error) {
 	}
 }
 
-// arrivals notes when something came: to look at the clock for each command
-// would take longer than some of them, and never to look while there is more to
-// read would leave a client that sends without a pause in the past.
+// arrivals notes when input came. Looking at the clock for each command would take longer than some commands do; not
+// looking while there is more to read would leave a client that sends without a pause in the past.
 type arrivals struct {
 	r io.Reader
 	c *client

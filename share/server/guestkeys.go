@@ -264,10 +264,9 @@ func (g *Guest) Pin(arrived time.Time, keys []string) (int, error) {
 	return count, errors.Join(err, s.commitNeed(n))
 }
 
-// Unpin takes one pin of each key back, and tells of which it did: the others are
-// not there, or not pinned. In Maru pins belong to nobody: if the client has none
-// itself, it takes one of another client of Maru's. If it fails, it is for those
-// keys of which it tells nothing good.
+// Unpin takes one pin of each key back, and reports for which keys it did; the other keys are not there, or not
+// pinned. In Maru pins belong to nobody: if the client has no pin of a key, Unpin takes one of another client of
+// Maru's. If it returns an error, that is about the keys that are reported false.
 func (g *Guest) Unpin(keys []string) ([]bool, error) {
 	s := g.s
 	unpinned := make([]bool, len(keys))
