@@ -105,8 +105,8 @@ func (c *client) keep(key []byte, i *item, took time.Duration) {
 	}
 }
 
-// expiry turns what a client says into a time: seconds from now up to 30
-// days, a Unix time beyond, never for 0, at once for what is negative.
+// expiry turns a client's exptime into a Unix time. Up to 30 days, exptime is in seconds from now; above that, it is
+// a Unix time. 0 stands for never, and a negative one for at once.
 func (c *client) expiry(n int64) int64 {
 	const month = 60 * 60 * 24 * 30
 	switch {

@@ -139,10 +139,9 @@ func (m *ByteMap) Len() int { return m.t.len() }
 // Clear removes every key.
 func (m *ByteMap) Clear() { m.t.clear() }
 
-// Scan calls yield with some keys and what is kept beside their values, and
-// returns the cursor to go on with. It begins with 0, and 0 ends it. A key that
-// is there from the beginning to the end is visited at least once. The key is
-// valid until yield returns.
+// Scan calls yield with some keys and what is kept beside their values, and returns the cursor to go on with. A walk
+// begins with the cursor 0, and ends when Scan returns 0. A key that is there throughout the walk is visited at least
+// once. The key is valid until yield returns.
 func (m *ByteMap) Scan(cursor uint64, yield func(key []byte, i Item)) uint64 {
 	return m.t.scan(cursor, func(key []byte, hd header, expiry int64) {
 		yield(key, itemOf(nil, hd, expiry))

@@ -12,7 +12,7 @@ import (
 
 // This is what values cost to make: how it is measured, remembered, and kept in a byte.
 
-// unknownCost is the class of a value of which nobody said what it cost.
+// unknownCost is the class of a value whose cost nobody has said.
 const unknownCost = 0
 
 // costClass squeezes a duration into a byte, eight steps to an octave. It is
@@ -144,9 +144,9 @@ func classOf(key []byte) []byte {
 	return key[:max(bytes.IndexAny(key[:min(len(key), 32)], ":/._-#|0123456789"), 0)]
 }
 
-// learn takes note that a value of the class at place i took so long to make, and
-// returns what of that is to be believed: a client that was stopped meanwhile, or a
-// machine that was busy, must not make one value worth thousands of others.
+// learn takes note that a value of the class at place i took so long to make, and returns how much of that time is to
+// be believed: at most maxOutlier times the mean, because a client that was stopped meanwhile, or a machine that was
+// busy, must not make one value worth thousands of others.
 func (c *classes) learn(i uint64, took time.Duration) time.Duration {
 	for {
 		old := c[i].Load()

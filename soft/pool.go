@@ -27,10 +27,10 @@ type PoolConfig[K comparable, V any] struct {
 	// Name is what the profiler calls the pool.
 	Name string
 
-	// Rebuild makes the value of a key. It is called once at a time for each
-	// key, with a context that is cancelled when nobody waits any more. An
-	// error is passed to all who wait and not remembered; but ErrNotFound
-	// (or what wraps it) is, for NegativeTTL.
+	// Rebuild makes the value of a key. Goroutines that ask for the same key share one call, whose context is
+	// cancelled when nobody waits any more. A call that was cancelled, or whose key was invalidated, may still run
+	// beside the next; and Verify makes calls of its own. An error is passed to all who wait and not remembered; but
+	// ErrNotFound (or what wraps it) is, for NegativeTTL.
 	Rebuild func(ctx context.Context, key K) (V, error)
 
 	// RebuildBatch, if set, makes the values of several keys together, in their order. It may answer with one error

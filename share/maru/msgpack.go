@@ -16,7 +16,7 @@ var errCutOff = errors.New("it ends in the middle of a value")
 // decoder reads MessagePack. What it returns of texts are parts of its input.
 type decoder struct{ in string }
 
-// peek returns the byte that the next value begins with, or one that begins none.
+// peek returns the byte that the next value begins with, or a byte that begins no value.
 func (d *decoder) peek() byte {
 	if d.in == "" {
 		return 0xc1

@@ -399,8 +399,8 @@ func (x *Index) OrphanAll(owner uint64) {
 	}
 }
 
-// Oldest iterates over the entries in an owner's regions that nobody has pinned, the
-// one not used for longest first. The entry yielded may be deleted.
+// Oldest iterates over the entries in an owner's regions that nobody has pinned, the least recently used entry first.
+// The entry yielded may be deleted.
 func (x *Index) Oldest(owner uint64) iter.Seq[*Entry] {
 	return func(yield func(*Entry) bool) {
 		sentinel := x.lru[owner]
@@ -417,9 +417,8 @@ func (x *Index) Oldest(owner uint64) iter.Seq[*Entry] {
 	}
 }
 
-// Orphans iterates over the regions whose owner has left, that have entries and of
-// whose entries none is pinned, the one not used for longest first. The entries of
-// the region yielded may be deleted.
+// Orphans iterates over the regions that have no owner any more, and that have entries but no pinned ones, the least
+// recently used region first. The entries of the region yielded may be deleted.
 func (x *Index) Orphans() iter.Seq[uint64] {
 	return func(yield func(uint64) bool) {
 		for at := x.orphans.Back(); at != nil; {

@@ -344,8 +344,7 @@ func (m *Manager) Install(r *Region) {
 	r.pool.regions++
 }
 
-// Restore repeats, from the log, what Carve and Install did, but for the
-// memory: Reopen finds that.
+// Restore repeats, from the log, what Carve and Install did, except for the memory, which Reopen finds.
 func (m *Manager) Restore(r *Region) error {
 	p := m.Pool(r.Pool)
 	switch {

@@ -19,8 +19,8 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
-// roomLasts is for how long there must be room before the log says so: a disk
-// that is nearly full has some now and then.
+// roomLasts is how long there must have been room before the daemon reports it: a disk that is nearly full has some
+// room now and then.
 const roomLasts = time.Second
 
 // saver decides when a checkpoint is worth while. A checkpoint is made without Server.mu, except for moments: see

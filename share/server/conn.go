@@ -387,9 +387,9 @@ func (s *Server) attach(c *conn, peer fdpass.Peer, h hello) (err error) {
 	return nil
 }
 
-// resume brings a session that is back up to date: with what it looks at and
-// maps, if the daemon has restarted meanwhile; and without regions whose
-// descriptor may never have reached it.
+// resume brings the session of a client that is back up to date. It releases regions that the session has been
+// allocated and the client does not have: their descriptors may never have reached it. If the daemon has restarted
+// meanwhile, it notes what the client looks at and maps.
 //
 // Preconditions: s.mu is held.
 func (s *Server) resume(ss *session, h hello) error {

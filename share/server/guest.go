@@ -31,8 +31,8 @@ var (
 	ErrNoRegion = resource.ErrUnknown
 )
 
-// A Guest is a client that speaks Maru's protocol, for as long as one of its
-// connections. Its methods may be called by any number of goroutines.
+// A Guest is a client that speaks Maru's protocol, for as long as one of its connections lasts. Its methods may be
+// called by any number of goroutines.
 type Guest struct {
 	s  *Server
 	ss *session // guarded by s.mu: see owns

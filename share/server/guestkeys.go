@@ -125,8 +125,8 @@ func (g *Guest) register(k MaruKey) (*meta.Entry, error) {
 	return e, nil
 }
 
-// undo takes entries away again, for good: the client that is told so fills their
-// places anew.
+// undo takes entries away again, and waits until that is committed: the client, which is told that they were refused,
+// fills their places anew.
 func (s *Server) undo(put []*meta.Entry) error {
 	var n need
 	var err error

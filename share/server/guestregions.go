@@ -98,8 +98,7 @@ func (s *Server) giveUp(region uint64, may func(*resource.Region) bool) (bool, e
 	return err == nil, err
 }
 
-// Regions returns the regions that their owners have not returned, but for those
-// of an instance.
+// Regions returns the regions that still have an owner, except those of one instance.
 func (g *Guest) Regions(except string) []MaruRegion {
 	s := g.s
 	var found []MaruRegion

@@ -132,8 +132,8 @@ func (s *Server) dropListings() {
 	s.listings = slices.DeleteFunc(s.listings, func(l *listing) bool { return time.Since(l.used) > listingKept })
 }
 
-// lookThrough looks at all keys for the first ones, up to listAhead, that come after a
-// given one. It lets others go on in between.
+// lookThrough looks at all keys, and collects the first ones that have the prefix and come after a given key, up to
+// listAhead of them. It lets others go on in between.
 func (s *Server) lookThrough(prefix, after string) *listing {
 	l := &listing{prefix: prefix, after: after, all: true, used: time.Now()}
 	prune := func() {

@@ -88,8 +88,8 @@ func (c *Coordinator) register(conn *fdpass.Conn, peer fdpass.Peer) (*session, e
 	return s, nil
 }
 
-// adopt takes a client's memory over. The table is mapped, so it must be one
-// that nobody can truncate; the segments never are.
+// adopt takes a client's memory over. The table is mapped, so nobody must be able to truncate it; the segments are
+// never mapped.
 func (s *session) adopt(memory, table *os.File) error {
 	if err := checkMemfd(table, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, 0); err != nil {
 		return err

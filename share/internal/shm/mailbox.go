@@ -89,7 +89,8 @@ func OpenMailbox(f *os.File) (*Mailbox, error) {
 	return b, nil
 }
 
-// Use counts one more user in, who must Close it, too; false if it is too late.
+// Use counts one more user in, which must Close the mailbox, too. It returns false if the mailbox is unmapped
+// already.
 func (b *Mailbox) Use() bool {
 	for {
 		n := b.users.Load()
@@ -102,7 +103,7 @@ func (b *Mailbox) Use() bool {
 	}
 }
 
-// Close counts a user out; with the last one it is unmapped.
+// Close counts a user out. The last one unmaps the mailbox.
 func (b *Mailbox) Close() error {
 	if b.users.Add(-1) > 0 {
 		return nil

@@ -10,10 +10,9 @@ import (
 	"sync"
 )
 
-// A Group makes one call for each key at a time, however many ask. A call
-// runs in a goroutine of its own, with a context that is cancelled when
-// nobody waits for it any more. The zero value is ready. Its methods may be called
-// by any number of goroutines.
+// A Group makes one call for each key at a time, however many ask. A call runs in a goroutine of its own, with a
+// context that is cancelled when nobody waits for it any more. A call that was cancelled or invalidated may still run
+// beside the next. The zero value is ready. Its methods may be called by any number of goroutines.
 type Group[K comparable, V any] struct {
 	mu   sync.Mutex // leaf
 	m    map[K]*Call[V]
