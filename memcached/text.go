@@ -84,7 +84,7 @@ func (c *client) flushAll(args [][]byte) error {
 	} else {
 		c.s.flush.set(0, c.now.UnixNano())
 		c.s.items.Clear()
-		c.s.cas.Add(1) // memcached takes one to tell what came before
+		c.s.cas.Add(1) // memcached uses one up, to tell what came before the flush
 	}
 	return c.unless(quiet, "OK")
 }

@@ -41,7 +41,7 @@ type Entry struct {
 // region is what the index knows of a region that has entries.
 type region struct {
 	entries map[*Entry]struct{}
-	owner   uint64        // whose LRU list the entries are on that nobody has pinned; 0 if it has left
+	owner   uint64        // on whose LRU list the unpinned entries are; 0 if the owner has left
 	used    uint64        // when an entry was put or touched last, by Index.clock
 	pinned  int           // entries that somebody has pinned
 	orphan  *list.Element // in Index.orphans, or nil

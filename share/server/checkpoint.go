@@ -34,7 +34,7 @@ type saver struct {
 	// What the log was told; keepLogShort's.
 	failing bool      // a checkpoint has failed, and none was saved since
 	full    bool      // the disk is full
-	room    time.Time // since when it no longer is
+	room    time.Time // since when the disk has room again
 }
 
 // keepLogShort saves checkpoints when they are due, and tells of a full disk,

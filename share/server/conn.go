@@ -35,7 +35,7 @@ type conn struct {
 	ss     *session
 	logged bool         // ss is known to be in the log
 	link   closer       // what ends it
-	unix   *fdpass.Conn // likewise; nil if remote
+	unix   *fdpass.Conn // the connection; nil if remote
 	in     wire.Reader
 	out    wire.Writer
 	files  []*os.File // sent with the reply and then closed

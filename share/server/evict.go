@@ -88,7 +88,7 @@ func (s *Server) evictRegion() (n need, err error) {
 		for e := range s.idx.OfRegion(region) {
 			gone, err := s.remove(e)
 			if err != nil {
-				r.Evicted = false // it goes on, with the rest of its keys
+				r.Evicted = false // the region goes on, with the rest of its keys
 				return n, err
 			}
 			n.lsn, n.sync = gone.lsn, n.sync || gone.sync

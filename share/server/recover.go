@@ -178,7 +178,7 @@ func (s *Server) recoverPages(sameBoot bool) {
 			continue // its pages are its owner's affair
 		}
 		if !sameBoot {
-			r.Retired = false // who looked at it is gone
+			r.Retired = false // whoever looked at it is gone
 		}
 		if len(s.settling) == 0 && !r.Retired {
 			continue

@@ -115,7 +115,7 @@ type Server struct {
 
 	saver saver
 
-	orphan bool // who kept the memory is gone; maintain's
+	orphan bool // the process that kept the memory is gone; maintain's
 
 	mu        sync.Mutex // guards everything below, but for the keys of a listing, which stay as they are
 	res       *resource.Manager
@@ -130,7 +130,7 @@ type Server struct {
 	first     uint64              // number of the first region that sessions in settling cannot know
 	recalls   map[uint64]bool     // regions whose owners are asked to return them
 	favored   uint64              // the session for which a region was recalled
-	favor     time.Time           // until when it comes before others
+	favor     time.Time           // until when favored comes before others
 	removals  []removal           // freed regions whose memory waits for the log
 	rec       wire.Writer         // scratch for records
 	listings  []*listing          // at most maxListings, the one made last at the end

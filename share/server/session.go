@@ -33,8 +33,8 @@ type session struct {
 
 	// Guarded by Server.mu.
 	conns     int                 // open connections
-	links     map[closer]struct{} // the same, but for those to Maru's resource manager
-	gone      time.Time           // when the last one closed
+	links     map[closer]struct{} // the open connections, except those to Maru's resource manager
+	gone      time.Time           // when a connection was last closed
 	maps      map[uint64]bool     // regions of others that it maps
 	issued    map[uint64]bool     // regions that it was sent a handle to read
 	watch     *fdpass.Conn        // where notices go, or nil

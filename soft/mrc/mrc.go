@@ -94,7 +94,7 @@ func Points(unit, limit int64) int {
 type Sampler struct {
 	unit      int64
 	capacity  int
-	threshold uint64 // keys whose hash is below it are sampled
+	threshold uint64 // keys whose hash does not exceed it are sampled
 	bins      []float64
 	elapsed   float64 // weight of the time that the bins stand for
 
