@@ -1,26 +1,23 @@
-// Package codec makes Go values byte strings and back, so that they can lie in memory
-// that the garbage collector does not see: far and soft memory.
+// Package codec turns Go values into byte strings and back, so that they can lie in memory that the garbage collector
+// does not see: far and soft memory.
 //
-// How a type is stored is found out once, when a [Coder] is made of it:
+// How a type is stored is decided once, when a [Coder] for it is made:
 //
 //   - a type without Go pointers: its bytes, in place;
 //   - a string or a byte slice: its bytes, in place;
-//   - a struct, array or slice of such, of [time.Time] and of one another, to any depth:
-//     field after field, lengths in front, without padding; nil and empty slices are told
-//     apart;
+//   - a struct, array or slice of these types, of [time.Time] and of one another, to any depth: field after field,
+//     lengths in front, without padding; nil and empty slices are told apart;
 //   - anything else: by a [Codec] that the program gives.
 //
-// What has none of these is refused when the Coder is made, by the name of its field.
-// No encoding or decoding uses reflection, but for making a slice whose elements hold
-// pointers.
+// A type that can be stored in none of these ways is refused when the Coder is made; the error names the field. No
+// encoding or decoding uses reflection, except to make a slice whose elements hold pointers.
 //
 // Numbers are in the processor's own byte order. Encodings are not made for other programs
 // or other versions of a type; they are read with the type that they were written with.
 //
 // # Files
 //
-// codec (what programs use), plan (what is found out of a type), value_unsafe (values and
-// their bytes).
+// codec (what programs use), plan (how a type is stored), value_unsafe (values and their bytes).
 package codec
 
 import (
@@ -29,12 +26,11 @@ import (
 	"reflect"
 )
 
-// A Codec makes values of T byte strings and back. Its methods may be called by any number
-// of goroutines.
+// A Codec turns values of T into byte strings and back. Its methods may be called by any number of goroutines.
 type Codec[T any] interface {
 	// Append appends the encoding of v to b.
 	Append(b []byte, v T) []byte
-	// Decode makes a value of its encoding. It must not keep b.
+	// Decode returns the value whose encoding is b. It must not keep b.
 	Decode(b []byte) (T, error)
 }
 
@@ -58,7 +54,7 @@ type Coder[T any] struct {
 	codec Codec[T]
 }
 
-// For makes the coder of T. With a codec that is not nil, values are stored as it says.
+// For makes the coder of T. If c is not nil, it encodes the values.
 func For[T any](c Codec[T]) (Coder[T], error) {
 	if c != nil {
 		return Coder[T]{form: formCodec, size: -1, codec: c}, nil
@@ -66,9 +62,8 @@ func For[T any](c Codec[T]) (Coder[T], error) {
 	return plan[T](&planner{})
 }
 
-// ForKey is For of a type whose values are compared by their bytes: values are equal if and
-// only if their encodings are. It refuses floating-point numbers, unless a codec takes care
-// of them.
+// ForKey is For, for a type whose values are compared by their bytes: values are equal if and only if their encodings
+// are. It refuses floating-point numbers, unless a codec takes care of them.
 func ForKey[T comparable](c Codec[T]) (Coder[T], error) {
 	if c != nil {
 		return Coder[T]{form: formCodec, size: -1, codec: c}, nil
@@ -100,8 +95,8 @@ func (c *Coder[T]) Size() int { return c.size }
 // Plain reports whether a value is stored as its bytes in memory: Decode copies them.
 func (c *Coder[T]) Plain() bool { return c.form == formPlain }
 
-// View returns the encoding of *v: in place if it can, which is valid for as long as *v is not
-// changed, and otherwise appended to buf.
+// View returns the encoding of *v. If it can, it returns the bytes of *v in place, which are valid for as long as *v
+// is not changed. Otherwise it appends the encoding to buf or, with a Codec, to a new slice.
 func (c *Coder[T]) View(v *T, buf []byte) []byte {
 	switch c.form {
 	case formPlain:
@@ -117,7 +112,8 @@ func (c *Coder[T]) View(v *T, buf []byte) []byte {
 }
 
 // InPlace returns the value whose encoding is b, without a copy: it is valid for as long as b is, and neither may be
-// changed. It reports false if that cannot be, since values of T are encoded, or b is not aligned for them.
+// changed. It reports false if values of T are not stored as they are, or if b has not the length or the alignment of
+// a T.
 func (c *Coder[T]) InPlace(b []byte) (v *T, ok bool) {
 	switch c.form {
 	case formPlain:
@@ -129,7 +125,7 @@ func (c *Coder[T]) InPlace(b []byte) (v *T, ok bool) {
 	return nil, false
 }
 
-// Decode makes *v what b says, of which it keeps nothing.
+// Decode sets *v to the value whose encoding is b. It keeps nothing of b.
 func (c *Coder[T]) Decode(b []byte, v *T) error {
 	if c.form == formText || c.form == formBytes {
 		b = append([]byte(nil), b...)
@@ -137,7 +133,7 @@ func (c *Coder[T]) Decode(b []byte, v *T) error {
 	return c.Adopt(b, v)
 }
 
-// Adopt is Decode of bytes that become a part of *v: nobody may write to them any more.
+// Adopt is Decode, but b may become a part of *v: nobody may write to b any more.
 func (c *Coder[T]) Adopt(b []byte, v *T) (err error) {
 	switch c.form {
 	case formPlain:

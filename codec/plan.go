@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// op is a step of encoding a value: what is at an offset of it.
+// op is a step of encoding a value: it encodes what lies at an offset in the value.
 type op struct {
 	kind opKind
 	off  uintptr
 	n    int          // of opBytes: how many; of opArray: elements
 	size uintptr      // of an element, in memory
 	elem []op         // of opArray and opSlice
-	min  int          // of opSlice: the least that an element is encoded in
+	min  int          // of opSlice: the least bytes of an element's encoding
 	typ  reflect.Type // of opSlice
 }
 
@@ -69,10 +69,10 @@ func leastOf(ops []op) int {
 // planner finds out how a type is stored.
 type planner struct {
 	key   bool           // equal values have equal encodings
-	above []reflect.Type // in which the type is that is looked at
+	above []reflect.Type // the types that enclose the one that is looked at
 }
 
-// plan appends the steps for a t at off, which is called path, to ops.
+// plan appends the steps for a value of type t at off to ops. Errors call the value path.
 func (p *planner) plan(t reflect.Type, path string, off uintptr, ops []op) ([]op, error) {
 	for _, up := range p.above {
 		if up == t {
@@ -197,8 +197,9 @@ func findPointer(t reflect.Type, path string) (string, reflect.Type) {
 	return path, t
 }
 
-// Layout says how a value of type t without Go pointers is laid out, so that two types that differ differ in that: the names and the types of its
-// fields, in order. Special says of a type that it is to be called something else, or why there is no layout.
+// Layout says how a value of type t, which holds no Go pointers, is laid out: by the names and the types of its
+// fields, in order, so that types with other fields have other layouts. For each type within t, special may return
+// another name to be used, or an error if there is no layout.
 func Layout(t reflect.Type, special func(t reflect.Type) (string, error)) (string, error) {
 	if name, err := special(t); name != "" || err != nil {
 		return name, err

@@ -15,7 +15,7 @@ func Bytes[T any](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
 
-// valueAt is b as a value, if it has the length of one, which is not 0, and is aligned as one.
+// valueAt returns b as a value of T, if b has the length of a T, which must not be 0, and its alignment.
 //
 // Preconditions: T is Pointerless.
 func valueAt[T any](b []byte) (v *T, ok bool) {
@@ -88,8 +88,8 @@ func appendLen(b []byte, s *slice) []byte {
 	return binary.AppendUvarint(b, uint64(s.len)+1)
 }
 
-// appendTime appends t, behind the length of its encoding. One with an offset from UTC that
-// cannot be encoded becomes the same instant in UTC.
+// appendTime appends t, behind the length of its encoding. A time whose offset from UTC cannot be encoded becomes the
+// same instant in UTC.
 func appendTime(b []byte, t *time.Time) []byte {
 	start := len(b)
 	b = append(b, 0)
@@ -101,7 +101,7 @@ func appendTime(b []byte, t *time.Time) []byte {
 	return long
 }
 
-// decodeTo makes the value at p what b begins with, and returns what follows.
+// decodeTo decodes the value that b begins with to p, and returns the rest of b.
 func decodeTo(b []byte, ops []op, p unsafe.Pointer) (rest []byte, err error) {
 	for i := range ops {
 		o := &ops[i]
@@ -138,8 +138,8 @@ func decodeTo(b []byte, ops []op, p unsafe.Pointer) (rest []byte, err error) {
 	return b, nil
 }
 
-// length takes off b what appendLen has appended: a length, or -1 for nil. What follows
-// takes at least so many bytes for each.
+// length takes off b what appendLen has appended: a length, or -1 for nil. It fails if the rest of b is too short for
+// so many elements, of at least least bytes each.
 func length(b []byte, least uintptr) (n int, rest []byte, err error) {
 	long, k := binary.Uvarint(b)
 	switch {
@@ -155,7 +155,7 @@ func length(b []byte, least uintptr) (n int, rest []byte, err error) {
 	return int(long), b, nil
 }
 
-// take takes off b so many bytes as it begins by saying.
+// take takes a length off b, and then so many bytes.
 func take(b []byte) (taken, rest []byte, err error) {
 	long, k := binary.Uvarint(b)
 	if k <= 0 {
@@ -167,7 +167,7 @@ func take(b []byte) (taken, rest []byte, err error) {
 	return b[:long], b[long:], nil
 }
 
-// nothing is what slices point to that have no elements.
+// nothing is what slices point to that are empty and not nil.
 var nothing uint64
 
 func decodePlainSlice(b []byte, o *op, s *slice) ([]byte, error) {

@@ -15,8 +15,8 @@
 //
 // # Bounds
 //
-// A Server has so many connections at most, and who has been silent longest makes room for
-// the next (internal/httpserver). A client must take 64 KiB of a response in thirty seconds.
+// A Server has at most Config.MaxConns connections; the client that has been silent longest makes room for the next
+// (internal/httpserver). A client must take 64 KiB of a response in thirty seconds.
 //
 // # Concurrency
 //

@@ -29,8 +29,8 @@ var (
 	connsDesc    = prometheus.NewDesc("polder_files_connections", "Connections.", nil, nil)
 )
 
-// Collector returns a Prometheus collector of the server's statistics, with names that start
-// with polder_files_. What is read from disk and from memory is among those of its heap.
+// Collector returns a Prometheus collector of the server's statistics, with names that start with polder_files_. What
+// is read from disk and from memory is among the statistics of its heap.
 func (s *Server) Collector() prometheus.Collector { return collector{s} }
 
 type collector struct{ s *Server }

@@ -93,8 +93,8 @@ func redirect(w http.ResponseWriter, r *http.Request, to string) {
 	w.WriteHeader(http.StatusMovedPermanently)
 }
 
-// serveFile serves an open file. One that may yet change under the same version has nothing
-// by which a client could take it for unchanged.
+// serveFile serves an open file. If the file may yet change under the same version, the answer has nothing by which a
+// client could take it for unchanged.
 func serveFile(w http.ResponseWriter, r *http.Request, f fs.File, st fs.FileInfo) {
 	content, ok := f.(io.ReadSeeker)
 	if !ok {

@@ -22,7 +22,7 @@ import (
 // Config says what is served. All fields but Stall are required.
 type Config struct {
 	Dir      string     // the directory, as it is when the server is made
-	Heap     *soft.Heap // where what is read of it is kept
+	Heap     *soft.Heap // caches what is read of it
 	MaxConns int
 	Stall    time.Duration // how long a client may take for 64 KiB; 30 s if it is 0
 	Logger   *slog.Logger
@@ -96,10 +96,10 @@ func (s *Server) conns() (n int) {
 	return n
 }
 
-// within is the file system of a directory that nothing leaves.
+// within is the file system of a directory. No path leads out of it.
 type within struct{ root *os.Root }
 
-// Open implements fs.FS. It does not wait for whoever would open the other end of a FIFO.
+// Open implements fs.FS. It does not wait for somebody to open the other end of a FIFO.
 func (w within) Open(name string) (fs.File, error) {
 	return w.root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 }
@@ -123,7 +123,8 @@ func (s *Server) newResponse(w http.ResponseWriter) *response {
 func (w *response) extend() {
 	if now := time.Now(); w.until.Sub(now) < w.server.cfg.Stall*3/4 {
 		w.until = now.Add(w.server.cfg.Stall)
-		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(w.until) // what is not a connection, as in tests, has none
+		// A writer that is not a connection, as in tests, has no deadline.
+		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(w.until)
 	}
 }
 

@@ -56,7 +56,7 @@ func decode(b []byte) (i item, ok bool) {
 
 var seed = maphash.MakeSeed()
 
-// lock is the one of a key.
+// lock returns the lock of a key.
 func (s *Server) lock(key []byte) *sync.Mutex {
 	return &s.locks[maphash.Bytes(seed, key)%uint64(len(s.locks))]
 }
@@ -90,8 +90,8 @@ func (c *client) arrived() time.Duration { return c.now.Sub(c.s.begun) }
 // time until it stores the key is what the miss cost it.
 func (c *client) missed(key []byte) { c.misses.Missed(key, c.arrived()) }
 
-// put is store for an item that was there already and is not new. While memory
-// is taken away, an item may not be kept; the old one is not either.
+// put is store for an item that was there already and has only changed. While memory is taken away, the item may not
+// be kept; then the old one is not kept either.
 func (c *client) put(key []byte, i *item) { c.keep(key, i, 0) }
 
 func (c *client) keep(key []byte, i *item, took time.Duration) {
@@ -105,8 +105,8 @@ func (c *client) keep(key []byte, i *item, took time.Duration) {
 	}
 }
 
-// expiry turns what a client says into a time: seconds from now up to 30
-// days, a Unix time beyond, never for 0, at once for what is negative.
+// expiry turns a client's exptime into a Unix time. Up to 30 days, exptime is in seconds from now; above that, it is
+// a Unix time. 0 stands for never, and a negative one for at once.
 func (c *client) expiry(n int64) int64 {
 	const month = 60 * 60 * 24 * 30
 	switch {
@@ -144,9 +144,8 @@ func (f *flush) covers(stored, now int64) bool {
 	return at != 0 && at <= now && stored < at || stored < f.past.Load()
 }
 
-// uses remembers when keys were last asked for: a get must not write to the
-// item. It knows the last of all keys that share one of its places, so that of
-// an item that was asked for long ago it may not know.
+// uses remembers when keys were last asked for: a get must not write to the item. Of the keys that share one of its
+// places, it knows only the one that was asked for last; so it may not know of a key that was asked for long ago.
 type uses [1 << 16]atomic.Uint64 // a part of the key's hash (32) | Unix seconds (32)
 
 func (u *uses) place(key []byte) (*atomic.Uint64, uint64) {

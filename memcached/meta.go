@@ -201,8 +201,8 @@ func (c *client) meta(name string, args [][]byte) error {
 	return err
 }
 
-// refuse says what is wrong with a command. Of md and ma, memcached does not
-// tell what it is.
+// refuse says what is wrong with a command. For some faults of md and ma it does not say which, as memcached does
+// not.
 func (c *client) refuse(name string, err error) error {
 	if (name == "md" || name == "ma") && (errors.Is(err, errToken) || errors.Is(err, errFlag) || errors.Is(err, errTwice)) {
 		return c.say("CLIENT_ERROR invalid or duplicate flag")
@@ -223,10 +223,9 @@ func (c *client) metaDebug(r *request) error {
 	return c.say(fmt.Sprintf("ME %s exp=%d la=%d cas=%d fetch=%s cls=1 size=%d", r.raw, c.ttl(&i), idle, i.cas, fetched, itemHeader+len(r.key)+len(i.data)))
 }
 
-// metaGet: a miss with N is filled by an empty item that the client who got
-// the W flag is to replace; R asks for the same when the item is about to
-// expire, and a stale item does so by itself. One client wins; the others are
-// told by Z. Flags take effect in the order in which they come.
+// metaGet: with the flag N, a miss stores an empty item, which the client that is told W is to replace. With R, an
+// item that is about to expire is to be replaced likewise; a stale item always is. One client wins and is told W; the
+// others are told Z. Flags take effect in the order in which they come.
 func (c *client) metaGet(r *request) error {
 	c.s.stats.gets.Add(1)
 	i, ok := c.get(r.key)
@@ -351,9 +350,8 @@ func (r *request) mode(standard byte) (byte, error) {
 	return bytes.ToUpper([]byte(s))[0], nil
 }
 
-// metaStore does what ms asks for. A unique number that is compared makes of a
-// set a cas; what adds to an item compares it, too; and an item that is added
-// has none to compare.
+// metaStore does what ms asks for. A set with a unique number to compare is a cas. Append and prepend compare the
+// number, too. Add does not: there is no item to compare with.
 func (c *client) metaStore(r *request) (status string, _ *item, err error) {
 	flags, _, err1 := r.number('F')
 	ttl, _, err2 := r.number('T')

@@ -1,11 +1,10 @@
-// Package memcached serves memcached's text and meta protocols out of a
-// soft.Map, so that what used a memcached of its own can use idle memory.
+// Package memcached serves memcached's text and meta protocols out of a soft.Map, so that programs that had a
+// memcached of their own can use idle memory.
 //
-// It is a cache without a size: what memory is there is used, and what is
-// taken away is a miss. The expiry of items, their flags, their unique numbers
-// (cas) and who wins the right to recache them are memcached's, whose answers
-// to the same commands are in testdata; what depends on its slabs
-// (lru_crawler, slabs, watch) is answered with an error.
+// It is a cache without a size: it uses what memory there is, and an item whose memory is taken away is a miss. The
+// expiry of items, their flags, their unique numbers (cas) and the choice of the client that may recache an item are
+// as in memcached; memcached's answers to the same commands are in testdata. Commands that depend on memcached's
+// slabs (lru_crawler, slabs, watch) are answered with an error.
 //
 // # Concurrency
 //
@@ -48,7 +47,7 @@ const (
 	MaxLine  = 64 << 10
 )
 
-// refusalTimeout is how long a client that is one too many may take to be told.
+// refusalTimeout is how long a client beyond MaxConns may take to be told that it is refused.
 const refusalTimeout = time.Second
 
 // Config says what to serve. Heap is required.
@@ -62,10 +61,9 @@ type Config struct {
 	// 30 s.
 	WriteTimeout time.Duration
 
-	// ClientMemory bounds what all connections together hold of keys and
-	// values on their way in and out; the one that holds most is closed when
-	// it is exceeded. Servers may share one. Default: 128 MiB, for this server
-	// alone.
+	// ClientMemory bounds what all connections together hold of keys and values on their way in and out; when they
+	// hold more, the connection that holds most is closed. Servers may share one budget. Default: 128 MiB, for this
+	// server alone.
 	ClientMemory *clientmem.Budget
 
 	Logger *slog.Logger // default: slog.Default
@@ -221,7 +219,7 @@ type client struct {
 	src  io.Reader // the connection
 	in   *bufio.Reader
 	out  *bufio.Writer
-	now  time.Time // when what is being answered came
+	now  time.Time // when the command that is being answered came
 	args [][]byte
 	item []byte // the last one read
 	data []byte // the last block received
@@ -261,8 +259,8 @@ func (s *Server) serve(conn net.Conn) {
 	}
 }
 
-// idleBuffer is the size of each of an idle connection's two buffers, and
-// keptBuffer what it may keep of the others. There may be many connections.
+// idleBuffer is the size of each of an idle connection's two buffers, and keptBuffer how large each of its other
+// buffers may stay. There may be many connections.
 const (
 	idleBuffer = 16 << 10
 	keptBuffer = 4 << 10
@@ -288,8 +286,8 @@ func (c *client) shrink() {
 
 const argSize = 24 // of a slice, on 64 bits
 
-// hold accounts for what the connection has beside its idle buffers. If that is
-// too much the connection is closed, and the next to use it finds out.
+// hold accounts for what the connection has beside its idle buffers. If that is too much, the budget closes the
+// connection that holds most; the goroutine of that one finds out when it uses it next.
 func (c *client) hold() {
 	c.mem.Hold(cap(c.item) + cap(c.data) + cap(c.code) + cap(c.args)*argSize + c.in.Size() - idleBuffer)
 }
@@ -307,9 +305,8 @@ func (c *client) line() ([]byte, error) {
 	}
 }
 
-// arrivals notes when something came: to look at the clock for each command
-// would take longer than some of them, and never to look while there is more to
-// read would leave a client that sends without a pause in the past.
+// arrivals notes when input came. Looking at the clock for each command would take longer than some commands do; not
+// looking while there is more to read would leave a client that sends without a pause in the past.
 type arrivals struct {
 	r io.Reader
 	c *client

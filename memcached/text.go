@@ -64,9 +64,8 @@ func (c *client) command() error {
 	return c.say("ERROR")
 }
 
-// flushAll is flush_all [delay] [noreply]: what has been stored until then is
-// not there any more when so many seconds have passed. One that is yet to come
-// is forgotten with the next.
+// flushAll is flush_all [delay] [noreply]: after so many seconds, nothing is there any more that was stored before. A
+// flush that is yet to come is replaced by the next flush_all.
 func (c *client) flushAll(args [][]byte) error {
 	quiet := quietly(args)
 	if quiet {
@@ -85,7 +84,7 @@ func (c *client) flushAll(args [][]byte) error {
 	} else {
 		c.s.flush.set(0, c.now.UnixNano())
 		c.s.items.Clear()
-		c.s.cas.Add(1) // memcached takes one to tell what came before
+		c.s.cas.Add(1) // memcached uses one up, to tell what came before the flush
 	}
 	return c.unless(quiet, "OK")
 }
@@ -377,8 +376,8 @@ func (c *client) arithmetic(up bool, args [][]byte) error {
 	return c.unless(quiet, string(i.data))
 }
 
-// parseNumber takes blanks around a number, as memcached does, which pads with
-// them what becomes shorter.
+// parseNumber accepts blanks around a number. So does memcached, which pads a number that has become shorter with
+// blanks.
 func parseNumber(b []byte) (uint64, error) {
 	return strconv.ParseUint(string(bytes.Trim(b, " ")), 10, 64)
 }

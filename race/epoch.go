@@ -7,14 +7,14 @@ import (
 	"polder/pool/malloc"
 )
 
-// epochs know when no operation can have seen a block any more. Operations enter the
-// present epoch; the next one begins when all of the last have left. A block that has
-// been taken out in one may be freed when it is the last but one.
+// epochs know when no operation in progress can have seen a retired block. Operations enter the present epoch. The
+// next epoch begins when all operations of the last one, which came before the present one, have left. A block that
+// was retired in an epoch may be freed when the second epoch after that begins.
 type epochs struct {
 	now     atomic.Uint64
 	inside  [3][8]counter // operations by epoch modulo 3, spread by operation
 	pending atomic.Int64  // blocks in retired
-	batch   int64         // of pending, with which freeing is tried
+	batch   int64         // how many must be pending before freeing is tried
 
 	mu      sync.Mutex
 	retired [3][]malloc.Block // by epoch modulo 3; guarded by mu
@@ -26,7 +26,7 @@ type counter struct {
 	_ [56]byte
 }
 
-// enter enters the present epoch, and returns what leaves it.
+// enter enters the present epoch, and returns the counter by which the operation leaves it.
 func (e *epochs) enter(by uint32) *counter {
 	for {
 		now := e.now.Load()
@@ -41,7 +41,7 @@ func (e *epochs) enter(by uint32) *counter {
 
 func (c *counter) leave() { c.n.Add(-1) }
 
-// retire has a block freed that is no longer to be found.
+// retire has a block freed later that no slot names any more.
 func (e *epochs) retire(b malloc.Block) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -50,7 +50,7 @@ func (e *epochs) retire(b malloc.Block) {
 	e.pending.Add(1)
 }
 
-// collect returns blocks that are to be freed, if there are enough to look for some.
+// collect returns retired blocks that may be freed now. It returns none while fewer than batch are pending.
 func (e *epochs) collect() []malloc.Block {
 	if e.pending.Load() < e.batch || !e.mu.TryLock() {
 		return nil
@@ -65,7 +65,7 @@ func (e *epochs) collect() []malloc.Block {
 				return free
 			}
 		}
-		// Who entered before the last epoch, or in it, has left.
+		// All operations that entered in the last epoch, or before it, have left.
 		e.pending.Add(-int64(len(e.retired[last])))
 		free = append(free, e.retired[last]...)
 		e.retired[last] = nil

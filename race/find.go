@@ -20,15 +20,15 @@ type op struct {
 	hash  hash
 	key   []byte
 	block []byte // to be written, or the last block that was
-	mine  word   // that this operation has put into a slot, tentative, or 0
+	mine  word   // the tentative word that this operation has put into a slot, or 0
 
-	s       *subtable // that the following is of
+	s       *subtable // where the following was read
 	pairs   [2]int64  // offsets of the pairs of buckets
 	buckets [2 * pairSize]byte
-	firm    cell   // the key's, or off is -1: there is at most one
+	firm    cell   // the key's firm slot; off is -1 if there is none
 	others  []cell // tentative slots of the key
-	lost    []cell // of the fingerprint, whose block is lost
-	cells   []cell // of ops
+	lost    []cell // slots of the key's fingerprint whose blocks are lost
+	cells   []cell // slots whose blocks ops reads
 	ops     []pool.Op
 	buf     []byte // blocks that were read
 }
@@ -53,7 +53,7 @@ func (t *Table) begin(key []byte) *op {
 	return o
 }
 
-// end ends it, and frees what nobody sees any more.
+// end ends the operation, and frees blocks that nobody can see any more.
 func (o *op) end() {
 	t := o.t
 	o.epoch.leave()
@@ -68,8 +68,8 @@ func (o *op) end() {
 	}
 	t.idle.Put(o)
 	for _, b := range t.epochs.collect() {
-		// Not to free it is no failure of the operation's. If its node is gone, the
-		// block is free all the same.
+		// If a block cannot be freed, the operation has not failed. If the block's node is gone, the block counts as
+		// freed all the same.
 		_ = t.memory.Free(context.Background(), b)
 	}
 }
@@ -79,9 +79,9 @@ func (o *op) slot(i int) cell {
 	return cell{off: o.pairs[i/pairSlots] + int64(8*(i%pairSlots)), word: wordAt(o.buckets[:], i)}
 }
 
-// find looks for the key with the READs of its buckets, beside which it WRITEs o.block to
-// where it belongs, if that is not zero, and then with READs of the blocks of its
-// fingerprint. Tentative slots are of no interest to who only reads.
+// find looks for the key. It READs the key's buckets and, unless to is zero, WRITEs o.block there together with the
+// READs. Then it READs the blocks that have the key's fingerprint. With reading, it leaves out tentative slots, which
+// do not matter to a Get.
 func (o *op) find(ctx context.Context, reading bool, to malloc.Block) error {
 	o.s = o.t.lookup(o.hash.Lo)
 	o.pairs = o.hash.pairs(o.t.groups)
@@ -149,8 +149,7 @@ func (o *op) find(ctx context.Context, reading bool, to malloc.Block) error {
 // errDamaged is returned when a block's lengths are more than the block.
 var errDamaged = errors.New("the lengths of a block are wrong: its memory has been damaged")
 
-// place returns a vacant slot for the key, of the pair that has more of them, if there is
-// one that is not frozen.
+// place returns a vacant slot for the key that is not frozen, if there is one, in the pair that has more of them.
 func (o *op) place() (c cell, ok bool) {
 	most := 0
 	for p := range 2 {
@@ -170,9 +169,9 @@ func (o *op) place() (c cell, ok bool) {
 	return c, most > 0
 }
 
-// swap replaces the word of a cell by another, if it is still there, and retires the
-// block that it named. A frozen one is not replaced, but its subtable split. When it
-// fails, known says whether that is certain.
+// swap replaces the word of a cell by next, if the slot still has that word, and retires the block that the word
+// named. If the word is frozen, swap splits the subtable instead. known says whether it is certain that the word was
+// swapped, or was not.
 //
 // Preconditions: no slot has had the word next before.
 func (o *op) swap(ctx context.Context, c cell, next word) (swapped, known bool, err error) {

@@ -49,8 +49,8 @@ func (o *op) put(ctx context.Context, value []byte) error {
 	}
 }
 
-// putBlock puts a block of its own. It is not done if somebody has taken the block out
-// of the slot in which it was tentative.
+// putBlock puts the value in a new block. It returns false if somebody has taken the block out of the slot in which
+// it was tentative.
 func (o *op) putBlock(ctx context.Context, value []byte) (done bool, err error) {
 	t := o.t
 	n := headerSize + int64(len(o.key)) + int64(len(value))
@@ -93,19 +93,19 @@ func (o *op) putBlock(ctx context.Context, value []byte) (done bool, err error) 
 		switch own := slices.IndexFunc(o.others, func(c cell) bool { return c.word.is(o.mine) }); {
 		case o.mine != 0 && own < 0:
 			return false, nil
-		case o.mine != 0 && o.firm.off >= 0: // that counts
+		case o.mine != 0 && o.firm.off >= 0: // the firm slot counts: take ours out
 			target, next = o.others[own], t.vacant()
 		case o.mine != 0 && len(o.others) > 1:
 			if err := o.vacate(ctx, slices.Delete(o.others, own, own+1)); err != nil {
 				return false, err
 			}
-			continue // and look whether they have
+			continue // and look again
 		case o.mine != 0: // the key is nowhere else, and nobody else can come that far
 			target = o.others[own]
 		case o.firm.off >= 0:
 		case len(o.others) > 0 && !looked:
 			looked = true
-			continue // they have the time of a round trip, or would push each other out
+			continue // gives the other Puts the time of a round trip: else Puts would push each other out
 		case len(o.others) > 0:
 			target, next = o.others[0], w|tentative
 		default:

@@ -11,8 +11,8 @@ import (
 // batch is how many operations of a split go out at once.
 const batch = 256
 
-// split replaces s by two subtables, if nobody has. Others may be doing that; one of
-// them will be the first to enter its own in the directory.
+// split replaces s by two subtables, if nobody has. Others may be splitting s, too; the first that is ready enters
+// its subtables in the directory.
 func (t *Table) split(ctx context.Context, s *subtable) error {
 	if t.alone {
 		select {
@@ -67,8 +67,8 @@ func (t *Table) split(ctx context.Context, s *subtable) error {
 	return err
 }
 
-// freeze freezes every slot of s, which image was read of, so that nothing of it changes
-// any more. Afterwards image is what s holds.
+// freeze freezes every slot of s, so that nothing in s changes any more. image was read from s before; afterwards it
+// is what s holds.
 func (t *Table) freeze(ctx context.Context, s *subtable, image []byte) error {
 	ops := make([]pool.Op, 0, batch)
 	for i := 0; i < len(image) || len(ops) > 0; {
@@ -100,9 +100,9 @@ func (t *Table) freeze(ctx context.Context, s *subtable, image []byte) error {
 	return nil
 }
 
-// divide makes what the halves of a frozen subtable hold of what it holds: entries go to
-// either, in the same slot, by the next bit of their hash. Those that are tentative, or
-// whose blocks are lost, are in neither, but in gone.
+// divide makes the images of the two halves of a frozen subtable from its image. Each entry goes to one half, into
+// the same slot, by the next bit of its hash. Words that are tentative, or whose blocks are lost, go to neither half,
+// but to gone.
 func (t *Table) divide(ctx context.Context, s *subtable, image []byte) (images [2][]byte, gone []word, err error) {
 	for i := range images {
 		images[i] = make([]byte, len(image))

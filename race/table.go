@@ -93,9 +93,9 @@ func open(ctx context.Context, p *pool.Pool, groups uint32) (*Table, error) {
 	return t, nil
 }
 
-// Over makes an empty table over other than a pool: a simulator's fabric and memory, in
-// which nobody may wait for a channel. A subtable has so many groups of buckets, at least 2,
-// and hashes are of a seed. Goroutines that meet a full subtable all split it.
+// Over makes an empty table over something other than a pool: a simulator's fabric and memory, under which nobody may
+// wait for a channel. A subtable has so many groups of buckets, at least 2; keys are hashed with the seed. All
+// goroutines that meet a full subtable split it: they do not take turns.
 func Over(ctx context.Context, f Fabric, m Memory, groups uint32, seed uint64) (*Table, error) {
 	t := &Table{fabric: f, memory: m, groups: groups, seed: seed}
 	t.epochs.batch = 64
@@ -138,7 +138,7 @@ func (t *Table) Close(ctx context.Context) error {
 type Stats struct {
 	Subtables int          // that the directory has, of 24 KiB each
 	Memory    malloc.Stats // of subtables and blocks, with those that are about to be freed; not of Over's
-	InDoubt   int64        // blocks that nobody may know of, since a CMP_SWAP's outcome is unknown
+	InDoubt   int64        // blocks that maybe no slot names: the outcome of a CMP_SWAP is unknown
 }
 
 // Stats returns t's statistics. They are not taken at one instant.

@@ -35,9 +35,9 @@ func newWord(fingerprint byte, length byte, r malloc.Ref) word {
 	return word(fingerprint)<<56 | word(length)<<48 | word(r)
 }
 
-// Lengths in a word: multiples of 64 bytes up to 127 of them, then steps of 256 bytes.
-// They are finer than internal/sizeclass's, because all of a length is read.
-// The last length is that of a chunk of the block's own, whatever size that has.
+// Lengths in a word: multiples of 64 bytes up to 127 of them, then steps of 256 bytes. They are finer than
+// internal/sizeclass's, because all of a length is read. The last length stands for a block that has a chunk of its
+// own, whatever its size.
 const (
 	step, largeStep = 64, 256
 	steps           = 127
@@ -71,8 +71,7 @@ type hash xxh3.Uint128
 
 func (h hash) fingerprint() byte { return byte(h.Hi >> 56) }
 
-// pairs are the offsets in a subtable of the two pairs of buckets of a key, in a
-// subtable of n groups, at least 2.
+// pairs are the offsets of a key's two pairs of buckets in a subtable of n groups, at least 2.
 func (h hash) pairs(n uint32) [2]int64 {
 	first := uint32(h.Lo>>32) % n
 	second := (first + 1 + uint32(h.Hi)%(n-1)) % n
@@ -95,7 +94,7 @@ func encode(b []byte, h hash, key, value []byte) {
 	clear(b[headerSize+n+copy(b[headerSize+n:], value):])
 }
 
-// decode returns the key and value of a block, if its lengths can be.
+// decode returns the key and value of a block, if its lengths fit into it.
 func decode(b []byte) (key, value []byte, ok bool) {
 	le := binary.LittleEndian
 	k, v := int64(le.Uint32(b[8:])), int64(le.Uint32(b[12:]))

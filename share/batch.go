@@ -100,8 +100,7 @@ func (c *Client) GetAll(ctx context.Context, keys []string) ([]View, error) {
 	return views, nil
 }
 
-// openFound opens a view of a key that was found there; if it is not there any
-// more, the view is not Ok.
+// openFound opens a view of a key that was found at loc. If the key is gone by now, the view is not Ok.
 func (c *Client) openFound(ctx context.Context, key string, loc wire.Location) (View, error) {
 	if loc.Maru {
 		v, err := c.copyOf(ctx, key, loc)

@@ -102,12 +102,12 @@ type Client struct {
 	err      error         // why the client cannot go on, for good
 	idle     []*lane
 	lanes    int // open lanes
-	waiting  int // calls that wait for one
+	waiting  int // calls that wait for a lane
 	maps     map[uint64]*mapping
 	handles  map[uint64][]byte // of regions that are not mapped yet
 	refs     map[uint32]int    // pages of views that hold no slot
 	owned    []*region         // the active one first
-	filled   bool              // no other one than that has a free page
+	filled   bool              // no region but the active one has a free page
 	freed    uint64            // Table.Freed when the regions were looked through
 	closed   bool
 	torn     bool // the session has been ended
@@ -265,8 +265,8 @@ func (c *Client) greet(conn *fdpass.Conn) error {
 	}
 	c.token, c.id, c.watching, c.attached, c.freed = tok, id, conn, true, 0
 	c.lru.Store(flags&wire.HelloLRU != 0)
-	// What is remembered rests on the former table's words, which nobody
-	// changes any more: first the new table, then nothing old is used.
+	// Remembered places rest on words of the former table, which nobody changes any more. So the new table is stored
+	// first, and the cache is cleared then.
 	c.table.Store(table)
 	c.box.Store(&mailbox{box: box})
 	c.epoch.Add(1)
@@ -316,12 +316,11 @@ func (c *Client) watch() {
 	}
 }
 
-// reattach attaches anew, with pauses that grow, until it succeeds or there
-// is no use: then it returns false.
+// reattach attaches anew, with pauses that grow, until it succeeds. It returns false if there is no use in going on.
 func (c *Client) reattach() bool {
-	// A new daemon that hears of this client takes pages back by the lease. So
-	// from before it hears, no view may be opened by the former table. Whoever
-	// has the former table in hand has written its page into the lease before.
+	// Once a new daemon has heard of this client, it takes back the pages that are not in the lease. So before it
+	// hears, views must no longer be opened by the former table. A goroutine that has loaded the former table has
+	// written its page into the lease before that.
 	c.table.Store(nil)
 	c.mu.Lock()
 	c.attached = false
@@ -375,7 +374,7 @@ func (c *Client) reattach() bool {
 	}
 }
 
-// holdsNothing reports whether the session could as well be a new one.
+// holdsNothing reports whether the client holds nothing, so that its session could as well be a new one.
 func (c *Client) holdsNothing() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -440,8 +439,7 @@ func (c *Client) tearDown() error {
 // goodbyeTime bounds how long Close waits for a daemon that restarts.
 const goodbyeTime = 3 * time.Second
 
-// sayGoodbye ends the session. If the daemon is away for longer than that, it
-// finds out by itself when this process is gone.
+// sayGoodbye ends the session. If the daemon stays away, it finds out by itself when this process is gone.
 func (c *Client) sayGoodbye(tok [16]byte, epoch uint64) error {
 	for until := time.Now().Add(min(c.cfg.Patience, goodbyeTime)); ; {
 		err := c.tryGoodbye(tok, epoch, until)

@@ -24,9 +24,9 @@
 // key, of the process that wrote it, and of the daemon. A view is read-only:
 // a reader that writes through it faults, and damages nobody.
 //
-// Clients of Maru's protocol (package maru) write what they like into their
-// regions: a view of a key of theirs is of a copy, which is what was registered
-// unless one of them has broken Maru's own rule and written to it since.
+// Clients of Maru's protocol (package maru) can write to their regions at any time. So a view of a key that such a
+// client has put shows a copy: the bytes that were registered, unless one of these clients has broken Maru's own rule
+// and written to them since.
 //
 // A client's regions are its own until it closes or dies. Keys in them stay,
 // and the memory with them until the last key is deleted.

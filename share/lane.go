@@ -15,7 +15,7 @@ import (
 type lane struct {
 	conn  *fdpass.Conn
 	epoch uint64 // of the attachment that it belongs to
-	spent bool   // a call that was given up may yet end the next call's time
+	spent bool   // a cancelled call may yet set a deadline, and end the next call
 	req   wire.Writer
 }
 
@@ -238,9 +238,8 @@ func (c *Client) offerLane() {
 	}
 }
 
-// brokenLane makes calls wait until the client is attached anew, if the lane
-// that has failed belongs to the present attachment: its watching connection
-// fails too.
+// brokenLane makes calls wait until the client is attached anew, if the lane that has failed belongs to the present
+// attachment: it closes the connection for notices, too, so that watch attaches anew.
 func (c *Client) brokenLane(epoch uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -250,8 +249,8 @@ func (c *Client) brokenLane(epoch uint64) {
 	}
 }
 
-// await waits for a change of the attachment, or for a lane, until the client's
-// patience has an end.
+// await waits for a change of the attachment, or for a lane. It fails at the time until, when the client's patience
+// ends.
 func (c *Client) await(ctx context.Context, changed <-chan struct{}, until time.Time) error {
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()

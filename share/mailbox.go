@@ -22,8 +22,7 @@ type mailbox struct {
 	left atomic.Uint32 // one bit a slot: left behind by a call that was cancelled
 	near atomic.Bool   // the daemon runs on the same processor, it seems
 
-	// A slot's request is encoded, and its answer read, here; they are whoever's
-	// has the slot.
+	// The encoder of each slot's request, and the reader of its answer. They belong to the call that has the slot.
 	req    [shm.Posts]wire.Writer
 	answer [shm.Posts]wire.Reader
 }
@@ -32,13 +31,13 @@ const (
 	// spinFor is how long a call watches its slot, before it lets the daemon
 	// wake it, or tries the socket if the daemon has not taken the request.
 	spinFor = 50 * time.Microsecond
-	// yieldAfter is when it begins to let others run on its processor: the
-	// daemon may be among them. If it was the last time, that is yieldSoon.
+	// yieldAfter is how long a call watches its slot before it lets other processes run on its processor: the daemon
+	// may be among them. If the last call had to do that, the time is yieldSoon.
 	yieldAfter = 5 * time.Microsecond
 	yieldSoon  = 1500 * time.Nanosecond
 	// postBatch is how many keys are worth trying to post.
 	postBatch = 32
-	// looks is how often it looks at the slot before it looks at the clock.
+	// looks is how often a call looks at the slot before it looks at the clock.
 	looks = 32
 	// napFor bounds each sleep, after which the call sees whether its context
 	// has ended.

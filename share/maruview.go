@@ -8,7 +8,7 @@ import (
 	"polder/share/internal/wire"
 )
 
-// copyTries is how often a copy is begun anew as the key has changed meanwhile.
+// copyTries is how often copyOf tries to copy a key that is registered anew meanwhile.
 const copyTries = 16
 
 // copyOf returns a view of a copy of a key that a client of Maru's has registered.

@@ -31,7 +31,7 @@ type region struct {
 	lost  bool            // the daemon does not know it any more; guarded by Client.mu
 
 	recalled atomic.Bool // the daemon wants it back; it is not in Client.owned then
-	returned bool        // and has been given it; guarded by Client.mu
+	returned bool        // the daemon has been given it back; guarded by Client.mu
 }
 
 // What the owner knows of a page.
@@ -162,8 +162,8 @@ func (c *Client) pop(r *region) (Page, bool) {
 	return Page{c, r, i}, true
 }
 
-// collect puts the pages on free lists whose keys are gone and that nobody
-// looks at any more. It reports whether there may be some.
+// collect puts pages whose keys are gone, and that nobody looks at any more, on their regions' free lists. It reports
+// whether pages were freed since the last time, so that there may be some.
 //
 // Preconditions: c.mu is held.
 func (c *Client) collect() bool {
@@ -292,9 +292,8 @@ func (c *Client) release(ctx context.Context, handle []byte) error {
 	}})
 }
 
-// Of the pages of a client, one in evictOneOf makes room at a time, but at least
-// evictAtLeast and at most evictAtMost: a message for each costs more than
-// what is evicted too early.
+// A client that needs room evicts the keys of one in evictOneOf of its pages at a time, but of at least evictAtLeast
+// and at most evictAtMost: a message for each key would cost more than evicting some keys too early.
 const (
 	evictOneOf   = 512
 	evictAtLeast = 8

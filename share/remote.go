@@ -20,11 +20,10 @@ import (
 // for keys, pin, unpin and delete them. Its session, and so its pins, outlive
 // a connection that breaks, if it is back within the daemon's grace period.
 //
-// Maru's protocol, which the daemon speaks as well, is none for other hosts: it has
-// neither encryption nor a proof of who a client is.
+// The daemon also speaks Maru's protocol, but not to other hosts: it has neither encryption nor a proof of who a
+// client is.
 //
-// A Remote may be used by any number of goroutines, one at a time of which
-// talks.
+// A Remote may be used by any number of goroutines. One of them at a time talks to the daemon.
 type Remote struct {
 	addr string
 	tls  *tls.Config

@@ -161,8 +161,8 @@ func (c *Client) remembered(key string) (View, bool) {
 	return v, true
 }
 
-// open opens a view of a place by the lease: it first says that it looks at
-// the page, and then makes sure that the page is still what it was.
+// open opens a view of a place by the lease: it first writes the page into the lease, and then makes sure that the
+// page's word is still the same.
 func (c *Client) open(p place) (View, bool) {
 	if !p.m.take() {
 		return View{}, false
@@ -255,8 +255,7 @@ func (c *Client) place(ctx context.Context, loc wire.Location) (place, error) {
 	}, nil
 }
 
-// postKeys is of how many keys the places, and the handles, go into an answer
-// by mailbox.
+// postKeys is for how many keys the places and the handles fit into an answer by mailbox.
 const postKeys = 8
 
 // lookup asks where keys lie and keeps the handles that come with the answer.
@@ -266,7 +265,8 @@ func (c *Client) lookup(ctx context.Context, flags uint8, keys []string, each fu
 		key = keys[0]
 	}
 	return c.call(ctx, request{
-		op: "get", key: key, again: true, short: len(keys) <= postKeys, // a reference too many lasts as long as the session
+		// Repeated, it may count a reference too many, which lasts as long as the session.
+		op: "get", key: key, again: true, short: len(keys) <= postKeys,
 		build: func(b wire.Writer) wire.Writer {
 			b = b.U8(uint8(wire.Lookup)).U8(flags)
 			for _, k := range keys {
@@ -356,8 +356,8 @@ func (c *Client) regionFreed(id uint64) {
 	}
 }
 
-// unmapped tells the daemon that a region which it could not hand to anybody
-// else before is not mapped any more.
+// unmapped tells the daemon that the client does not map a region any more, whose memory the daemon could not hand to
+// anybody else before.
 func (c *Client) unmapped(id uint64) {
 	c.mu.Lock()
 	closed := c.closed

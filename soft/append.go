@@ -8,11 +8,9 @@ import (
 	"polder/internal/processor"
 )
 
-// appender writes one log: objects one after another into a segment that
-// nobody else writes. A segment that an appender has open is neither
-// evacuated nor given a new life, whoever revokes it, until the appender has
-// let it go: so nothing is ever written into a segment's next life by
-// somebody who was slow in the last one.
+// appender writes one log: objects one after another into a segment that nobody else writes. While an appender has a
+// segment open, the segment is neither evacuated nor given a new life, even if it is revoked. So an appender that was
+// slow in one life of a segment never writes into the next.
 type appender struct {
 	mu   sync.Mutex
 	open bool
@@ -22,10 +20,9 @@ type appender struct {
 	_    [64]byte // one cache line each
 }
 
-// maxInline is the largest payload that is one object. Larger values are split:
-// a piece is what is left of a segment, but at least minPiece, or a segment. So
-// hardly anything is left unused, and pieces are large: from a mebibyte on,
-// memory is copied past the caches, which is half as fast again.
+// maxInline is the largest payload that is one object. Larger values are split. A piece fills the rest of the open
+// segment, if that is at least minPiece, or else a whole segment. So hardly any memory is left unused, and pieces are
+// large: from a mebibyte on, memory is copied past the caches, which is one and a half times as fast.
 const (
 	maxInline = 256 << 10
 	minPiece  = 64 << 10
@@ -45,11 +42,10 @@ var ErrNoMemory = errors.New("no soft memory is granted")
 // appender returns the log of the processor that the caller runs on.
 func (h *Heap) appender() *appender { return &h.append[processor.Number()&(len(h.append)-1)] }
 
-// place writes an object of the given parts into a log and returns where it
-// lies. The object counts as live from here: the caller puts the word into
-// its slot, or releases it. An evacuator that comes before drops what no slot
-// names yet, and the word then names what is gone: a cell's is placed again
-// (keepCell), a map's is evicted early.
+// place writes an object of the given parts into a log and returns where it lies. The object counts as live from
+// here: the caller puts the word into its slot, or releases it. An evacuator that comes first drops the object, which
+// no slot names yet, and then the word names an object that is gone: a cell's object is placed again (keepCell), a
+// map's is in effect evicted early.
 //
 // Preconditions: hd.size is the sum of the parts and at most maxInline. No
 // owner's lock is held.
@@ -95,8 +91,7 @@ func (h *Heap) placeIn(a *appender, seal segmentState, hd header, parts ...[]byt
 			at += uint32(copy(h.base.bytes(a.seg, at, uint32(len(p))), p))
 		}
 		a.at += n * granule
-		// A revocation in the meantime has taken what we wrote with it; the
-		// account's generation says so.
+		// If the segment was revoked meanwhile, what we wrote is gone. charge compares the generations to find out.
 		if h.charge(w, n) {
 			return w, nil
 		}
@@ -150,8 +145,8 @@ func (h *Heap) closeLog(a *appender, seal segmentState) {
 	}
 }
 
-// takeFree takes a free segment for an appender. Those of the mutators leave
-// one behind for the evacuator, which needs somewhere to put what it saves.
+// takeFree takes a free segment for an appender. The mutators' appenders leave one segment behind for the evacuator,
+// which needs somewhere to put what it saves.
 func (h *Heap) takeFree(seal segmentState) (uint32, bool) {
 	keep := 1
 	if seal == segOld {
@@ -192,8 +187,8 @@ func (h *Heap) release(w word, granules uint32) {
 	h.settle(w.segment(), uint64(w>>genShift)&genMask<<1, liveDelta(granules))
 }
 
-// settle takes objects of one life, of which gen is the generation or its low
-// bits, off a segment's account.
+// settle takes objects off a segment's account, unless the account is that of another life than theirs. gen is the
+// generation of their life, or its low bits.
 func (h *Heap) settle(seg uint32, gen uint64, d live) {
 	a := &h.live[seg]
 	for {

@@ -22,8 +22,8 @@ type Item struct {
 	Expire time.Time // zero: never
 	Tag    uint8     // the caller's own, at most MaxTag
 
-	// Took is how long it took to make the value, for Set only; 0 if that is not
-	// known. Then it is taken to cost as much as others whose keys begin alike.
+	// Took is how long it took to make the value, for Set only; 0 if that is not known. Then the value is taken to
+	// cost as much as others whose keys begin alike.
 	Took time.Duration
 }
 
@@ -108,7 +108,8 @@ func (m *ByteMap) Set(key []byte, i Item) error {
 	return err
 }
 
-// cost is the class of what a value costs that took so long to make, and counts it.
+// cost returns the cost class of a value of key that took so long to make, and counts that as a rebuild. If took is
+// 0, it returns what is known of the key's class.
 func (m *ByteMap) cost(key []byte, took time.Duration) uint8 {
 	class := m.place(key)
 	if took <= 0 {
@@ -119,7 +120,7 @@ func (m *ByteMap) cost(key []byte, took time.Duration) uint8 {
 	return costClass(took)
 }
 
-// place is where in costs a key's class has its place.
+// place returns the place in m.costs of a key's class.
 func (m *ByteMap) place(key []byte) uint64 {
 	return maphash.Bytes(m.seed, classOf(key)) % uint64(len(m.costs))
 }
@@ -138,10 +139,9 @@ func (m *ByteMap) Len() int { return m.t.len() }
 // Clear removes every key.
 func (m *ByteMap) Clear() { m.t.clear() }
 
-// Scan calls yield with some keys and what is kept beside their values, and
-// returns the cursor to go on with. It begins with 0, and 0 ends it. A key that
-// is there from the beginning to the end is visited at least once. The key is
-// valid until yield returns.
+// Scan calls yield with some keys and what is kept beside their values, and returns the cursor to go on with. A walk
+// begins with the cursor 0, and ends when Scan returns 0. A key that is there throughout the walk is visited at least
+// once. The key is valid until yield returns.
 func (m *ByteMap) Scan(cursor uint64, yield func(key []byte, i Item)) uint64 {
 	return m.t.scan(cursor, func(key []byte, hd header, expiry int64) {
 		yield(key, itemOf(nil, hd, expiry))

@@ -14,8 +14,8 @@ import (
 // object has no key.
 type cell = atomic.Uint64
 
-// undisturbed is how often a reader tries to find a value that nobody
-// overwrites meanwhile before he keeps writers away.
+// undisturbed is how often a reader tries to copy a value while nobody overwrites it, before it takes the stripe's
+// lock to keep writers away.
 const undisturbed = 16
 
 // loadCell copies a cell's value, of a type without pointers, to dst.
@@ -65,8 +65,8 @@ func loadLarge[T any](h *Heap, c *cell, dst *T) (word, bool) {
 	return w, ok && h.larges.read(codec.Bytes(dst), id)
 }
 
-// appendCell appends a cell's value, of whatever size, to dst. It must be of a
-// container that overwrites nothing in place.
+// appendCell appends a cell's value, of whatever size, to dst. The cell must belong to a container that overwrites
+// nothing in place.
 func appendCell(h *Heap, c *cell, dst []byte) ([]byte, bool) {
 	mark := len(dst)
 	for {
@@ -89,8 +89,8 @@ func appendCell(h *Heap, c *cell, dst []byte) ([]byte, bool) {
 	}
 }
 
-// storeCell makes a cell hold val, which took cost to build. If cas is set, only
-// if it still names old.
+// storeCell makes a cell hold val, which took cost to build. If cas is set, it does so only if the cell still names
+// old.
 func storeCell(h *Heap, owner uint16, ref uint64, c *cell, val []byte, cost uint8, cas bool, old word) (word, bool, error) {
 	hd := header{size: uint32(len(val)), cost: cost, owner: owner, ref: ref}
 	var large largeID
@@ -126,9 +126,9 @@ func storeCell(h *Heap, owner uint16, ref uint64, c *cell, val []byte, cost uint
 	}
 }
 
-// keepCell places an object of a cell again that was evacuated between being
-// appended and being named, and returns where it is. Whoever empties a segment
-// marks an object before he looks whether its slot names it.
+// keepCell places a cell's object again if its segment was emptied after the object was appended and before the cell
+// named it, and returns the word that the cell then holds. It notices because the evacuator marks an object dead
+// before it looks whether the object's slot names it.
 func keepCell(h *Heap, c *cell, w word, hd header, val []byte) word {
 	for h.isDead(w) || !w.alive(h.ctl.Generation(w.segment())) {
 		to, err := h.place(hd, val)

@@ -151,8 +151,8 @@ func (c *client) handle(conn *fdpass.Conn, kind wire.Kind, body []byte) error {
 	return nil
 }
 
-// shrink gives back what is above the budget, a few segments at a time, until
-// the coordinator takes the rest itself.
+// shrink gives back what is above the budget, a few segments at a time, until the deadline, at which the coordinator
+// takes the rest itself.
 func (c *client) shrink(conn *fdpass.Conn, b wire.Budget) error {
 	deadline := time.Now().Add(time.Duration(b.DeadlineMillis) * time.Millisecond)
 	var batch []uint32
@@ -189,8 +189,8 @@ func (c *client) send(conn *fdpass.Conn, k wire.Kind, v any) error {
 	return conn.Send(wire.Encode(k, v))
 }
 
-// report is what the coordinator is told. A new one is told at once what the last
-// one knew.
+// report returns what the coordinator is told. If elapsed is 0, as for a coordinator that has just welcomed the heap,
+// the report has the curve of the last one.
 func (c *client) report(elapsed time.Duration) wire.Report {
 	h := c.h
 	s := h.Stats()

@@ -12,7 +12,7 @@ import (
 
 // This is what values cost to make: how it is measured, remembered, and kept in a byte.
 
-// unknownCost is the class of a value of which nobody said what it cost.
+// unknownCost is the class of a value whose cost nobody has said.
 const unknownCost = 0
 
 // costClass squeezes a duration into a byte, eight steps to an octave. It is
@@ -21,9 +21,8 @@ func costClass(d time.Duration) uint8 {
 	return uint8(min(max(math.Log2(float64(d))*8, unknownCost+1), 255))
 }
 
-// seconds is what a class of costs stands for: that of a value of which nothing
-// is said for as much as the heap's reconstructors took in the mean, or for
-// mrc.AssumedCost if nothing has been rebuilt.
+// seconds is what a class of costs stands for. unknownCost stands for the mean of what the heap's rebuilt values
+// took, or for mrc.AssumedCost if nothing has been rebuilt.
 func (c *sampler) seconds(class uint8) float64 {
 	if class != unknownCost {
 		return math.Exp2(float64(class)/8) / 1e9
@@ -44,9 +43,9 @@ func (c *sampler) seconds(class uint8) float64 {
 // the time until they are stored, because a client that asks for many keys at once
 // makes their values in one go.
 //
-// It remembers at most 16 misses, each for at most MaxRebuild, so that a client can ask
-// for what it never stores. While there is no room, further misses are not measured: to
-// let them replace older ones would lose the misses that take long.
+// It remembers at most 16 misses, each for at most MaxRebuild, so that a client may ask for keys that it never
+// stores. While there is no room, further misses are not measured: to let them replace older ones would lose the
+// misses that take long.
 type Misses struct {
 	list  *[16]miss     // in no order; nil until something is missed
 	last  time.Duration // when the latest misses arrived
@@ -126,10 +125,10 @@ func (m *Misses) Stored(key []byte, now time.Duration) time.Duration {
 	return took / time.Duration(count)
 }
 
-// classes remember what the values of a ByteMap cost to make, by classes of keys, from
-// those of which whoever stored them said it. Most programs name the kind of a value
-// first ("user:17"), and values of one kind are made in the same way. There is a fixed
-// number of places: classes that share one share what is known.
+// classes remember what the values of a ByteMap cost to make, by classes of keys. They learn it from the values that
+// were stored together with what they took to make. Most programs name the kind of a value first ("user:17"), and
+// values of one kind are made in the same way. There is a fixed number of places: classes that share one share what
+// is known.
 type classes [64]atomic.Uint64 // seconds, as float32 (32) | how many values have been counted, up to steady (32)
 
 // steady is how many values the mean of a class stands for; an outlier among them
@@ -145,9 +144,9 @@ func classOf(key []byte) []byte {
 	return key[:max(bytes.IndexAny(key[:min(len(key), 32)], ":/._-#|0123456789"), 0)]
 }
 
-// learn takes note that a value of the class at place i took so long to make, and
-// returns what of that is to be believed: a client that was stopped meanwhile, or a
-// machine that was busy, must not make one value worth thousands of others.
+// learn takes note that a value of the class at place i took so long to make, and returns how much of that time is to
+// be believed: at most maxOutlier times the mean, because a client that was stopped meanwhile, or a machine that was
+// busy, must not make one value worth thousands of others.
 func (c *classes) learn(i uint64, took time.Duration) time.Duration {
 	for {
 		old := c[i].Load()

@@ -25,81 +25,69 @@
 //
 // # Why no reader can return bytes of a revoked or recycled segment
 //
-// A read loads a word out of a slot, loads the segment's generation g1 and
-// gives up unless it is even and the one in the word; copies the bytes; loads
-// the generation again, g2; and answers only if g1 = g2. Then:
+// A read loads a word out of a slot, loads the segment's generation g1 and gives up unless g1 is even and equals the
+// generation in the word; copies the bytes; loads the generation again, g2; and answers only if g1 = g2. Then:
 //
 //  1. Generations only grow, so from g1 to g2 the generation was g1 throughout.
 //     Every revocation raises the generation before it punches, and every
 //     recycling raises it before the segment can be opened for writing. So
 //     between the two loads the segment was neither punched nor reopened.
-//  2. Two kinds of writers write into a segment: the one appender that has it
-//     open, each byte once, and those who overwrite an object in place (below).
-//     Neither is ever late. A segment is opened again only after the appender
-//     has closed it, whoever revoked it meanwhile: the list of segments
-//     (segmentList) moves an open segment nowhere. And only after nobody was
-//     seen to overwrite anything in it, since the generation has been raised.
-//  3. A word gets into a slot only after its object has been written, and the
-//     slot is an atomic word. So the bytes between g1 and g2 are those of the
-//     object that the word names, whole; of an object that can be overwritten,
-//     if nobody has done so meanwhile.
+//  2. Two kinds of writers write into a segment: the one appender that has it open, which writes each byte once, and
+//     goroutines that overwrite an object in place (below). Neither ever writes late, into the segment's next life. A
+//     segment is opened again only after its appender has closed it, even if it was revoked meanwhile: segmentList
+//     leaves an open segment where it is. And it is opened again only after its generation has been raised and, after
+//     that, every lock of its stripes has been seen free (revive).
+//  3. A word gets into a slot only after its object has been written, and the slot is an atomic word. So the bytes
+//     that are copied between g1 and g2 are the whole object that the word names. If the object can be overwritten in
+//     place, that holds only if nobody has done so meanwhile.
 //
 // # Writing in place
 //
-// A store through a [Ptr] or into an [Array] overwrites a value of up to 4 KiB
-// where it lies. What is larger, and what is in a map or a queue, is immutable:
-// a new object is appended, and the slot swung. The state of each KiB of a
-// segment, a stripe, lies beside the segment in memory that cannot vanish: a
-// lock, a count of writes, and the dead bits of its objects. A writer takes the
-// lock if the object is not dead, checks the generation, copies, and lets the
-// lock go, which counts a write. Then:
+// A store through a [Ptr] or into an [Array] overwrites a value of up to 4 KiB where it lies. Larger values, and
+// values in a map or a queue, are immutable: a store appends a new object and swings the slot, which then names the
+// new object. The state of each KiB of a segment, a stripe, lies beside the segment in memory that cannot vanish: a
+// lock, a count of writes, and the dead bits of its objects. A writer takes the lock if the object is not dead,
+// checks the generation, copies, and lets the lock go, which counts a write. Then:
 //
 //  1. A reader loads the state before and after the copy too, and answers only
 //     if nobody held the lock and the counts are the same: no write was under
 //     way between the two.
-//  2. Who swings a slot (an evacuator that moves or evicts, a store that
-//     appends, a release) first sets the dead bit, which waits for the lock. So
-//     an object that is copied elsewhere does not change any more, no write is
-//     lost, and a write to an object that is not dead is a write to what the
-//     slot names.
-//  3. Who opens a segment again sees, after the generation has been raised,
-//     each of its locks free (revive). Who locks later loads the generation
-//     after that, finds that it is not the one in his word, and writes nothing.
-//     So nothing is written into a segment's next life.
+//  2. Whoever swings a slot (an evacuator that moves or evicts, a store that appends, a release) first sets the dead
+//     bit of the object that the slot named, and for that waits until nobody holds the lock. So an object that is
+//     copied elsewhere does not change any more, no write is lost, and a write to an object that is not dead is a
+//     write to the object that the slot names.
+//  3. Before a segment is opened again, and after its generation has been raised, revive sees each of its locks free.
+//     A writer that takes a lock later loads the generation after that, finds that it is not the one in its word, and
+//     writes nothing. So no writer of one life of a segment writes into the next.
 //
-// A write that a revocation overtakes goes into pages that nobody can prove any
-// more: the value is lost, as it would have been a moment later.
+// If the segment is revoked during a write, the bytes go into pages that no reader can prove any more: the value is
+// lost, as it would have been a moment later.
 //
 // The word holds 22 of the generation's bits. For a stale word to pass, the
 // segment would have to be recycled 4,194,304 times between the load of the
 // word and the load of g1, two instructions apart; the second check compares
 // all 64 bits.
 //
-// Headers and keys are read before they are proved. Nothing is computed from
-// them that could leave the segment ([header.fits]), and nothing is concluded
-// from them before the proof.
+// Headers and keys are read before they are proved, and until then may say anything. [header.fits] makes sure that no
+// address computed from them leaves the segment, and nothing is concluded from them before the proof.
 //
 // Readers write nothing into soft memory. Hotness counters and states lie
 // beside it, so that a reader that is overtaken by a revocation cannot damage
 // what comes after. They are hints: a hotness count may be lost, and an object
 // that is marked dead by mistake is evicted early.
 //
-// A [Ptr] keeps a hint of where its value lay, besides its slot. That a hint is
-// current is proved by the dead bit: it is set before the slot is made to name
-// anything else, so a value that is not marked is the one that the slot names.
-// A hint may be old enough for a generation to come round: the reverse pointer
-// in the object's header must be the pointer's own, too.
+// Besides its slot, a [Ptr] has a hint: the word that says where its value lay. The dead bit proves that a hint is
+// current: it is set before the slot names another object, so an object that is not marked dead is the one that the
+// slot names. A hint may be so old that the word's 22 bits of generation have come round. So the reverse pointer in
+// the object's header must be the pointer's own, too.
 //
 // # Why there is no fault guard
 //
-// A page that was punched reads as zeros, which the proof catches; it does not
-// fault. Faults would come only from truncation, which a coordinator uses to
-// end a client that refuses to let go. Measured, a deferred recover costs
-// 2.8 ns a read (7.4 instead of 4.6 for 32 bytes) and is no proof: it let 73
-// torn reads through where the generation let none of 11.9 million. What the
-// punched page costs is that a reader which was overtaken makes it exist again,
-// as zeros; the coordinator measures how much of each memfd exists and punches
-// again.
+// A page that was punched reads as zeros, which the proof catches; it does not fault. Faults would come only from
+// truncation, which a coordinator uses to end a client that refuses to let go. A deferred recover was measured to
+// cost 2.8 ns a read (7.4 instead of 4.6 for 32 bytes), and it is no proof: it let 73 torn reads of 11.9 million
+// through, and the generation none. Doing without has one cost: a reader that touches a page after it was punched
+// makes it exist again, as zeros. So the coordinator measures how much of each memfd exists, and punches again.
 //
 // # Concurrency
 //
@@ -113,11 +101,10 @@
 //	        larges.mu, flight.Group.mu, pointerTable.mu, owners.mu
 //	          Heap.mu   the list of segments
 //
-// Readers take none of them, except for large values (larges.mu, shared). The
-// lock of a stripe is a leaf below all of them: who holds it takes no other and
-// copies at most 4 KiB. A reader takes it whom writers leave no time to copy.
-// Atomic and plain accesses to soft memory race by design; that memory is
-// outside of the Go heap and of what the race detector watches.
+// Readers take none of them, except for large values (larges.mu, shared). The lock of a stripe is a leaf below all of
+// them: its holder takes no other lock and copies at most 4 KiB. A reader takes it only if writers leave it no time
+// to copy. Atomic and plain accesses to soft memory race by design; that memory is outside of the Go heap and of what
+// the race detector watches.
 //
 // # Files
 //

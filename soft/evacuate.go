@@ -19,19 +19,18 @@ import (
 // Compaction takes the segment with the least to save. Sorting ranks the rest
 // by the sum of size times hotness, for the coordinator (rank.go).
 //
-// Which segment pays when all are full of live objects: those written lately
-// by mutators (young) are a first-in-first-out queue of a tenth of the
-// memory to begin with, in which an object must be read to be saved; the
-// others (old) are a clock. That is S3-FIFO, with logs for queues, and with a
-// share of the young that adapts.
+// Which segment is emptied when all are full of live objects? The segments written lately by mutators (young) are a
+// first-in-first-out queue, of a tenth of the memory to begin with; when one is emptied, the objects that were read
+// are saved. The other segments (old) are a clock. That is S3-FIFO, with logs for queues, and with a share of the
+// young that adapts.
 type evacuator struct {
 	h  *Heap
 	mu sync.Mutex // held while segments are emptied
 
-	// How many bytes of segments that were written by mutators are kept
-	// before theirs are emptied first.
+	// youngShare is how many bytes the young segments may take. While they take more, they are emptied before old
+	// ones.
 	youngShare atomic.Int64
-	total      int64 // the memory of which it was a part; under Heap.mu
+	total      int64 // the heap's memory, in bytes, when bound last looked; under Heap.mu
 
 	kick  chan struct{}
 	rank  ranking
@@ -45,7 +44,7 @@ func (e *evacuator) init(h *Heap) {
 	e.total = h.cfg.Budget
 }
 
-// low is how many free segments are too few.
+// low is how many free segments the evacuator keeps in a heap that was granted so many: fewer are too few.
 func (e *evacuator) low(granted int) int { return min(2+granted/64, 32) }
 
 func (e *evacuator) wake() {
@@ -104,9 +103,8 @@ func (e *evacuator) collectOne() error {
 	return e.emptyOne()
 }
 
-// emptyOne empties one segment, after passing over those that are not worth
-// it: what must be saved is aged instead of copied, and the next ones have to
-// be hotter to be saved.
+// emptyOne empties one segment. It passes over old segments in which nearly every object would be saved: their
+// objects are aged instead of copied. The more segments it has passed over, the hotter an object must be to be saved.
 //
 // Preconditions: e.mu is held.
 func (e *evacuator) emptyOne() error {
@@ -148,8 +146,8 @@ func (e *evacuator) emptyOne() error {
 	}
 }
 
-// choose takes the segment to empty: a sparse one if there is any (then the
-// returned state is segTaken), else the oldest of the queue that is too long.
+// choose takes the segment to empty: the sparsest segment if any is sparse (then the returned state is segTaken),
+// else the oldest young segment if the young have more than their share, else the oldest old one.
 func (e *evacuator) choose() (seg uint32, from segmentState, ok bool) {
 	h := e.h
 	h.mu.Lock()
@@ -191,9 +189,9 @@ func (e *evacuator) shift(n int64, young bool) {
 	e.youngShare.Add(n)
 }
 
-// bound makes the share of the young the same part of the memory as it was of
-// what there was, or what is hot would make room for what is merely new in a
-// heap that shrinks; and keeps it between a fiftieth and nine tenths.
+// bound scales the share of the young as the heap's memory has changed since the last time: else, in a heap that
+// shrinks, hot objects would make room for merely new ones. It keeps the share between a fiftieth and nine tenths of
+// the memory.
 //
 // Preconditions: Heap.mu is held.
 func (e *evacuator) bound() {
@@ -244,7 +242,7 @@ func (e *evacuator) retire(seg uint32) {
 	l := live(h.live[seg].Swap(0))
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if l.objects() > 0 { // revoked with them, or nobody's: see Heap.place
+	if l.objects() > 0 { // lost to a revocation, or never named by a slot: see Heap.place
 		h.count.lostObjects.Add(uint64(l.objects()))
 		h.count.lostBytes.Add(uint64(l.granules()) * granule)
 	}
@@ -342,7 +340,7 @@ type victim struct {
 	seg  uint32
 	gen  uint64
 	end  uint32
-	keep int // what is hotter than this is saved
+	keep int // objects that are hotter than this are saved
 
 	young bool // it was written by mutators
 }
@@ -376,9 +374,8 @@ func (v *victim) walk(f func(w word, hd header) bool) {
 	}
 }
 
-// empty saves or evicts every object of the segment. What it takes off the
-// segment's account, and counts, it does at the end, at once: an atomic
-// operation for each object would take as long as the rest.
+// empty saves or evicts every object of the segment. It updates the segment's account and the counters once, at the
+// end: an atomic operation for each object would take as long as all the rest.
 func (v *victim) empty() {
 	h := v.e.h
 	var saved, evicted live

@@ -13,11 +13,10 @@ import (
 // root or for the service.
 const hostSocket = "/run/polder/coordinator.sock"
 
-// CoordinatorSockets are the paths at which a coordinator listens unless it is told
-// otherwise, those that go first in front. A coordinator listens at the first: in the
-// $RUNTIME_DIRECTORY of a service; else, for another user than root, in $XDG_RUNTIME_DIR or,
-// if that is not set, a directory of the user's own for temporary files. The last one is
-// the host's, /run/polder/coordinator.sock.
+// CoordinatorSockets are the paths at which a coordinator may listen unless it is told otherwise, in the order in
+// which they are tried. A coordinator listens at the first path: in the $RUNTIME_DIRECTORY of a service; else, unless
+// the user is root, in $XDG_RUNTIME_DIR or, if that is not set, in a directory of the user's own for temporary files.
+// The last path is the host's, /run/polder/coordinator.sock.
 func CoordinatorSockets() []string {
 	uid := os.Geteuid()
 	dir, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
@@ -33,8 +32,8 @@ func CoordinatorSockets() []string {
 	return slices.Compact([]string{filepath.Join(dir, filepath.Base(hostSocket)), hostSocket})
 }
 
-// FindCoordinator returns the path of the first of CoordinatorSockets that is there, and ""
-// if none is. It passes over a socket in a directory of somebody else's, but for the host's:
+// FindCoordinator returns the path of the first of CoordinatorSockets that is there, and "" if none is. It skips a
+// socket in a directory into which another user (except root) can put something, unless it is the host's socket:
 // whoever serves a socket sees what a heap holds.
 func FindCoordinator() string {
 	for _, path := range CoordinatorSockets() {

@@ -1,11 +1,10 @@
 package soft
 
-// The header of figure 5, before every object in a segment. It is written
-// once, by the appender that owns the open segment, and never changed: what
-// does change (liveness, hotness) lies beside the segment in ordinary memory,
-// because a reader that was overtaken by a revocation must not write into
-// memory that may be somebody else's by now. The evacuating bit is the dead bit
-// there: what is dead is immutable, so copying it needs no lock.
+// The header of figure 5, before every object in a segment. It is written once, by the appender that owns the open
+// segment, and never changed: what does change (liveness, hotness) lies beside the segment in ordinary memory,
+// because a reader that was overtaken by a revocation must not write into memory that may be somebody else's by now.
+// The figure's evacuating bit is the dead bit there (see stripe): a dead object is immutable, so copying it needs no
+// lock.
 //
 //	word 0   size of the payload (32) | key length (16) | cost (8) | flags (8)
 //	word 1   the reverse pointer: owner (16) | reference within the owner (48)

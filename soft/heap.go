@@ -54,8 +54,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// MinBudget is the least that a heap can work with: an open segment for each
-// of its appenders and something to evict.
+// MinBudget is the least budget of a heap: some segments are open, up to one for each appender, and some must be left
+// to evict.
 const MinBudget = minSegments * SegmentSize
 
 const minSegments = 8
@@ -74,12 +74,12 @@ type Heap struct {
 	curve  sampler
 	count  counters
 
-	live []atomic.Uint64 // one account a segment
+	live []atomic.Uint64 // the account of each segment, a live
 
 	owners owners
 	larges larges
 
-	append  []appender // one of them is taken by what is appended
+	append  []appender // each append uses its processor's
 	survive appender   // for what the evacuator saves; under evac.mu
 	evac    evacuator
 

@@ -32,7 +32,7 @@ type large struct {
 	owner  uint16
 	ref    uint64
 	pieces []*piece    // immutable but for the words
-	whole  atomic.Bool // its object has been published
+	whole  atomic.Bool // the object that names it has been published
 }
 
 // piece is a part of a value that ends before the offset end.
@@ -41,7 +41,8 @@ type piece struct {
 	end  int
 }
 
-// each visits the pieces with what of the value they hold.
+// each passes every piece to f, with the range of the value that it holds, until f returns false. It reports whether
+// f never did.
 func (v *large) each(f func(p *piece, from, to int) bool) bool {
 	from := 0
 	for _, p := range v.pieces {
@@ -105,8 +106,8 @@ func (l *larges) create(owner uint16, ref uint64, val []byte) (largeID, error) {
 		v.pieces = append(v.pieces, &piece{end: at})
 		v.pieces[len(v.pieces)-1].word.Store(uint64(w))
 	}
-	// Only now can the evacuator move or evict the pieces. One that it has met
-	// before is gone, which the first reader will notice.
+	// Only now can the evacuator move or evict the pieces. A piece whose segment it emptied before that is gone,
+	// which the first reader will notice.
 	l.mu.Lock()
 	l.values[id] = v
 	l.mu.Unlock()
@@ -144,7 +145,7 @@ func (l *larges) append(dst []byte, id largeID) ([]byte, bool) {
 	return dst, true
 }
 
-// read copies a value into dst, which must be as long as it is.
+// read copies a value into dst, which must be as long as the value.
 func (l *larges) read(dst []byte, id largeID) bool {
 	v := l.get(id)
 	if v == nil || v.size != len(dst) {
@@ -183,7 +184,7 @@ func (l *larges) copy(dst []byte, v *large) bool {
 	})
 }
 
-// drop releases a value. Dropping none, or twice, is a no-op.
+// drop releases a value. Dropping the identity 0, or a value twice, is a no-op.
 func (l *larges) drop(id largeID) {
 	if id == 0 {
 		return

@@ -10,8 +10,7 @@ import (
 	"polder/codec"
 )
 
-// A Codec makes values byte strings and back that have no other way to be stored: see the
-// package codec.
+// A Codec turns values that cannot be stored as they are into byte strings and back: see the package codec.
 type Codec[T any] = codec.Codec[T]
 
 // Map is a hash table in soft memory: entries may vanish at any time, and
@@ -111,8 +110,8 @@ func (m *Map[K, V]) AppendPart(dst []byte, key K, from, n int) ([]byte, bool) {
 	return b, ok
 }
 
-// AppendAgain is AppendPart for who has just missed the key, which is counted: it may
-// have been stored since.
+// AppendAgain is AppendPart for a caller that has just missed the key and looks again, because the key may have been
+// stored since. It counts neither a hit nor a miss: the miss has been counted.
 func (m *Map[K, V]) AppendAgain(dst []byte, key K, from, n int) ([]byte, bool) {
 	k := m.key.View(&key, nil)
 	b, _, _, f := m.t.getPart(m.hash(k), k, dst, uint32(from), uint32(n))
@@ -122,8 +121,8 @@ func (m *Map[K, V]) AppendAgain(dst []byte, key K, from, n int) ([]byte, bool) {
 	return b, true
 }
 
-// Set stores a value. What it cost is taken to be what the heap's reconstructors
-// take in the mean or, where there are none, a millisecond.
+// Set stores a value. The value is taken to cost the mean of what the heap's rebuilt values took to make or, if
+// nothing was rebuilt, a millisecond.
 func (m *Map[K, V]) Set(key K, v V) error { return m.store(key, &v, entry{}, nil) }
 
 // SetCost is Set for a value that took d to build: the coordinator weighs

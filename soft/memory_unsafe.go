@@ -48,8 +48,8 @@ func copyOut[T any](b base, seg, off uint32, dst *T) { *dst = *(*T)(b.at(seg, of
 
 // copyIn copies a value into a segment.
 //
-// Preconditions: as of copyOut; the stripe is locked.
+// Preconditions: those of copyOut; the stripe is locked.
 func copyIn[T any](b base, seg, off uint32, v *T) { *(*T)(b.at(seg, off)) = *v }
 
-// sizeOf declares no variable: one of a large T would be allocated.
+// sizeOf returns the size of a T in bytes. It declares no variable of type T: a large one would be allocated.
 func sizeOf[T any]() int { return int(unsafe.Sizeof(*(*T)(nil))) }

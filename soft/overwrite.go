@@ -5,9 +5,8 @@ import (
 	"polder/soft/internal/order"
 )
 
-// maxInPlace is the largest value that is overwritten where it lies. Readers
-// of a stripe wait while it is written, so that it must not take long; and
-// what is larger is appended nearly as fast.
+// maxInPlace is the largest value that is overwritten where it lies. Readers of the stripe wait meanwhile, so writing
+// must not take long; and larger values are appended nearly as fast.
 const maxInPlace = 4 << 10
 
 // overwritten says what became of an attempt to write in place.
@@ -20,8 +19,8 @@ const (
 	differed             // the value is not the one that was expected
 )
 
-// overwrite replaces the value of an object in place, by *v. The object must
-// be the one that rev is the reverse pointer of, or it is gone.
+// overwrite replaces the value of w's object in place, by *v, and reports whether it did. It does not if the object
+// is gone or dead, if its reverse pointer is not rev, or if somebody holds its stripe's lock.
 //
 // Preconditions: T is codec.Pointerless and is at most maxInPlace; w named an
 // object of T.
@@ -46,8 +45,8 @@ func overwrite[T any](h *Heap, w word, rev uint64, v *T) bool {
 	return ok
 }
 
-// overwriteSlow is overwrite if the value equals *old, or if old is nil, for
-// a word that was loaded out of the object's slot.
+// overwriteSlow replaces the value of w's object in place, by *v, if the value equals *old or if old is nil. It waits
+// for the stripe's lock. The caller has loaded w out of the object's slot, so no reverse pointer is compared.
 func overwriteSlow[T any](h *Heap, w word, old, v *T) overwritten {
 	_ = *v // as in overwrite
 	seg, off := w.segment(), w.offset()
@@ -89,8 +88,8 @@ func overwriteLocked[T any](h *Heap, w word, seg, off uint32, old, v *T) overwri
 	return written
 }
 
-// readLocked copies a value out while nobody can overwrite it, for a reader
-// whom writers keep from finding it undisturbed.
+// readLocked copies a value out while nobody can overwrite it, for a reader that writers have disturbed each time it
+// tried (undisturbed).
 func readLocked[T any](h *Heap, w word, dst *T) bool {
 	_ = *dst // as in overwrite
 	seg := w.segment()
@@ -149,7 +148,7 @@ func casCell[T any](h *Heap, owner uint16, ref uint64, c *cell, old, v *T) (word
 				}
 				continue
 			}
-			// Frozen: what it holds from now on is what we compare.
+			// Frozen: the object does not change any more, so a copy of it can be compared.
 		}
 		now, at, ok := new(T), word(0), false
 		if sizeOf[T]() > maxInline {

@@ -18,17 +18,15 @@ type owner interface {
 	// is zero, and reports whether the slot did name from. Tags are ignored.
 	swing(ref uint64, from, to word) bool
 
-	// holdsLarge reports whether the object of ref is there and names a large
-	// value.
+	// holdsLarge reports whether the object of ref is there and names the large value id.
 	holdsLarge(ref uint64, id largeID) bool
 
 	// sweep clears the slots whose objects are gone, after a revocation.
 	sweep()
 }
 
-// owners are the containers of a heap by their number in object headers.
-// Numbers are used again once every object of the last holder is gone: a
-// closed container clears all its slots, so that a late swing finds nothing.
+// owners are the containers of a heap by their number in object headers. The number of a closed container is used
+// again: closing clears all the container's slots, so that a late swing finds nothing.
 type owners struct {
 	list atomic.Pointer[[]ownerEntry] // replaced, never changed
 

@@ -46,17 +46,15 @@ func NewPointers[T, A any](h *Heap, rebuild func(context.Context, A) (T, error))
 // the value goes away, whether it is freed, evicted or revoked.
 type Owned interface{ owned() ownedRef }
 
-// ownedRef names a pointer for as long as it is not freed: its reference is used
-// again, with another tag.
+// ownedRef names a pointer until the pointer is freed. After that the reference is used again, with another tag.
 type ownedRef struct {
 	t   *pointerTable
 	ref uint64
 	tag uint32
 }
 
-// hold keeps a pointer from being freed, as another reference would, until
-// letGo: its owner may be freed or evicted at any time. It reports false if it
-// is free already.
+// hold keeps a pointer from being freed, as another reference would, until letGo: its owner may be freed or evicted
+// at any time. hold reports false if the pointer is freed already.
 func (r ownedRef) hold() bool { return r.t != nil && r.t.addRef(r.ref, r.tag) }
 
 func (r ownedRef) letGo() { r.t.drop([]ownedRef{r}) }
@@ -101,11 +99,10 @@ func (s *Pointers[T, A]) InitShared(p *Shared[T], v T, own ...Owned) error {
 // Load copies the value to dst and reports whether it is still there. If it
 // is not, dst holds garbage.
 //
-// The pointer remembers where the value lay. That is proved by the segment's
-// generation before and after the copy, by the object's reverse pointer, and by
-// the dead bit, which is set before the pointer's cell is made to name anything
-// else; and the stripe's count of writes proves that nobody overwrote the value
-// meanwhile. Only when one of them fails does Load look into the cell.
+// The pointer remembers where the value lay. Three things prove that it still lies there: the segment's generation,
+// before and after the copy; the object's reverse pointer; and the dead bit, which is set before the pointer's cell
+// names anything else. The stripe's count of writes proves that nobody overwrote the value meanwhile. Only when one
+// of these proofs fails does Load look into the cell.
 //
 //polder:hot
 func (p *Ptr[T]) Load(dst *T) bool {
@@ -143,8 +140,8 @@ func (p *Ptr[T]) loadSlow(dst *T) bool {
 	return ok
 }
 
-// loadRef is Load by a pointer's cell, which must be that pointer's before and
-// after.
+// loadRef copies the value that the cell c names. It reports false unless c is the cell of the pointer r both before
+// and after.
 func loadRef[T any](h *Heap, r ownedRef, c *cell, dst *T) (w word, ok bool) {
 	if !r.current() {
 		return 0, false
@@ -359,7 +356,7 @@ func (t *pointerTable) addRef(ref uint64, tag uint32) bool {
 	}
 }
 
-// own makes a value own others in place of those that it owned.
+// own makes the value of ref own the given pointers, and drops the references to those that it owned before.
 func (t *pointerTable) own(ref uint64, own []Owned) {
 	old := t.disown(ref)
 	if len(own) > 0 {
@@ -389,8 +386,8 @@ func (t *pointerTable) disown(ref uint64) []ownedRef {
 	return old
 }
 
-// drop gives references up, and whatever was owned by what nobody refers to
-// any more.
+// drop gives references up. It frees a pointer that nobody refers to any more, and also gives up the references that
+// the pointer's value owned.
 func (t *pointerTable) drop(list []ownedRef) {
 	for len(list) > 0 {
 		r := list[len(list)-1]

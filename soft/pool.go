@@ -27,15 +27,14 @@ type PoolConfig[K comparable, V any] struct {
 	// Name is what the profiler calls the pool.
 	Name string
 
-	// Rebuild makes the value of a key. It is called once at a time for each
-	// key, with a context that is cancelled when nobody waits any more. An
-	// error is passed to all who wait and not remembered; but ErrNotFound
-	// (or what wraps it) is, for NegativeTTL.
+	// Rebuild makes the value of a key. Goroutines that ask for the same key share one call, whose context is
+	// cancelled when nobody waits any more. A call that was cancelled, or whose key was invalidated, may still run
+	// beside the next; and Verify makes calls of its own. An error is passed to all who wait and not remembered; but
+	// ErrNotFound (or what wraps it) is, for NegativeTTL.
 	Rebuild func(ctx context.Context, key K) (V, error)
 
-	// RebuildBatch, if set, makes the values of several keys together, in
-	// their order. It may answer with one error for each key, or with one for
-	// all. GetOrRebuildBatch uses it; without it, that calls Rebuild.
+	// RebuildBatch, if set, makes the values of several keys together, in their order. It may answer with one error
+	// for each key, or with one for all. GetOrRebuildBatch uses it, or else calls Rebuild for each key.
 	RebuildBatch func(ctx context.Context, keys []K) ([]V, []error, error)
 
 	// TTL bounds the age of a value. 0: values do not age.
@@ -49,13 +48,11 @@ type PoolConfig[K comparable, V any] struct {
 	// less than TTL. 0: not at all.
 	RefreshAhead time.Duration
 
-	// Priority decides which of the heap's pools keeps its values when memory
-	// is short: see there.
+	// Priority decides which of the heap's pools keeps its values when memory is short: see the type.
 	Priority Priority
 
-	// Weight is how much the time that this pool spends rebuilding counts in
-	// what the coordinator is told that memory saves. Default 1; more than 0,
-	// at most 1000.
+	// Weight multiplies what this pool's values cost to rebuild, in the curve that tells the coordinator what memory
+	// saves. Default 1; more than 0, at most 1000.
 	Weight float64
 
 	// Verify is the debug mode: that fraction (0 to 1) of the hits is rebuilt
@@ -156,8 +153,8 @@ func (p *Pool[K, V]) lookup(key K, v *V) (f found, expiry int64, err error) {
 	return f, expiry, err
 }
 
-// again is lookup for who has just missed the key, which is counted: it may have been
-// stored since.
+// again is lookup without counting: also for a caller whose miss has been counted, and which looks once more because
+// the key may have been stored since.
 //
 //polder:hot
 func (p *Pool[K, V]) again(key K, v *V) (f found, expiry int64, err error) {
@@ -167,7 +164,7 @@ func (p *Pool[K, V]) again(key K, v *V) (f found, expiry int64, err error) {
 		_, _, expiry, f = p.m.t.get(hash, k, codec.Bytes(v)[:0])
 		if f != present {
 			var zero V
-			*v = zero // of what was overtaken while it was copied
+			*v = zero // a copy that was overtaken may have left bytes in it
 		}
 		return f, expiry, nil
 	}
@@ -215,9 +212,9 @@ func (p *Pool[K, V]) rebuilder(key K) func(context.Context, *flight.Call[V]) (V,
 	}
 }
 
-// settle stores what a reconstructor answered, unless the key was invalidated
-// meanwhile: that is asked under the lock under which an invalidation removes
-// the key. If memory is short, the value is not kept, which is no error.
+// settle stores what a reconstructor answered, unless the key was invalidated meanwhile. It asks that while it holds
+// the shard's lock, under which an invalidation removes the key. If memory is short, the value is not kept, which is
+// no error.
 func (p *Pool[K, V]) settle(key K, c *flight.Call[V], v *V, err error, took time.Duration) error {
 	fresh := func(match, bool) bool { return p.flights.Fresh(c) }
 	switch {
@@ -302,7 +299,8 @@ func (p *Pool[K, V]) rebuildBatch(ctx context.Context, keys []K) []result[V] {
 		if c == nil {
 			continue
 		}
-		if f, _, err := p.again(keys[i], &out[i].val); f == present && err == nil { // stored between our look and our turn
+		// Stored between our look and our turn?
+		if f, _, err := p.again(keys[i], &out[i].val); f == present && err == nil {
 			p.flights.End(keys[i], c, func() (V, error) { return out[i].val, nil })
 			mine[i] = nil
 			continue

@@ -55,9 +55,8 @@ func (a *Account) Rebuilt(d time.Duration, n int) {
 	a.h.rebuilt(d, n)
 }
 
-// Rebuilt records that the program has spent d to rebuild a value by itself,
-// for those that store into a Map what they made. Pools record it themselves, and so
-// does a ByteMap that is told.
+// Rebuilt records that the program has spent d to rebuild a value itself. It is for programs that store into a Map
+// what they made. Pools record it themselves, and so does a ByteMap whose items say what they took.
 func (h *Heap) Rebuilt(d time.Duration) { h.rebuilt(d, 1) }
 
 // rebuilt counts n values that were rebuilt together in the given time.

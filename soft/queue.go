@@ -20,7 +20,7 @@ type Queue[T any] struct {
 	rebuild func(ctx context.Context, seq uint64) (T, error)
 	ring    *ring
 
-	mu         sync.Mutex // held while head and tail change; not over soft memory
+	mu         sync.Mutex // guards head and tail; held while a value is stored or taken, not while it is rebuilt
 	head, tail uint64
 	lost       atomic.Uint64
 	cost       atomic.Uint32 // class of the last rebuilding
@@ -100,7 +100,7 @@ func (q *Queue[T]) take() (seq uint64, b []byte, some, there bool) {
 	seq = q.head
 	c := &q.ring.list[seq%uint64(len(q.ring.list))]
 	b, there = appendCell(q.h, c, nil)
-	if there { // what rebuilding would have taken is known from those that were rebuilt
+	if there { // it is taken to cost what the last rebuilding did
 		q.h.rebuiltCell(q.ring.id, seq&refMask, len(b), uint8(q.cost.Load()))
 	}
 	dropCell(q.h, c)

@@ -27,8 +27,7 @@ const (
 	rankLeast = 32
 )
 
-// rankShare is how many segments of a heap that has granted of them are ranked
-// in one tick.
+// rankShare is how many segments are ranked in one tick if the heap has been granted so many.
 func rankShare(granted int) int {
 	const ticks = int(rankEvery / tick)
 	return max((granted+ticks-1)/ticks, rankLeast)
@@ -49,7 +48,8 @@ func (r *ranking) refresh(h *Heap) {
 	}
 }
 
-// rank publishes one segment's rank and reports whether it has one of its own.
+// rank publishes a segment's rank and reports whether it was computed from the segment's objects. Free and open
+// segments have fixed ranks; nothing is published for a segment that is away.
 func (h *Heap) rank(seg uint32) bool {
 	h.mu.Lock()
 	state := h.list.state[seg]
@@ -67,7 +67,7 @@ func (h *Heap) rank(seg uint32) bool {
 	account := live(h.live[seg].Load())
 	size, objects := uint64(account.granules())*granule, uint64(account.objects())
 	var sum uint64
-	if objects > 0 { // those that are dead have been hot, too
+	if objects > 0 { // dead objects' counters are in the sum, too: hence the bound
 		sum = size + min(size*h.hotnessOf(seg)/objects, size*hottest)
 	}
 	h.ctl.SetRank(seg, sum)

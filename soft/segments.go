@@ -2,7 +2,7 @@ package soft
 
 import "errors"
 
-// segmentList is who has which segment. It is guarded by Heap.mu.
+// segmentList says where each segment is. It is guarded by Heap.mu.
 //
 // A segment is in exactly one place: free, open (an appender has it), young
 // (sealed, written by appenders), old (sealed, written by the evacuator),
@@ -10,7 +10,7 @@ import "errors"
 // in the order in which they were sealed.
 type segmentList struct {
 	state  []segmentState
-	end    []uint32 // of a sealed segment's log
+	end    []uint32 // where a sealed segment's log ends, in bytes
 	free   []uint32
 	young  queue
 	old    queue
@@ -133,8 +133,9 @@ func (h *Heap) resize(n int) error {
 	return errors.Join(err, failed)
 }
 
-// giveBack revokes segments until the heap has at most n, emptying those that
-// are in use, and passes each to released, until that returns false.
+// giveBack revokes segments until the heap has at most n, but never fewer than minSegments. When no free segment is
+// left to revoke, it has the evacuator empty one. It passes each segment that it has revoked to released, and stops
+// early if released returns false.
 func (h *Heap) giveBack(n int, released func(seg uint32) bool) error {
 	n = max(n, minSegments)
 	for {
@@ -160,7 +161,7 @@ func (h *Heap) giveBack(n int, released func(seg uint32) bool) error {
 	}
 }
 
-// takeGranted takes in what a coordinator has granted.
+// takeGranted puts the segments that a coordinator has granted on the free list.
 func (h *Heap) takeGranted() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -45,24 +45,24 @@ func (s *spread) load() (n uint64) {
 // Stats is what a heap has done and what it holds.
 type Stats struct {
 	Budget  int64 // bytes that the heap may use now
-	Free    int64 // of them, in segments that hold nothing
+	Free    int64 // how much of it is in segments that hold nothing
 	Live    int64 // bytes of objects, headers included
 	Objects int64
 
 	Hits, Misses uint64
 
-	// Rebuilds counts the values that reconstructors made, or that others made and said
-	// how long it took; RebuildTime is how long all of that took: the paper's RCOST.
+	// Rebuilds counts the values that reconstructors made, and the values that the program made itself and reported
+	// (such as with Heap.Rebuilt or Item.Took). RebuildTime is how long making them took: the paper's RCOST.
 	Rebuilds    uint64
 	RebuildTime time.Duration
 
-	RevokedSegments uint64 // taken by the coordinator while in use
-	LostObjects     uint64 // with them
+	RevokedSegments uint64 // taken by the coordinator, empty ones included
+	LostObjects     uint64 // that were in them
 	LostBytes       uint64
 
 	EvictedObjects uint64 // by our own evacuator
 	EvictedBytes   uint64
-	SavedBytes     uint64 // copied by it because they were hot
+	SavedBytes     uint64 // copied by it: hot objects, and those of sparse segments
 }
 
 // Stats returns the counters. It does not stop anybody, so that figures that
@@ -87,9 +87,9 @@ func (h *Heap) Stats() Stats {
 	return s
 }
 
-// ghosts remember what was evicted, by a part of its hash, and when, counted
-// in bytes evicted: that is how much larger the heap should have been. They
-// are a table with one place for each hash, where newer ones replace older.
+// ghosts remember evicted objects: a part of an object's hash, and how many bytes had been evicted before it. The
+// bytes that were evicted since then say how much larger the heap should have been to keep the object. ghosts are a
+// table with one place for each hash, where newer ghosts replace older ones.
 type ghosts struct {
 	table []atomic.Uint64 // fingerprint (32) | was young (1) | bytes evicted before, in units of 64 KiB (31)
 	mask  uint64
@@ -146,7 +146,8 @@ func (g *ghosts) flush(b *ghostBatch) {
 	b.n = 0
 }
 
-// take asks whether something was evicted lately, and forgets it.
+// take reports whether an object was evicted lately, how many bytes had been evicted before it and whether it was
+// young, and forgets it.
 func (g *ghosts) take(owner uint16, ref uint64) (evicted uint64, young, ok bool) {
 	x := ghostHash(owner, ref)
 	p := &g.table[x&g.mask]
@@ -158,10 +159,9 @@ func (g *ghosts) take(owner uint16, ref uint64) (evicted uint64, young, ok bool)
 	return v & (ghostYoung - 1) << 16, v&ghostYoung != 0, true
 }
 
-// returned records that something of n bytes is stored that may have been
-// evicted, and reports whether it was. Whoever asks again for what was evicted
-// while it was young would have liked that queue to be longer; the old one, if
-// it was old. So the share of the young follows the load, as ARC's does.
+// returned records that an object of n bytes is stored, and reports whether it was evicted lately. If it was evicted
+// from a young segment, it would have been kept if the young queue had been longer; if from an old segment, the old
+// queue. So the share of the young follows the load, as ARC's does.
 func (h *Heap) returned(owner uint16, ref uint64, n uint32) bool {
 	at, young, ok := h.ghosts.take(owner, ref)
 	if !ok {
@@ -169,7 +169,7 @@ func (h *Heap) returned(owner uint16, ref uint64, n uint32) bool {
 	}
 	now := h.count.evictedBytes.Load()
 	missing := now - min(at, now)
-	if missing < uint64(h.cfg.Max) { // else it would not have helped
+	if missing < uint64(h.cfg.Max) { // else not even the largest heap would have kept it
 		h.evac.shift(int64(n), young)
 	}
 	return true
@@ -183,7 +183,7 @@ type sampler struct {
 	count     *counters // the heap's
 	prior     uint64
 	records   float64 // since the last interval
-	seen      float64 // what s had seen of accesses at the end of the last interval
+	seen      float64 // s.Seen() at the end of the last interval
 	recent    float64 // accesses per second, lately; 0 before the first interval
 	said      bool    // somebody has said what a value costs
 }
@@ -195,7 +195,7 @@ const (
 	sampledRate = 20000
 )
 
-// init begins to sample; without it nothing is.
+// init begins to sample. Without it, no access is sampled.
 func (c *sampler) init(limit int64) {
 	c.s = mrc.New(SegmentSize/8, limit, sampledKeys)
 	c.threshold.Store(c.s.Threshold())
@@ -227,8 +227,8 @@ func (c *sampler) record(x uint64, size uint32, cost uint8) {
 // lower follows the sampler, which samples less when there are more keys.
 func (c *sampler) lower() { c.threshold.Store(min(c.threshold.Load(), c.s.Threshold())) }
 
-// accessCell is access for a value that a cell names; those are not counted
-// among the hits, which would cost more than reading them.
+// accessCell is access for a value that a cell names. Such an access is not counted as a hit: counting would cost
+// more than reading the value.
 //
 //polder:hot
 func (h *Heap) accessCell(owner uint16, ref uint64, w word) {
@@ -270,7 +270,7 @@ func (c *sampler) recordAlone(x uint64, size int, cost uint8) {
 	c.lower()
 }
 
-// inserted records that something was stored that nobody has asked for.
+// inserted records that a value was stored that nobody had asked for.
 func (c *sampler) inserted(owner uint16, ref uint64, size int) {
 	x := ghostHash(owner, ref)
 	if x >= c.threshold.Load() || !c.mu.TryLock() {
@@ -282,13 +282,13 @@ func (c *sampler) inserted(owner uint16, ref uint64, size int) {
 	c.lower()
 }
 
-// lately is the time, in seconds, over which it is counted how often a heap is asked now.
-// What it is asked for is remembered for longer: a heap that nobody asks any more must
-// soon leave its memory to others, and one that is asked again need not be learnt anew.
+// lately is the time, in seconds, over which the heap's present rate of accesses is averaged. It is short because a
+// heap that nobody asks any more must soon leave its memory to others. What the heap is asked for is remembered for
+// longer, so that the curve of a heap that is asked again need not be learnt anew.
 const lately = 8
 
-// interval closes an interval in which there were accesses in all so far, and
-// returns the curve: seconds of rebuilding saved per second.
+// interval closes an interval of so many seconds and returns the curve: seconds of rebuilding saved per second.
+// accesses counts all accesses since the heap was opened.
 func (c *sampler) interval(seconds float64, accesses uint64) mrc.Curve {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -311,10 +311,9 @@ func (c *sampler) interval(seconds float64, accesses uint64) mrc.Curve {
 	return curve
 }
 
-// needs closes an interval, at the end of which the heap's statistics are s, and returns
-// the curve of the memory that the heap needs to save so much. That is more than the bytes
-// of the objects, which is what a sampler knows: some segments are being filled, some are
-// kept free, and in the others something has died.
+// needs closes an interval, at whose end the heap's statistics are s, and returns what the heap saves by how much
+// memory it needs. The sampler knows only the bytes of objects. The heap needs more: some segments are being filled,
+// some are kept free, and the others hold dead objects, too.
 func (h *Heap) needs(seconds float64, s Stats) mrc.Curve {
 	c := h.curve.interval(seconds, s.Hits+s.Misses)
 	full := s.Budget - s.Free + int64(h.evac.low(int(s.Budget/SegmentSize)))*SegmentSize
@@ -324,11 +323,11 @@ func (h *Heap) needs(seconds float64, s Stats) mrc.Curve {
 	return c
 }
 
-// maxOverhead bounds the memory that a heap is taken to need for each byte of its objects:
-// one of which most has just died will fill again.
+// maxOverhead bounds the memory that a heap is taken to need for each byte of its objects: a heap most of whose
+// objects have just died will fill again.
 const maxOverhead = 1.25
 
-// assumed reports whether nobody has said what anything costs.
+// assumed reports whether nothing is known of what values cost: nobody has said it, and nothing was rebuilt.
 func (c *sampler) assumed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -95,15 +95,14 @@ func newStore(n int, shared bool) (s *store, err error) {
 // files returns the descriptors to give to a coordinator.
 func (s *store) files() []*os.File { return []*os.File{s.memfd.File(), s.table.File()} }
 
-// populate makes a fresh segment of a memfd one huge page, where the kernel
-// lets us. It takes as long as touching its pages one by one, which would have
-// to be done anyway; reading is faster, and punching it away takes a
-// coordinator 8 µs in place of 400.
+// populate makes a fresh segment of a memfd one huge page, where the kernel lets us. That takes as long as touching
+// the segment's pages one by one, which would have to be done anyway. Reading is faster then, and punching the
+// segment away takes a coordinator 8 µs in place of 400.
 func (s *store) populate(seg uint32, gen uint64) {
 	if s.memfd == nil || s.huge[seg].Load() {
 		return
 	}
-	s.huge[seg].Store(true) // or it cannot be; then not again either
+	s.huge[seg].Store(true) // even if the kernel refuses: then it is not asked again
 	off := int(seg) * SegmentSize
 	s.segments.Bytes()[off] = 0
 	_ = s.segments.Collapse(off, SegmentSize)

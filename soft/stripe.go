@@ -15,12 +15,10 @@ import (
 //	| writes     | locked | dead bits |
 //	+------------+--------+-----------+
 //
-// A dead bit says that the slot which named the object that begins at that
-// granule names something else, or is about to: the object is not written any
-// more. Who overwrites an object in place holds the lock of the stripe in which
-// the object begins, and the count of writes grows when he lets it go: the lock
-// and the count are a sequence lock. Nobody takes another lock while he holds
-// one, or blocks.
+// The dead bit of a granule says that the slot that named the object which begins there names something else, or is
+// about to: the object is not written any more. Whoever overwrites an object in place holds the lock of the stripe in
+// which the object begins. Unlocking adds one to the count of writes: the lock and the count are a sequence lock. The
+// holder of a stripe's lock takes no other lock and does not block.
 type stripe struct{ atomic.Uint64 }
 
 const (
@@ -50,12 +48,12 @@ func (p *stripe) tryLock(v uint64) bool {
 	if v&stripeLocked != 0 || !p.CompareAndSwap(v, v|stripeLocked) {
 		return false
 	}
-	order.StoreFence() // who sees what we write sees the lock
+	order.StoreFence() // whoever sees what we write sees the lock
 	return true
 }
 
-// unlock lets a stripe go of which the state was v before it was locked, and
-// counts a write. Nobody else changes the state of a locked stripe.
+// unlock unlocks a stripe whose state was v before it was locked, and counts a write. Nobody else changes the state
+// of a locked stripe.
 func (p *stripe) unlock(v uint64) { order.Store(&p.Uint64, v+stripeWrite) }
 
 // idle waits until nobody holds the lock and returns the state.
@@ -64,14 +62,13 @@ func (p *stripe) idle() uint64 {
 		if v := p.Load(); v&stripeLocked == 0 {
 			return v
 		}
-		runtime.Gosched() // he who holds it may have been preempted
+		runtime.Gosched() // the holder may have been preempted
 	}
 }
 
-// markDead says that the slot that names w is about to name something else:
-// when it returns, the object will not be written in place any more. If w's
-// segment has begun a new life since the caller looked, an object of that life
-// may be marked in its place: it is lost, which soft memory may be.
+// markDead sets the dead bit of w's object, whose slot is about to name something else. Once markDead has returned,
+// the object is not written in place any more. If w's segment begins a new life meanwhile, markDead may mark an
+// object of that life instead: that object is evicted early, as soft memory may be.
 func (s *store) markDead(w word) {
 	if !w.alive(s.ctl.Generation(w.segment())) {
 		return
@@ -87,10 +84,9 @@ func (s *store) markDead(w word) {
 
 func (s *store) isDead(w word) bool { return s.stripeOf(w).Load()&w.deadBit() != 0 }
 
-// revive forgets which objects of a segment were dead, and waits for whoever
-// overwrites one in place. The segment's generation has been raised since
-// there were any; so who takes a lock from now on finds that his word is of an
-// earlier life, and writes nothing.
+// revive clears a segment's dead bits, and waits for everybody who still overwrites an object in place. The segment's
+// generation has been raised since it held objects; so a writer that takes a lock from now on finds that its word is
+// of an earlier life, and writes nothing.
 //
 // Preconditions: the segment is empty and not open.
 func (s *store) revive(seg uint32) {

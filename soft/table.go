@@ -88,8 +88,8 @@ func (t *table) get(hash uint64, key, dst []byte) (val []byte, hd header, expiry
 	return t.getPart(hash, key, dst, 0, SegmentSize)
 }
 
-// getPart is get for a part of the value: as far as there is one, n bytes from
-// from. Of a large value it is all of it, or for n = 0 the identity.
+// getPart is get for the n bytes of the value from the offset from on, or as many of them as there are. Of a large
+// value it appends all bytes or, if n is 0, the identity.
 //
 //polder:hot
 func (t *table) getPart(hash uint64, key, dst []byte, from, n uint32) (val []byte, hd header, expiry int64, f found) {

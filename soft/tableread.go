@@ -105,8 +105,7 @@ func (t *table) snapshot(s int) (list []keyValue) {
 //
 //	shard (16) | log2 of the shard's buckets (16) | bucket (32)
 //
-// A shard has at least two buckets, so that the logarithm 0 is none: the
-// shard's walk has yet to begin.
+// A shard has at least two buckets, so a logarithm of 0 says that the shard's walk has yet to begin.
 type cursor uint64
 
 func makeCursor(shard, buckets, bucket int) cursor {
@@ -120,9 +119,9 @@ func (c cursor) bucket() int  { return int(uint32(c)) }
 // emptyBuckets bounds a step of a walk in which nothing is found.
 const emptyBuckets = 64
 
-// scan visits the entries of one bucket from a cursor on, or of none if there
-// are many empty ones, and returns where to go on; 0 is the end. What it
-// passes to yield is proved, and valid until yield returns.
+// scan visits the entries of the first bucket from a cursor on that has any, or of none if the next emptyBuckets
+// buckets have none. It returns the cursor to go on with; 0 is the end. What it passes to yield is proved, and valid
+// until yield returns.
 func (t *table) scan(from uint64, yield func(key []byte, hd header, expiry int64)) uint64 {
 	c := cursor(from)
 	s, b := c.shard(), c.bucket()

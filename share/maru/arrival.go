@@ -29,7 +29,7 @@ const (
 	beatEvery = 50 * time.Millisecond
 	// stalled is how long a beat may be late before it counts as a stall.
 	stalled = 300 * time.Millisecond
-	// catchUp is how long after a stall what came during it may still be read.
+	// catchUp is for how long after a stall a read may still return what came during the stall.
 	catchUp = time.Second
 )
 
@@ -56,8 +56,8 @@ func (s *stalls) pulse(now time.Duration) {
 	s.beat.Store(int64(now))
 }
 
-// earliest returns the earliest moment at which bytes may have come that a read has
-// returned at now, if that read was blocked since t.
+// earliest returns the earliest moment at which bytes may have come, if the read that has returned them at now was
+// blocked since t.
 func (s *stalls) earliest(t, now time.Duration) time.Duration {
 	beat, from, till := time.Duration(s.beat.Load()), time.Duration(s.from.Load()), time.Duration(s.till.Load())
 	switch {
@@ -69,14 +69,13 @@ func (s *stalls) earliest(t, now time.Duration) time.Duration {
 	return now
 }
 
-// arrivals is a connection that remembers, for the bytes that were read last, since
-// when they may have been there.
+// arrivals is a connection that remembers the earliest moment at which the bytes that were read last may have come.
 type arrivals struct {
 	conn   net.Conn
-	raw    syscall.RawConn // conn's; nil if it is no socket, whose bytes may always have been there before
+	raw    syscall.RawConn // conn's; nil if it is no socket: then waiting proves nothing
 	stalls *stalls
 	latest time.Time
-	before func() error // called before each read: what must not wait for it
+	before func() error // called before each read, for what must not wait until it ends
 
 	empty time.Duration // when the socket was last seen empty
 	heard atomic.Int64  // when something was last read, since stalls.began
@@ -109,9 +108,9 @@ func (a *arrivals) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// read reads from the socket, and also returns since when what it has read may have been there, and when
-// the socket was looked at for it. How long a read takes does not tell whether it has waited: whoever has just been stopped is slow
-// at everything. That the socket was empty at first does.
+// read reads from the socket. It also returns came, the earliest moment at which what it has read may have come, and
+// looked, when it looked at the socket for that. How long a read takes does not tell whether it has waited: a process
+// that has just been stopped is slow at everything. That the socket was empty at first does tell.
 func (a *arrivals) read(p []byte) (n int, came, looked time.Duration, err error) {
 	came = a.empty
 	var since time.Duration

@@ -234,8 +234,8 @@ func (c *client) success(ok bool, err error) error {
 	return nil
 }
 
-// results answers a batch with one result for each element. After an error, those that
-// were not carried out are false.
+// results answers a batch with one result for each element. After an error, the results of elements that were not
+// carried out are false.
 func (c *client) results(results []bool, err error) error {
 	if err != nil {
 		c.d.opt.Log.Warn("a batch of Maru's has failed", "err", err)

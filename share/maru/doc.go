@@ -13,26 +13,23 @@
 //
 // # What holds
 //
-// A key is visible when its bytes are complete, the first registration of a key
-// wins, and what was acknowledged survives the daemon. That much is as for other
-// clients. The rest is Maru's: every client maps every region writable, so any of
-// them can damage any value; who frees a page while others look at it shows them
-// other bytes; a pin holds a key, and nothing else does.
+// A key is visible when its bytes are complete, the first registration of a key wins, and what was acknowledged
+// survives the daemon. That much is as for other clients. The rest is Maru's: every client maps every region
+// writable, so any of them can damage any value; a client that frees a page while others look at it shows them other
+// bytes; a pin holds a key, and nothing else does.
 //
 // What Maru leaves open is closed as far as a server can close it:
 //
-//   - A client is known by the identity that its asynchronous form shows, by its
-//     process over a Unix socket, and by its connection to the resource manager.
-//     When all of that has been gone for the grace period, or the process is
-//     dead, its pins are, too, and its regions are as if it had returned them.
+//   - A client is known by the identity that its asynchronous form shows, by its process over a Unix socket, and by
+//     its connection to the resource manager. When all of these have been gone for the grace period, or the process
+//     is dead, the client's pins are gone, too, and its regions count as returned.
 //   - A region that was returned shrinks to its last key: the memory behind it is
 //     free for others at once, and all of it when the last key is gone.
-//   - Only the owner of a region registers keys in it, within its bounds, and in
-//     no place twice: a key whose place is registered anew goes.
+//   - Only the owner of a region registers keys in it, within its bounds, and in no place twice: when a place is
+//     registered anew, the key that was there is deleted.
 //   - A token is good for the client that it was told to, and for no other.
-//   - A request that has waited for longer than Options.Late in the daemon is
-//     refused if its sender might have drawn consequences from its silence; so
-//     are those that an asynchronous client sends right after it has reconnected.
+//   - A request that has waited for longer than Options.Late in the daemon is refused if its sender may have acted on
+//     getting no answer; so are such requests that an asynchronous client sends right after it has reconnected.
 //   - Numbers of regions are not used again, whatever is lost.
 //   - Every byte of a region has memory behind it before a client hears of it.
 //   - Answers to batches are always of full length.

@@ -44,10 +44,9 @@ const (
 	maxBatch = 1 << 16
 	// maxReports is how many entries of a report are looked at.
 	maxReports = 10000
-	// maxDepth is how deep maps and lists may be in one another where nothing
-	// that is known is.
+	// maxDepth is how deep maps and lists may be nested in a value that is not known, and skipped.
 	maxDepth = 16
-	// maxText bounds the texts of a request that are no keys.
+	// maxText bounds the texts of a request, other than keys.
 	maxText = 256
 )
 
@@ -58,8 +57,8 @@ type header struct {
 	length               uint32 // of the payload
 }
 
-// parseHeader reads a header. If there are as many bytes, kind and sequence are
-// right even if there is an error: they tell whom to answer.
+// parseHeader reads a header. If b is long enough for a header, kind and sequence are right even if there is an
+// error: the answer needs them.
 func parseHeader(b []byte) (header, error) {
 	if len(b) < headerSize {
 		return header{}, fmt.Errorf("a message of %d bytes has no header", len(b))
@@ -244,7 +243,7 @@ func (d *decoder) keyField(k *server.MaruKey, has *field, name string) (err erro
 	return err
 }
 
-// reports reads the entries of a report, as many as count.
+// reports reads the entries of a report, and keeps the first maxReports of them.
 func (d *decoder) reports(q *request) error {
 	return d.list(math.MaxInt, func() error {
 		if len(q.reports) >= maxReports {
@@ -294,8 +293,8 @@ func (d *decoder) text(most int) (string, error) {
 	return strings.Clone(s), err
 }
 
-// key reads a key. Maru's keys are strings, or integers, which are others: they
-// are kept as a byte that is in no string, and their digits.
+// key reads a key. Maru's keys are strings or integers. An integer is another key than the string of its digits: it
+// is kept as a byte that is in no string, and its digits.
 func (d *decoder) key() (string, error) {
 	if d.atNumber() {
 		n, negative, err := d.integer()

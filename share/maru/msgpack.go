@@ -8,16 +8,15 @@ import (
 	"unicode/utf8"
 )
 
-// MessagePack, as much of it as Maru's protocol has, read and written in place: a batch
-// of lookups is some thousand bytes of it, and to take them through readers and writers
-// takes longer than all else that the directory does.
+// As much of MessagePack as Maru's protocol has, read and written in place. A batch of lookups has some thousand
+// bytes, and taking them through readers and writers takes longer than all else that the directory does.
 
 var errCutOff = errors.New("it ends in the middle of a value")
 
 // decoder reads MessagePack. What it returns of texts are parts of its input.
 type decoder struct{ in string }
 
-// peek returns the byte that the next value begins with, or one that begins none.
+// peek returns the byte that the next value begins with, or a byte that begins no value.
 func (d *decoder) peek() byte {
 	if d.in == "" {
 		return 0xc1
@@ -124,7 +123,7 @@ func (d *decoder) integer() (n uint64, negative bool, err error) {
 	return 0, false, errors.New("want an integer")
 }
 
-// number reads an integer. One beyond 63 bits is none that can be meant.
+// number reads an integer. It fails if that has more than 63 bits: nobody can mean such a number.
 func (d *decoder) number() (int64, error) {
 	n, negative, err := d.integer()
 	if err == nil && !negative && n > math.MaxInt64 {
@@ -150,8 +149,7 @@ func (d *decoder) float() (float64, error) {
 	return float64(n), err
 }
 
-// skip reads a value that nobody knows, of whatever kind, but for one that is
-// deeper than the stack.
+// skip reads over an unknown value of any kind. It fails if lists and maps are nested deeper than maxDepth.
 func (d *decoder) skip(depth int) error {
 	if depth > maxDepth {
 		return errors.New("lists and maps are too deep in one another")

@@ -53,7 +53,7 @@ type resourceRequest struct {
 	size     uint64
 	pool     string
 	client   string
-	id       uint64 // of the request; 0 if it is not to be remembered
+	id       uint64 // of the request; 0 if its answer is not to be remembered
 	noClient bool
 }
 
@@ -482,8 +482,8 @@ const (
 	maxRemembered = 1024
 )
 
-// answers remembers what requests were answered, as a client repeats those whose
-// answer it has not got, on another connection. The zero value is ready.
+// answers remembers the answers to requests, because a client repeats a request that it has got no answer to, on
+// another connection. The zero value is ready.
 type answers struct {
 	mu    sync.Mutex
 	known map[answerKey]*remembered
@@ -502,8 +502,8 @@ type remembered struct {
 	err   error
 }
 
-// once calls f, unless the same request is known. Requests of the same number that
-// come at the same time share one call.
+// once calls f, unless the same request of the same client has come before: then it returns, or waits for, the answer
+// to that.
 func (a *answers) once(q resourceRequest, f func() ([]byte, error)) ([]byte, error) {
 	if q.id == 0 {
 		return f()

@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// maxOperations bounds the operations, by client, that reports are kept of; those
-// beyond go to the client "_other".
+// maxOperations bounds the pairs of a client and an operation that reports are kept of. Reports of further pairs
+// count for the client "_other".
 const maxOperations = 1024
 
 // allClients is the client that stands for the sum of all.
@@ -69,7 +69,7 @@ func (r *reports) add(entries []report) {
 	}
 }
 
-// operation finds, or makes, what is kept of an operation.
+// operation finds, or makes, what is kept of a client's operation.
 //
 // Preconditions: r.mu is held.
 func (r *reports) operation(client, op string) *operation {

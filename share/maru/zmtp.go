@@ -24,8 +24,7 @@ const (
 	maxFrame = 16 << 20
 	// maxCommand bounds a command, READY included.
 	maxCommand = 512
-	// smallFrame is what a frame may take without asking for a share of what all
-	// connections have together.
+	// smallFrame is how many bytes a frame may take without taking them from the budget that all connections share.
 	smallFrame = 64 << 10
 	// frameTime is how long a frame may take to arrive once it has begun, and an
 	// answer to be taken.
@@ -209,7 +208,7 @@ func (l *link) fill(n int) error {
 // Commands on the way are answered, and reported to heard.
 func (l *link) message(heard func(command string)) (body []byte, arrived time.Time, err error) {
 	for delimited := false; ; {
-		if l.in.Buffered() == 0 { // the last one was the last of what had come
+		if l.in.Buffered() == 0 { // all that had come has been read
 			if _, err := l.in.Peek(1); err != nil {
 				return nil, time.Time{}, err
 			}
@@ -235,7 +234,7 @@ func (l *link) message(heard func(command string)) (body []byte, arrived time.Ti
 	}
 }
 
-// command sees to a command: it answers PING.
+// command handles a command: it answers a PING, and reports every command to heard.
 func (l *link) command(body []byte, heard func(string)) error {
 	name, rest, ok := cut8(body)
 	if !ok {
@@ -270,7 +269,7 @@ func (l *link) ping() {
 		return
 	}
 	defer l.mu.Unlock()
-	// If it does not take even this, at once, whoever writes next finds out.
+	// If the peer does not take even this at once, whoever writes next finds out.
 	_ = l.conn.SetWriteDeadline(time.Now().Add(pingTime))
 	l.out.WriteString("\x04\x07\x04PING\x00\x00") // a time to live of 0: none
 	_ = l.out.Flush()
@@ -289,9 +288,9 @@ func (l *link) flush() error {
 	return l.out.Flush()
 }
 
-// send sends a message. It stays in the buffer while more has come than the request
-// that it answers, so that a pipeline of them is answered by few packets. What is there
-// may be no request, or not all of one: before the link reads on, it flushes.
+// send sends a message. The message stays in the buffer while there is input behind the request that it answers, so
+// that a pipeline of requests is answered by few packets. That input may not be a whole request, so the link flushes
+// before it reads on.
 func (l *link) send(body []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -327,7 +326,7 @@ func (l *link) rest() {
 	}
 }
 
-// budget is so many bytes for all.
+// budget is a number of bytes that all connections share.
 type budget struct {
 	mu    sync.Mutex
 	left  int
@@ -336,7 +335,7 @@ type budget struct {
 
 func newBudget(n int) *budget { return &budget{left: n, freed: make(chan struct{})} }
 
-// take takes n bytes; false if there are not so many in time.
+// take takes n bytes; false if not so many are free in time.
 func (b *budget) take(n int, patience time.Duration) bool {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()

@@ -35,13 +35,13 @@ type Entry struct {
 	pins       map[uint64]uint32 // by session
 	prev, next *Entry            // LRU; nil if it is on no list
 	at         int               // in the heap of expiries, from 1; 0 if not in it
-	snap       uint64            // the last snapshot that has it, or that it is younger than
+	snap       uint64            // the last snapshot that has saved it, or that began before it was put
 }
 
 // region is what the index knows of a region that has entries.
 type region struct {
 	entries map[*Entry]struct{}
-	owner   uint64        // whose LRU list the entries are on that nobody has pinned; 0 if it has left
+	owner   uint64        // on whose LRU list the unpinned entries are; 0 if the owner has left
 	used    uint64        // when an entry was put or touched last, by Index.clock
 	pinned  int           // entries that somebody has pinned
 	orphan  *list.Element // in Index.orphans, or nil
@@ -76,7 +76,7 @@ type Index struct {
 	bytes   int64
 	lru     map[uint64]*Entry // by owner: sentinel of a ring, next is the latest; pinned entries are on none
 	clock   uint64            // counts uses
-	orphans list.List         // numbers of the regions whose owner has left and of which nothing is pinned, the one used last first
+	orphans list.List         // regions with entries, none pinned, and without owner; the last used first
 	expiry  expiryHeap
 	regions map[uint64]*region
 	pages   map[uint32]*Entry
@@ -86,8 +86,7 @@ type Index struct {
 	save    func(*Entry)                   // of the snapshot that is being taken, or nil
 }
 
-// What a checkpoint needs for an entry and for the pins of a session, beside the
-// key, about.
+// About how many bytes a checkpoint needs for an entry, and for the pins of a session, beside the key.
 const (
 	entryBytes = 64
 	pinBytes   = 48
@@ -131,8 +130,8 @@ func (x *Index) All() iter.Seq[*Entry] {
 // Logged returns about how many bytes of a log say what the index holds.
 func (x *Index) Logged() int64 { return x.logged }
 
-// countPins counts the pins of so many more sessions in: a checkpoint says of each
-// how often it has pinned the entry.
+// countPins adds to logged the pins that so many more sessions have of an entry: a checkpoint has a record for each
+// session that has pinned the entry.
 func (x *Index) countPins(e *Entry, sessions int) {
 	x.logged += int64(sessions) * int64(pinBytes+len(e.Key))
 }
@@ -152,7 +151,7 @@ func (x *Index) Snapshot(save func(*Entry), pause func() bool) {
 	x.save = save
 	defer func() { x.save = nil }()
 	n := 0
-	for _, e := range x.keys { // what is added meanwhile may come, and is not kept
+	for _, e := range x.keys { // an entry that is put meanwhile may come up; keep passes it over
 		x.keep(e)
 		if n++; n%snapshotStep == 0 && !pause() {
 			return
@@ -192,7 +191,7 @@ func (x *Index) Put(e *Entry) {
 		panic("BUG: a key is registered twice")
 	}
 	x.keys[e.Key] = e
-	e.snap = x.snap // a snapshot that is being taken is of before
+	e.snap = x.snap // a snapshot that is being taken began before
 	x.bytes += e.Length
 	x.logged += entryBytes + int64(len(e.Key))
 	r := x.regions[e.Region]
@@ -353,8 +352,8 @@ func (x *Index) Touch(e *Entry) {
 	}
 }
 
-// order sees to it that a region is among the orphans if it belongs there. One that
-// comes there counts as used last.
+// order makes a region one of the orphans if it belongs there, and otherwise removes it from them. A region that
+// becomes an orphan counts as used last.
 func (x *Index) order(id uint64, r *region) {
 	switch belongs := r.owner == 0 && r.pinned == 0 && len(r.entries) > 0; {
 	case belongs && r.orphan == nil:
@@ -365,8 +364,8 @@ func (x *Index) order(id uint64, r *region) {
 	}
 }
 
-// Orphan tells that the owner of a region has left: its entries are from then on
-// evicted together. It takes as long as the region has entries.
+// Orphan records that the owner of a region has left: from then on the region's entries are evicted together. The
+// time it takes grows with their number.
 func (x *Index) Orphan(id uint64) {
 	r := x.regions[id]
 	if r == nil || r.owner == 0 {
@@ -400,8 +399,8 @@ func (x *Index) OrphanAll(owner uint64) {
 	}
 }
 
-// Oldest iterates over the entries in an owner's regions that nobody has pinned, the
-// one not used for longest first. The entry yielded may be deleted.
+// Oldest iterates over the entries in an owner's regions that nobody has pinned, the least recently used entry first.
+// The entry yielded may be deleted.
 func (x *Index) Oldest(owner uint64) iter.Seq[*Entry] {
 	return func(yield func(*Entry) bool) {
 		sentinel := x.lru[owner]
@@ -418,9 +417,8 @@ func (x *Index) Oldest(owner uint64) iter.Seq[*Entry] {
 	}
 }
 
-// Orphans iterates over the regions whose owner has left, that have entries and of
-// whose entries none is pinned, the one not used for longest first. The entries of
-// the region yielded may be deleted.
+// Orphans iterates over the regions that have no owner any more, and that have entries but no pinned ones, the least
+// recently used region first. The entries of the region yielded may be deleted.
 func (x *Index) Orphans() iter.Seq[uint64] {
 	return func(yield func(uint64) bool) {
 		for at := x.orphans.Back(); at != nil; {
@@ -433,8 +431,8 @@ func (x *Index) Orphans() iter.Seq[uint64] {
 	}
 }
 
-// LastUse returns a number that is the greater the later an entry of the region was
-// put or used; false if it has no entries, or some are pinned.
+// LastUse returns a number that is the greater the later an entry of the region was put or used. It returns false if
+// the region has no entries, or if some are pinned.
 func (x *Index) LastUse(id uint64) (uint64, bool) {
 	r := x.regions[id]
 	if r == nil || r.pinned > 0 {

@@ -42,8 +42,8 @@ func NewPages() (*Pages, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Words of one daemon's life are not those of another's, or a place that
-	// was learnt in one could seem right in the other.
+	// The words must differ from those of the daemon before the restart: otherwise a place that a client learnt from
+	// that one could seem right to this one.
 	var seed [8]byte
 	rand.Read(seed[:])
 	first := shm.Word(binary.LittleEndian.Uint64(seed[:])) &^ 3

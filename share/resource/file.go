@@ -51,8 +51,8 @@ func openFilePool(dir string, limit int64) (*filePool, error) {
 	return &filePool{dir: dir, lock: lock, limit: limit, sync: !volatile}, nil
 }
 
-// LockPool makes sure that one daemon at a time has the directory or device of a pool: what it does not know there, it
-// removes. It closes f if it fails.
+// LockPool makes sure that one daemon at a time has the directory or device of a pool: a daemon removes the regions
+// there that it does not know. It closes f if it fails.
 func LockPool(f *os.File) error {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if err == unix.EWOULDBLOCK {
@@ -99,9 +99,8 @@ func (p *filePool) create(r *Region) error {
 	return nil
 }
 
-// reserve is the rest of create, which takes long. On a disk space is promised, so
-// that no write into the mapping can fail; on tmpfs a client of the library
-// populates its region itself.
+// reserve does the part of creation that takes long: it allocates the file's space, so that no write into a mapping
+// can fail. On tmpfs it does so for Maru's regions alone: a client of the library populates its region itself.
 func (p *filePool) reserve(r *Region) error {
 	if !p.sync && !r.Maru {
 		return nil
@@ -126,7 +125,7 @@ func (p *filePool) open(r *Region) error {
 	switch {
 	case err != nil:
 	case r.Maru && st.Size() > r.Length:
-		err = p.trim(r) // it may have been shrunk, and not trimmed
+		err = p.trim(r) // a crash may have come between Shrink and Trim
 	case st.Size() != r.Length:
 		err = fmt.Errorf("%s has %d bytes, want %d", p.path(r), st.Size(), r.Length)
 	}
@@ -159,7 +158,7 @@ func (p *filePool) writer(r *Region) (*os.File, error) { return arena.Reopen(r.f
 
 func (p *filePool) remove(r *Region) error {
 	var err error
-	if r.Evicted { // else who has it mapped keeps the memory
+	if r.Evicted { // else whoever has it mapped would keep the memory
 		err = unix.Fallocate(int(r.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, r.Length)
 	}
 	return errors.Join(err, os.Remove(p.path(r)), r.file.Close())

@@ -19,7 +19,7 @@ type Rights uint64
 const (
 	Read Rights = 1 << iota // map the region read-only
 	Own                     // activate it, register keys in it, return it
-	Maru                    // learn its path: of this the client sees a part of the MAC only
+	Maru                    // learn its path; of such a handle the client sees only a part of the MAC
 )
 
 // Handle is a capability: whoever presents it in the session that it was

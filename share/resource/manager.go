@@ -61,8 +61,8 @@ type Region struct {
 	Evicted bool      // it is freed although it may be mapped: its memory is taken back
 	Short   int64     // the length that it is to shrink to, of which clients are told already; 0 for none
 
-	// Retired says that no page of it is used again, as somebody may look at
-	// it of whom the daemon does not know.
+	// Retired says that no page of the region is used again, because a client that the daemon does not know of may
+	// look at it.
 	Retired bool
 
 	pool *Pool
@@ -79,9 +79,8 @@ func (r *Region) FileOffset() int64 { return r.pool.back.offset(r) }
 // Durable says whether the region's bytes survive the loss of power.
 func (r *Region) Durable() bool { return r.pool.Durable() }
 
-// Shared says whether readers see the pool's own memory, whoever owns it, or
-// hold on to it without being asked, so that it cannot be carved anew before
-// they have unmapped it.
+// Shared says whether the region's memory cannot be carved anew before its readers have unmapped it: readers of a DAX
+// region see the pool's own memory, whoever owns it, and Maru's clients hold on to a region's file by themselves.
 func (r *Region) Shared() bool { return r.pool.spec.Kind == Dax || r.Maru }
 
 // Path is where Maru's clients open the region. It names this region and no
@@ -271,7 +270,7 @@ func (m *Manager) CarveMaru(length int64, owner uint64, tenant string) (*Region,
 	return m.carve(Region{Length: length, PageSize: length, Owner: owner, Tenant: tenant, Maru: true})
 }
 
-// CheckQuota reports whether a tenant may have so much more.
+// CheckQuota fails if a tenant may not have so many more bytes.
 func (m *Manager) CheckQuota(tenant string, length int64) error {
 	if quota, ok := m.quota(tenant); ok && m.used[tenant]+length > quota {
 		return fmt.Errorf("cannot carve %d bytes for %s, which has %d of %d: %w", length, tenant, m.used[tenant], quota, ErrQuota)
@@ -345,8 +344,7 @@ func (m *Manager) Install(r *Region) {
 	r.pool.regions++
 }
 
-// Restore repeats, from the log, what Carve and Install did, but for the
-// memory: Reopen finds that.
+// Restore repeats, from the log, what Carve and Install did, except for the memory, which Reopen finds.
 func (m *Manager) Restore(r *Region) error {
 	p := m.Pool(r.Pool)
 	switch {
@@ -462,8 +460,8 @@ func (m *Manager) Remove(r *Region) error {
 	return r.pool.back.remove(r)
 }
 
-// Shrink takes the end of a region of Maru's from it, from length on: its extent is
-// the pool's again. The memory follows with Region.Trim, once the log has it.
+// Shrink cuts a region of Maru's off at length: the extent behind that is the pool's again. The memory follows with
+// Region.Trim, once the log has it.
 func (m *Manager) Shrink(r *Region, length int64) error {
 	if !r.Maru || length <= 0 || length >= r.Length || length%r.pool.back.align() != 0 {
 		return fmt.Errorf("cannot shrink region %d of %d bytes to %d: %w", r.ID, r.Length, length, ErrSize)

@@ -14,10 +14,9 @@ import (
 // memfdPool gives every region a memfd of its own, so that a client can be
 // handed one region and no other, sealed.
 //
-// Maru's clients open a region by its name, which a memfd has not: theirs are
-// files on tmpfs, which is the same memory, and survives by itself. (The
-// kernel's /proc/PID/fd/N is no name: the number is soon another file's, and
-// in another container the process is another one.)
+// Maru's clients open a region by its name, and a memfd has none. So their regions are files on tmpfs, which is the
+// same memory, and survives the daemon by itself. (The kernel's /proc/PID/fd/N is no name: the number is soon another
+// file's, and in another container PID is another process.)
 type memfdPool struct {
 	size  int64
 	huge  bool

@@ -82,12 +82,12 @@ func (s Spec) name() string {
 	return string(s.Kind)
 }
 
-// backing is the memory of a pool. Its methods are called with the Manager's
-// owner serialising them, except reader and remove.
+// backing is the memory of a pool. The owner of the Manager serialises the calls of its methods, except those of
+// remove.
 type backing interface {
 	// capacity returns how much the pool may hold now.
 	capacity() (int64, error)
-	// align returns what regions are aligned to, and their size a multiple of.
+	// align returns the alignment of regions, of which their size is a multiple.
 	align() int64
 	// durable says whether the bytes survive the loss of power.
 	durable() bool

@@ -19,12 +19,12 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
-// roomLasts is for how long there must be room before the log says so: a disk
-// that is nearly full has some now and then.
+// roomLasts is how long there must have been room before the daemon reports it: a disk that is nearly full has some
+// room now and then.
 const roomLasts = time.Second
 
-// saver decides when a checkpoint is worth while. A checkpoint is taken off
-// Server.mu, but for moments: see Checkpoint.
+// saver decides when a checkpoint is worth while. A checkpoint is made without Server.mu, except for moments: see
+// Checkpoint.
 type saver struct {
 	kick  chan struct{} // asks at once
 	mu    sync.Mutex    // held during a checkpoint; taken before Server.mu
@@ -34,7 +34,7 @@ type saver struct {
 	// What the log was told; keepLogShort's.
 	failing bool      // a checkpoint has failed, and none was saved since
 	full    bool      // the disk is full
-	room    time.Time // since when it no longer is
+	room    time.Time // since when the disk has room again
 }
 
 // keepLogShort saves checkpoints when they are due, and tells of a full disk,
@@ -140,15 +140,14 @@ func (s *Server) logStarved(error) {
 	}
 }
 
-// letOthersRun is called by who lets go of the lock now and then, while it does much
-// work. Else the runtime would interrupt it when it has run for 10 ms: most likely while
-// it holds the lock, for which all would wait until it runs again.
+// letOthersRun is called by a goroutine that does much work, when it lets go of the lock for a moment. Otherwise the
+// runtime would preempt the goroutine after 10 ms, most likely while it holds the lock, and all that want the lock
+// would wait until it runs again.
 func letOthersRun() { runtime.Gosched() }
 
-// Checkpoint saves a checkpoint now. Requests go on meanwhile: s.mu is held for
-// what there is little of, and then for some keys at a time, and nothing is
-// written under it. What the checkpoint holds is nevertheless the state of one
-// moment, that of its first record: see meta.Index.Snapshot.
+// Checkpoint saves a checkpoint now. Requests go on meanwhile: s.mu is held to copy sessions and regions, of which
+// there are few, and then for some keys at a time; nothing is written under it. What the checkpoint holds is
+// nevertheless the state of one moment, that of its first record: see meta.Index.Snapshot.
 func (s *Server) Checkpoint() error {
 	s.saver.mu.Lock()
 	defer s.saver.mu.Unlock()

@@ -35,7 +35,7 @@ type conn struct {
 	ss     *session
 	logged bool         // ss is known to be in the log
 	link   closer       // what ends it
-	unix   *fdpass.Conn // likewise; nil if remote
+	unix   *fdpass.Conn // the connection; nil if remote
 	in     wire.Reader
 	out    wire.Writer
 	files  []*os.File // sent with the reply and then closed
@@ -53,8 +53,8 @@ func (s *Server) admit(c closer) bool {
 	return true
 }
 
-// acceptLocal serves the socket. The kernel says whose a connection is, so those
-// who may connect count at once; others are heard at the gate, to be told.
+// acceptLocal serves the socket. The kernel says whose a connection is, so a connection of a process that may connect
+// counts at once. Another process is heard at the gate, and told that it may not.
 func (s *Server) acceptLocal() {
 	s.acceptEnded(accept.Each(s.opt.Log, s.local.AcceptUnix, func(sock *net.UnixConn) {
 		u, err := fdpass.New(sock)
@@ -120,8 +120,8 @@ func (s *Server) mayConnect(peer fdpass.Peer) bool {
 	return peer.UID == 0 || peer.UID == os.Getuid() || slices.Contains(s.opt.AllowUIDs, peer.UID)
 }
 
-// deny tells a process that it may not connect: once it has been heard, since an
-// answer to who has not been would be lost.
+// deny tells a process that it may not connect. It first reads what the process has sent: an answer before that would
+// be lost.
 func (s *Server) deny(u *fdpass.Conn, peer fdpass.Peer) error {
 	_, files, err := u.RecvFDs()
 	if err != nil {
@@ -232,7 +232,7 @@ func (s *Server) greetRemote(nc net.Conn, v *accept.Visitor) error {
 	if err := v.Enter(); err != nil {
 		return err
 	}
-	// What is closed is below TLS: that does not wait for the peer.
+	// To end the connection, what is below TLS is closed: that does not wait for the peer.
 	if !s.admit(v.Conn) {
 		return errConns
 	}
@@ -387,9 +387,9 @@ func (s *Server) attach(c *conn, peer fdpass.Peer, h hello) (err error) {
 	return nil
 }
 
-// resume brings a session that is back up to date: with what it looks at and
-// maps, if the daemon has restarted meanwhile; and without regions whose
-// descriptor may never have reached it.
+// resume brings the session of a client that is back up to date. It releases regions that the session has been
+// allocated and the client does not have: their descriptors may never have reached it. If the daemon has restarted
+// meanwhile, it notes what the client looks at and maps.
 //
 // Preconditions: s.mu is held.
 func (s *Server) resume(ss *session, h hello) error {
@@ -407,7 +407,7 @@ func (s *Server) resume(ss *session, h hello) error {
 		return nil
 	}
 	for _, page := range h.refs {
-		if s.pageState(page) != shm.Free { // else it never held what the client thinks, or lies
+		if s.pageState(page) != shm.Free { // else it never held what the client thinks, or the client lies
 			s.pages.Ref(page, ss.id)
 		}
 	}

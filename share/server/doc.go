@@ -4,29 +4,23 @@
 //
 // # Life of a request
 //
-// Every connection has one goroutine; requests by mailbox, of clients that are
-// busy, are served by one goroutine for all. It takes s.mu, checks the request,
-// appends a record to the log, applies it, lets go of s.mu, waits until the
-// record is committed, and replies. Requests that change nothing that survives
-// append nothing; but a lookup waits until the record of what it has found is
-// committed, so that nobody sees a key that a crash could take back. Pages are
-// used again, and memory is given back, only after the record that says so is
-// committed.
+// Every connection has one goroutine; requests by mailbox, of clients that are busy, are served by one goroutine for
+// all. The goroutine takes s.mu, checks the request, appends a record to the log, applies it, lets go of s.mu, waits
+// until the record is committed, and replies. Requests that change nothing that survives append nothing; but a lookup
+// waits until the record of what it has found is committed, so that nobody sees a key that a crash could take back.
+// Pages are used again, and memory is given back, only after the record that says so is committed.
 //
-// A record is committed when it is as durable as the memory it is about:
-// memfd, huge pages and tmpfs do not survive the loss of power, so their
-// records need only survive the daemon, and are written without waiting for
-// the disk; records about keys in files and DAX devices are synced. Options.Sync
-// makes those about all keys be synced. A record about a region alone need not be:
-// with the power its owner is gone, too, and the first key's brings it along.
+// A record is committed when it is as durable as the memory it is about: memfd, huge pages and tmpfs do not survive
+// the loss of power, so their records need only survive the daemon, and are written without waiting for the disk;
+// records about keys in files and DAX devices are synced. With Options.Sync, the records about all keys are synced. A
+// record about a region alone need not be synced: if the power goes, the region's owner is gone, too; and syncing the
+// record of the first key in the region also syncs this earlier record.
 //
-// A checkpoint makes the log short. It is due when more of the log is dead than
-// alive, or, however little is dead, when there is no room for the log's next
-// segment: its own room is held for it beforehand. It is taken off s.mu, which
-// it holds for some keys at a time. One that fails is tried again with pauses
-// that grow to half a minute, and told once. While the disk is full, requests
-// that append are refused, others are served, and as soon as there is room all
-// are served again.
+// A checkpoint makes the log short. It is due when more of the log is dead than alive, or when the disk has no room
+// for the log's next segment and more than a sixteenth of what is alive is dead. The checkpoint's own room is
+// reserved beforehand. It is made without holding s.mu, except for some keys at a time. A checkpoint that fails is
+// tried again, after pauses that grow to half a minute, and reported once. While the disk is full, requests that
+// append are refused, others are served, and as soon as there is room all are served again.
 //
 // # Sessions
 //
@@ -37,20 +31,18 @@
 // the process are looked at every second. A remote session ends when it has
 // had no connection for the grace period.
 //
-// After a restart no page is used again until every session of before has
-// come back and told what it looks at, or is dead: the daemon settles. Whoever
-// is alive and does not come back within Options.Settle, such as a process that
-// is stopped, is named in the log and fenced: see fence.go. Pids mean nothing to
-// a daemon that is started in another pid namespace, as in a new container;
-// there, clients of before count as alive until they are back or fenced.
+// After a restart the daemon settles: it uses no page again until every session from before the restart has come back
+// and told what it looks at, or is dead. A client that is alive and does not come back within Options.Settle, such as
+// a process that is stopped, is named in the log and fenced: see fence.go. Pids from before mean nothing to a daemon
+// that is started in another pid namespace, as in a new container; there, clients from before count as alive until
+// they are back or fenced.
 //
 // # Who keeps memory
 //
-// With a Store, memory survives the daemon, and its death costs clients a moment.
-// If the process behind the Store dies, the daemon says so, and serves all but
-// allocations, which would promise what nobody keeps. The next such process is
-// handed everything (Server.tendStore); then the daemon ends, and its successor,
-// whom the new process starts, recovers.
+// With a Store, memory survives the daemon, and the daemon's death costs clients a moment. If the process behind the
+// Store dies, the daemon reports it, and serves all requests but allocations, which would promise what nobody keeps.
+// It hands all memory to the next such process (Server.tendStore) and ends; that process starts another daemon, which
+// recovers.
 //
 // # Concurrency
 //

@@ -52,9 +52,8 @@ func (c *conn) evict() error {
 	return nil
 }
 
-// evictOrphan frees the region without owner that has not been used for
-// longest, if nobody has pinned or looks at any of its keys; false if there is
-// none.
+// evictOrphan evicts the keys of the least recently used region that has no owner and of whose keys none is pinned or
+// looked at. That frees the region. It returns false if there is no such region, or while the daemon settles.
 func (s *Server) evictOrphan() (bool, error) {
 	n, err := s.evictRegion()
 	if err != nil || n.lsn == 0 {
@@ -89,7 +88,7 @@ func (s *Server) evictRegion() (n need, err error) {
 		for e := range s.idx.OfRegion(region) {
 			gone, err := s.remove(e)
 			if err != nil {
-				r.Evicted = false // it goes on, with the rest of its keys
+				r.Evicted = false // the region goes on, with the rest of its keys
 				return n, err
 			}
 			n.lsn, n.sync = gone.lsn, n.sync || gone.sync
@@ -138,8 +137,7 @@ func (s *Server) expire() {
 	}
 }
 
-// expireSome takes away expireAtOnce of them, and reports whether there may be
-// more.
+// expireSome takes away up to expireAtOnce keys whose time is over, and reports whether there may be more.
 func (s *Server) expireSome(now int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,16 +155,13 @@ func (s *Server) expireSome(now int64) bool {
 	return true
 }
 
-// favorTime is how long what a recall brings in is kept for who asked.
+// favorTime is how long the memory that a recall brings in is kept for the client that asked.
 const favorTime = time.Second
 
-// recall makes room for a client that has fewer regions than others, when the
-// pool is full: of the client that has most, it takes away the keys of the
-// region whose last use is longest ago, and asks it to return that region. So
-// clients that put come to have about the same share of the pool, whoever came
-// first.
-// The room is there when the owner has answered; until then the caller evicts
-// among its own.
+// recall makes room, when the pool is full, for a client that has fewer regions than others. It chooses the client
+// that has the most regions, takes away the keys of that client's least recently used region, and asks the client to
+// return the region. So clients that put come to have about the same share of the pool, whoever came first. The room
+// is there when the client has returned the region; until then the caller evicts among its own keys.
 func (s *Server) recall(ss *session) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

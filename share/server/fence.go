@@ -11,18 +11,15 @@ import (
 	"polder/share/resource"
 )
 
-// A client that is stopped, or in a container that is, cannot be told from one
-// that will go on: it may look at pages by views that it has, and after a
-// restart the daemon does not know which. To go on without it, the daemon fences
-// it. Its session ends: its pins are gone and its regions released. What it may
-// look at stays as it is: the regions that it may have mapped are retired. No
-// page of a retired region is used again; the memory comes back when the last
-// key of the region is gone, the owner having returned it, as a whole and as
-// other memory. A view of the client, whenever it goes on, shows what it has
-// shown or, in a page whose owner was filling it, nothing that was ever
-// promised. When the process of the last fenced client is dead, pages of retired
-// regions are used again; if nothing tells of that, as with a client in another
-// pid namespace before Linux 6.5, they are not.
+// A client that is stopped, or whose container is, may go on at any time. It may look at pages by views that it has
+// open, and after a restart the daemon does not know at which. To serve others without waiting for such a client, the
+// daemon fences it. The client's session ends: its pins are gone and its regions released. What it may look at stays
+// as it is: the regions that it may have mapped are retired. No page of a retired region is used again. The region's
+// memory comes back as a whole, and as other memory, when its owner has returned it and its last key is gone. So a
+// view of a fenced client, whenever that goes on, shows the bytes that it has shown before; or, in a page that the
+// page's owner was filling, bytes that nobody has ever promised. When the process of the last fenced client is dead,
+// pages of retired regions are used again. If nothing tells of that death, as with a client in another pid namespace
+// before Linux 6.5, they never are.
 //
 // On a DAX device a region has no memory of its own. Its pages wait until the
 // client is dead.
@@ -61,7 +58,7 @@ func (s *Server) fence(ss *session) error {
 	if ss.ended {
 		return nil
 	}
-	before := s.settling[ss.id] != nil // then it may have mapped what there was before the restart
+	before := s.settling[ss.id] != nil // it may have mapped any region from before the restart
 	for r := range s.res.Regions() {
 		if !r.Maru && (before && r.ID < s.first || ss.maps[r.ID]) {
 			if err := s.retire(r, true); err != nil {
@@ -96,8 +93,8 @@ func (ss *session) hangUp() {
 	}
 }
 
-// unfence is told that the process of a client is dead. With the last one that
-// was fenced, no region is retired any more.
+// unfence is called when the process of a client is dead. If that was the last fenced client, no region is retired
+// any more.
 //
 // Preconditions: s.mu is held.
 func (s *Server) unfence(ss *session) {
@@ -186,8 +183,8 @@ func (c *conn) kick() error {
 	return nil
 }
 
-// watchAgain has the daemon told of the death of the process at the other end,
-// if it is not yet. Without a pidfd, poll looks at the process.
+// watchAgain begins to watch for the death of the process at the other end, unless that is watched already. Without a
+// pidfd, poll looks at the process.
 //
 // Preconditions: s.mu is held.
 func (s *Server) watchAgain(c *conn, ss *session, peer fdpass.Peer) error {
@@ -207,8 +204,8 @@ func (s *Server) watchAgain(c *conn, ss *session, peer fdpass.Peer) error {
 	return s.watchProcess(ss, pidfd)
 }
 
-// enterNamespace notes what pids refer to from here on. Those of before mean
-// nothing, if that is another namespace.
+// enterNamespace notes the namespace that pids refer to from here on. If it is another one than before, the sessions'
+// pids mean nothing any more.
 //
 // Preconditions: s.mu is held, or nothing runs yet.
 func (s *Server) enterNamespace(ns string) {

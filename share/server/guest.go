@@ -14,16 +14,15 @@ import (
 	"polder/share/resource"
 )
 
-// What package maru needs of the daemon: clients that speak Maru's protocol are
-// sessions like others, and their regions and keys are in the same pools, index
-// and log. What differs is that the clients open a region by its path and map it
-// writable, that a key lies anywhere in a region, and that who is told of a key
-// does not tell for how long it looks at it.
+// What package maru needs of the daemon: clients that speak Maru's protocol are sessions like others, and their
+// regions and keys are in the same pools, index and log. What differs is that these clients open a region by its path
+// and map it writable, that a key lies anywhere in a region, and that a client which is told where a key lies does
+// not say for how long it looks at it.
 
 // Errors that Maru's clients meet.
 var (
-	// ErrLate is returned for what has waited so long that its client has given
-	// up and may have filled the place anew.
+	// ErrLate is returned for a request that has waited so long that its client may have given up, and filled the
+	// place anew.
 	ErrLate = errors.New("the request comes too late: its sender has given up")
 	// ErrToken is returned for a token that the daemon has not issued for what is
 	// asked, or to somebody else.
@@ -32,8 +31,8 @@ var (
 	ErrNoRegion = resource.ErrUnknown
 )
 
-// A Guest is a client that speaks Maru's protocol, for as long as one of its
-// connections. Its methods may be called by any number of goroutines.
+// A Guest is a client that speaks Maru's protocol, for as long as one of its connections lasts. Its methods may be
+// called by any number of goroutines.
 type Guest struct {
 	s  *Server
 	ss *session // guarded by s.mu: see owns
@@ -69,10 +68,9 @@ func (g *Guest) token(t told) uint64 {
 	return token
 }
 
-// Admit attaches a connection. A client that has shown the identity before is the
-// same one again; one without is a new one. Link is closed if somebody kicks the
-// client. Unix is the connection, if the client is on this machine and came by a
-// Unix socket: its death is noticed at once.
+// Admit attaches a connection. A client that shows an identity again is the same client; a client without an identity
+// is always a new one. Link is closed if somebody kicks the client. Unix is the connection, if the client is on this
+// machine and came by a Unix socket: its death is noticed at once.
 func (s *Server) Admit(identity string, link io.Closer, unix *fdpass.Conn) (*Guest, error) {
 	return s.admitMaru(identity, link, unix, maru)
 }
@@ -145,8 +143,8 @@ func (g *Guest) join(ss *session) {
 	}
 }
 
-// Leave ends a connection. When the last one of a client has ended for the grace
-// period, so has the client, if it holds anything; else at once.
+// Leave ends a connection. The client ends when it has had no connection for the grace period, or at once if it holds
+// nothing.
 func (g *Guest) Leave() {
 	s := g.s
 	s.mu.Lock()
@@ -168,8 +166,7 @@ func (g *Guest) Same(o *Guest) bool {
 	return g.ss == o.ss
 }
 
-// Known reports whether the client was there before: it may have been told to
-// give up on what it sends first.
+// Known reports whether the client was there before: its caller may have given up on what it sends first.
 func (g *Guest) Known() bool { return g.known }
 
 // Plain reports whether the client shows no identity, so that its connections
@@ -195,15 +192,15 @@ func (g *Guest) ID() uint64 {
 	return g.ss.id
 }
 
-// Speaks tells that the connection has said something. One that has not may be
-// that of any client without an identity that has lost its own.
+// Speaks records that the connection has said something. A connection that has said nothing may be that of any client
+// without an identity that has lost its own connection.
 func (g *Guest) Speaks() {
 	g.s.mu.Lock()
 	defer g.s.mu.Unlock()
 	g.ss.silent = false
 }
 
-// fresh fails if what has arrived then has waited for too long.
+// fresh fails if a request that arrived at that time has waited for too long.
 func (s *Server) fresh(arrived time.Time) error {
 	if waited := s.opt.Now().Sub(arrived); waited > s.opt.Late {
 		s.stats.late.Add(1)

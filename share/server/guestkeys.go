@@ -38,8 +38,8 @@ func (s *Server) newMaruEntry(r *resource.Region, offset, length int64, key stri
 // maxMaruKeys is how many keys a region of Maru's may hold.
 const maxMaruKeys = 1 << 18
 
-// Register registers keys, and tells of each whether it is new, or why it was
-// refused. What was done too late is undone.
+// Register registers keys, and tells of each whether it is new, or why it was refused. If it was done too late, it is
+// undone.
 func (g *Guest) Register(arrived time.Time, keys []MaruKey) (isNew []bool, refused []error) {
 	s := g.s
 	isNew, refused = make([]bool, len(keys)), make([]error, len(keys))
@@ -105,8 +105,8 @@ func (g *Guest) register(k MaruKey) (*meta.Entry, error) {
 	case len(s.idx.Spans(r.ID)) >= maxMaruKeys:
 		return nil, fmt.Errorf("%w: region %d has %d keys already", errInvalid, r.ID, maxMaruKeys)
 	}
-	// Who fills a place anew has freed it: a key that was there shows other bytes
-	// now than those it was registered with, whatever has become of its deletion.
+	// An owner that has filled a place anew had freed it. A key that is still registered there shows other bytes now
+	// than it was registered with, whatever has become of its deletion: so it goes.
 	for e := s.idx.Overlap(r.ID, k.Offset, k.Length); e != nil; e = s.idx.Overlap(r.ID, k.Offset, k.Length) {
 		if _, err := s.remove(e); err != nil {
 			return nil, err
@@ -125,8 +125,8 @@ func (g *Guest) register(k MaruKey) (*meta.Entry, error) {
 	return e, nil
 }
 
-// undo takes entries away again, for good: the client that is told so fills their
-// places anew.
+// undo takes entries away again, and waits until that is committed: the client, which is told that they were refused,
+// fills their places anew.
 func (s *Server) undo(put []*meta.Entry) error {
 	var n need
 	var err error
@@ -264,10 +264,9 @@ func (g *Guest) Pin(arrived time.Time, keys []string) (int, error) {
 	return count, errors.Join(err, s.commitNeed(n))
 }
 
-// Unpin takes one pin of each key back, and tells of which it did: the others are
-// not there, or not pinned. In Maru pins belong to nobody: if the client has none
-// itself, it takes one of another client of Maru's. If it fails, it is for those
-// keys of which it tells nothing good.
+// Unpin takes one pin of each key back, and reports for which keys it did; the other keys are not there, or not
+// pinned. In Maru pins belong to nobody: if the client has no pin of a key, Unpin takes one of another client of
+// Maru's. If it returns an error, that is about the keys that are reported false.
 func (g *Guest) Unpin(keys []string) ([]bool, error) {
 	s := g.s
 	unpinned := make([]bool, len(keys))

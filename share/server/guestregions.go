@@ -98,8 +98,7 @@ func (s *Server) giveUp(region uint64, may func(*resource.Region) bool) (bool, e
 	return err == nil, err
 }
 
-// Regions returns the regions that their owners have not returned, but for those
-// of an instance.
+// Regions returns the regions that still have an owner, except those of one instance.
 func (g *Guest) Regions(except string) []MaruRegion {
 	s := g.s
 	var found []MaruRegion
@@ -117,8 +116,8 @@ func (g *Guest) Regions(except string) []MaruRegion {
 	return found
 }
 
-// Holder returns the client that a region was told to with a token, for one more
-// connection of it.
+// Holder returns the client to which the daemon told a region together with the token. The Guest counts as one more
+// connection of that client.
 func (s *Server) Holder(region uint64, offset, length int64, tok uint64) (*Guest, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,7 +153,7 @@ func (s *Server) Open(region uint64) (path string, err error) {
 	return r.Path(), nil
 }
 
-// Shut tells that who was told of a region's path is gone.
+// Shut records that a client is gone that was told the region's path by Open.
 func (s *Server) Shut(region uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,13 +162,12 @@ func (s *Server) Shut(region uint64) {
 	}
 }
 
-// shrinkRegions gives back what lies behind the last key of regions of Maru's whose
-// owners have left: nobody will register anything there. Who looks a key up from
-// then on is told of the shorter region, and maps no more than that; who has mapped
-// the longer one has no key to look at behind its end. Who was told of that just now
-// may still map it until the next call. What lies between keys stays:
-// a reader touches all of what it maps, and without memory behind it that ends in
-// SIGBUS when no more is to be had.
+// shrinkRegions gives back the memory behind the last key of Maru's regions whose owners have left: nobody will
+// register anything there. The first call that finds such a region only makes lookups tell its shorter length, and
+// clients map no more than they are told. The next call gives the memory back: until then, clients that were told the
+// longer length have had time to map it, and they have no key to look at behind the new end. Memory between keys
+// stays: a reader touches all that it maps, and where there is no memory behind that, it ends in SIGBUS when no more
+// is to be had.
 func (s *Server) shrinkRegions() {
 	var shrunk []*resource.Region
 	var n need

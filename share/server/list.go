@@ -17,10 +17,10 @@ const (
 	maxList = 128
 	// listStep is how many keys are looked at while others wait.
 	listStep = 1024
-	// listAhead is how many keys are found by looking at all, for this request and
-	// those that go on from its answer.
+	// listAhead is how many keys one look at all keys collects, for this request and for those that go on from its
+	// answer.
 	listAhead = 1 << 15
-	// maxListings bounds the listings that are quick at the same time.
+	// maxListings bounds the listings that are kept. Going on with one of them is quick.
 	maxListings = 4
 	// listingKept is how long a listing is kept that nobody goes on with.
 	listingKept = 10 * time.Second
@@ -88,8 +88,8 @@ func (s *Server) keyInfos(prefix, after string, limit int) []wire.KeyInfo {
 	return infos
 }
 
-// keysAfter returns keys in order, and whether they are all. Who begins a list has all
-// keys looked at; who goes on with it, only when what was found then is used up.
+// keysAfter returns the keys after a given one, in order, and whether no other key follows. It looks at all keys when
+// a client begins a list; when the client goes on, only after what was found then is used up.
 func (s *Server) keysAfter(prefix, after string) (keys []string, all bool) {
 	l := s.listed(prefix, after)
 	if l == nil {
@@ -103,8 +103,8 @@ func (s *Server) keysAfter(prefix, after string) (keys []string, all bool) {
 	return l.keys[at:], l.all
 }
 
-// listed returns a listing that has the keys after a given one, or nil. There is none
-// for who begins: what was put since then must be in it.
+// listed returns a listing that has the keys after a given one, or nil. A client that begins a list gets none: its
+// list must have what was put since a listing was made.
 func (s *Server) listed(prefix, after string) *listing {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,8 +132,8 @@ func (s *Server) dropListings() {
 	s.listings = slices.DeleteFunc(s.listings, func(l *listing) bool { return time.Since(l.used) > listingKept })
 }
 
-// lookThrough looks at all keys for the first ones, up to listAhead, that come after a
-// given one. It lets others go on in between.
+// lookThrough looks at all keys, and collects the first ones that have the prefix and come after a given key, up to
+// listAhead of them. It lets others go on in between.
 func (s *Server) lookThrough(prefix, after string) *listing {
 	l := &listing{prefix: prefix, after: after, all: true, used: time.Now()}
 	prune := func() {

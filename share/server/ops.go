@@ -350,7 +350,7 @@ func (c *conn) register(region uint64) (lsn uint64, sync bool, err error) {
 	if len(regs) == 0 {
 		return old.lsn, old.sync, nil
 	}
-	if r.State == resource.Allocated { // who has filled a page has mapped the region
+	if r.State == resource.Allocated { // an owner that has filled a page has mapped the region
 		if _, err := s.activate(r); err != nil {
 			return 0, false, err
 		}

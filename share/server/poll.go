@@ -13,16 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The way by mailbox. A client whose requests follow one another closely has
-// them taken from memory shared with it: what costs most of a small request is
-// that either side wakes the other. One goroutine polls the mailboxes of all
-// busy clients, and gives one up when nothing has come for Options.Poll; it
-// sleeps when there is none. So a daemon at rest costs nothing, and one client
-// costs at most that time of one processor after each of its requests.
+// The way by mailbox. If a client's requests follow one another closely, the daemon takes them from memory shared
+// with it: most of the cost of a small request is that the two sides wake one another. One goroutine polls the
+// mailboxes of all busy clients. It gives a mailbox up when nothing has come for Options.Poll, and sleeps when it has
+// none. So a daemon at rest costs nothing, and one client costs at most that time of one processor after each of its
+// requests.
 //
-// Polling has to pay. A mailbox that was given up after few requests is polled again
-// only when more of them have followed one another. To rest when the poller is kept from
-// running was tried, too: on processors that are saturated, puts took longer.
+// Polling has to pay. A mailbox that was given up after few requests is polled again only when a longer run of
+// requests has come by the socket. Pausing the poller when it is kept from running was tried, too: on processors that
+// are saturated, puts took longer.
 //
 // It is worth its lines also where blobs are large: to register one of 1 MiB takes 14
 // µs by mailbox and 60 to 90 by the socket, beside some 50 for copying it (polder
@@ -39,9 +38,9 @@ const postable = 1<<wire.Put | 1<<wire.Lookup | 1<<wire.Exists | 1<<wire.Delete 
 const maxPolled = 64
 
 const (
-	// quickRequests is how many requests must follow one another closely, by the
-	// socket, before a client counts as busy; it doubles up to mostQuickRequests each
-	// time that polling did not pay, which are fewer than payRequests.
+	// quickRequests is how many requests must follow one another closely, by the socket, before a client counts as
+	// busy; the number doubles, up to mostQuickRequests, each time that polling did not pay because it has found
+	// fewer than payRequests requests.
 	quickRequests     = 2
 	mostQuickRequests = 64
 	payRequests       = 4
@@ -53,7 +52,7 @@ type mailbox struct {
 	conn   conn         // carries its requests
 	last   atomic.Int64 // when the last request by the socket was answered, since Server.started
 	quick  atomic.Int32 // requests that have followed one another closely
-	need   atomic.Int32 // how many have to, to be polled
+	need   atomic.Int32 // how many have to do so before it is polled
 	polled atomic.Bool
 	gone   atomic.Bool // the session has ended, or has another mailbox
 

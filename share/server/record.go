@@ -12,7 +12,7 @@ import (
 // Replaying them all repeats the daemon's state, as far as it outlives the
 // daemon: not who maps or looks at what, which clients tell again.
 const (
-	recBoot       = iota + 1 // boot id: volatile memory before another one is gone
+	recBoot       = iota + 1 // boot id: when another one follows, volatile memory is gone
 	recNext                  // number of the next region
 	recSession               // id token pid start uid kind tenant name
 	recSessionEnd            // id: its pins are gone and its regions released
@@ -208,8 +208,8 @@ func (s *Server) newEntry(r *resource.Region, page uint32, length, expires int64
 	}
 }
 
-// snapshot adds the state to a checkpoint, but for the keys and their pins,
-// which are added by and by: what they refer to comes first.
+// snapshot adds the state to a checkpoint, except the keys and their pins. Those are added later, some at a time,
+// after what they refer to.
 //
 // Preconditions: s.mu is held.
 func (s *Server) snapshot(add func([]byte)) {

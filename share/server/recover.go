@@ -29,8 +29,8 @@ func lockDir(dir string) (*os.File, error) {
 // firstSecond is when the numbers of regions begin: 1 January 2026.
 const firstSecond = 1767225600
 
-// recover replays the log and brings its state up to the present: memory that
-// is gone, clients that are dead.
+// recover replays the log and brings the state up to the present: it frees the regions whose memory is gone, and ends
+// the sessions of dead clients.
 func (s *Server) recover() error {
 	boot := wal.BootID()
 	restarted, remember := wal.Restarted(filepath.Join(s.opt.Dir, "boot"))
@@ -162,9 +162,8 @@ func (s *Server) recoverSessions(sameBoot bool) error {
 	return nil
 }
 
-// recoverPages sets the words of all pages. While sessions of before may look
-// at pages whose keys are gone, such pages must not be used; nor those of
-// retired regions.
+// recoverPages sets the words of all pages. While sessions from before the restart may look at pages whose keys are
+// gone, such pages must not be used; nor the free pages of retired regions.
 //
 // Preconditions: s.mu is held.
 func (s *Server) recoverPages(sameBoot bool) {
@@ -179,7 +178,7 @@ func (s *Server) recoverPages(sameBoot bool) {
 			continue // its pages are its owner's affair
 		}
 		if !sameBoot {
-			r.Retired = false // who looked at it is gone
+			r.Retired = false // whoever looked at it is gone
 		}
 		if len(s.settling) == 0 && !r.Retired {
 			continue

@@ -53,11 +53,10 @@ func (s *Server) carve(c *conn, pool string, length, pageSize int64) (*resource.
 	}, c.describe)
 }
 
-// establish carves a region, puts memory behind it while others go on, logs it, and
-// tells of it while it cannot go. Live says whether its owner still is. The record
-// need not be on the medium before the owner hears of the region, even if its bytes
-// will be: with the power the owner is gone, too, and the record of the first key
-// that lies in the region brings this one, which is before it, to the medium.
+// establish carves a region, puts memory behind it without holding s.mu, logs it, and calls tell under s.mu, so that
+// the region cannot go meanwhile. live fails if the owner is gone. The record need not be on the medium before the
+// owner hears of the region, even if the region's keys will be: if the power goes, the owner is gone, too; and
+// syncing the record of the first key in the region also syncs this earlier record.
 func (s *Server) establish(live func() error, carve func() (*resource.Region, error), tell func(*resource.Region) error) (r *resource.Region, lsn uint64, err error) {
 	s.mu.Lock()
 	if err = live(); err == nil {

@@ -39,9 +39,8 @@ type Options struct {
 	Pools []resource.Spec
 	// Store keeps memfd regions over a restart, if not nil.
 	Store *systemd.Store
-	// HandedOver, if not nil, is called when the process that kept the memory
-	// for Store had died, and all memory was handed to a new one: the daemon is
-	// to be closed, as the new one starts another.
+	// HandedOver, if not nil, is called when the process that kept the memory for Store had died, and all memory was
+	// handed to a new process: the daemon is then to be closed, because the new process starts another daemon.
 	HandedOver func()
 	// Sysfs is where sysfs is mounted. The default is "/sys".
 	Sysfs string
@@ -78,19 +77,16 @@ type Options struct {
 	// may have waited until it is refused, as its sender may have given up. It
 	// must be less than the clients' own timeout. The default is 1 s.
 	Late time.Duration
-	// Settle is how long, after a restart, the daemon waits for clients of
-	// before that are alive and do not come back. No page is used again
-	// meanwhile. Then they are fenced. The default is 30 s.
+	// Settle is how long, after a restart, the daemon waits for clients from before the restart that are alive and do
+	// not come back. No page is used again meanwhile. Then they are fenced. The default is 30 s.
 	Settle time.Duration
-	// Tick is how often the daemon looks after what no event tells of:
-	// expiry, views that were in the way. The default is 100 ms.
+	// Tick is how often the daemon looks after what no event tells of: keys that expire, and pages that wait for
+	// their views to close. The default is 100 ms.
 	Tick time.Duration
-	// Poll is how long the daemon looks, in memory shared with it, for the next
-	// request of a client that is busy, before it lets the client wake it. That
-	// makes a request several times faster, and costs up to as much of one
-	// processor after each. The default is 300 µs, so that who puts blobs of 1 MiB
-	// one after the other is busy: to fill one takes some 50 µs. A negative value
-	// is none.
+	// Poll is how long the daemon looks, in memory shared with it, for the next request of a client that is busy,
+	// before it lets the client wake it. That makes a request several times faster, and costs up to as much of one
+	// processor after each. The default is 300 µs, so that a client counts as busy that puts blobs of 1 MiB one after
+	// the other: filling a blob takes some 50 µs. A negative value turns it off.
 	Poll time.Duration
 	// Now is the clock. The default is time.Now.
 	Now func() time.Time
@@ -119,7 +115,7 @@ type Server struct {
 
 	saver saver
 
-	orphan bool // who kept the memory is gone; maintain's
+	orphan bool // the process that kept the memory is gone; maintain's
 
 	mu        sync.Mutex // guards everything below, but for the keys of a listing, which stay as they are
 	res       *resource.Manager
@@ -130,11 +126,11 @@ type Server struct {
 	conns     map[closer]struct{}
 	settling  map[uint64]*session // recovered and not yet back
 	fenced    map[uint64]*session // ended although their processes may be alive
-	lostSight bool                // a client was fenced of whose death nothing will tell
-	first     uint64              // number of the first region that those settling cannot know
+	lostSight bool                // a client was fenced whose death nothing will tell of
+	first     uint64              // number of the first region that sessions in settling cannot know
 	recalls   map[uint64]bool     // regions whose owners are asked to return them
 	favored   uint64              // the session for which a region was recalled
-	favor     time.Time           // until when it comes before others
+	favor     time.Time           // until when favored comes before others
 	removals  []removal           // freed regions whose memory waits for the log
 	rec       wire.Writer         // scratch for records
 	listings  []*listing          // at most maxListings, the one made last at the end
@@ -300,9 +296,9 @@ func (s *Server) commit(lsn uint64, sync bool) error {
 	return nil
 }
 
-// finish does what had to wait for the log: it frees the pages of keys that
-// are gone, and then the regions that this has emptied, and gives their memory
-// back. With all, it looks again at pages that were being looked at.
+// finish does what had to wait for the log: it frees the pages of keys that are gone, and then the regions that this
+// has emptied, and gives their memory back. With all, it also tries the pages again that somebody was looking at the
+// last time.
 func (s *Server) finish(all bool) {
 	if !all && !s.pending.Load() { // fast path
 		return
@@ -483,9 +479,9 @@ func (s *Server) maintain() {
 	}
 }
 
-// tendStore looks whether memory is still kept. While it is not, keys can be
-// read and put, and regions cannot be allocated: what was acknowledged so far
-// survives the daemon only if a new keeper comes. That one is handed everything.
+// tendStore checks whether a process still keeps the daemon's memory. While none does, keys can be read and put, but
+// regions cannot be allocated: what was acknowledged so far survives the daemon only if a new keeper comes. tendStore
+// hands all memory to a new keeper.
 func (s *Server) tendStore() {
 	if s.opt.Store == nil {
 		return

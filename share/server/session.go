@@ -33,8 +33,8 @@ type session struct {
 
 	// Guarded by Server.mu.
 	conns     int                 // open connections
-	links     map[closer]struct{} // the same, but for those to Maru's resource manager
-	gone      time.Time           // when the last one closed
+	links     map[closer]struct{} // the open connections, except those to Maru's resource manager
+	gone      time.Time           // when a connection was last closed
 	maps      map[uint64]bool     // regions of others that it maps
 	issued    map[uint64]bool     // regions that it was sent a handle to read
 	watch     *fdpass.Conn        // where notices go, or nil
@@ -44,7 +44,7 @@ type session struct {
 	elsewhere bool                // its pid means nothing here: it is another namespace's
 	named     bool                // the log has said that it is awaited
 	silent    bool                // a client of Maru's that has not said anything
-	dead      bool                // its process is, and the log could not take it
+	dead      bool                // its process is dead, and the log could not take that yet
 	ended     bool
 }
 
@@ -99,8 +99,8 @@ func (s *Server) newSession(peer fdpass.Peer, d door, tenant, name string) (*ses
 	return ss, nil
 }
 
-// logSession logs a session that is about to hold something, or to which name is
-// given. The name that it was given first stays; "" gives it none.
+// logSession logs a session that is about to hold something, or that says its name. The session keeps the first name
+// that it has said; the name "" says none.
 func (s *Server) logSession(ss *session, name string) error {
 	s.mu.Lock()
 	was := ss.name
@@ -117,7 +117,7 @@ func (s *Server) logSession(ss *session, name string) error {
 	}
 	lsn, err := s.append(encodeSession(s.rec[:0], ss))
 	if err != nil {
-		ss.name = was // and what it holds already it holds under what is in the log
+		ss.name = was // under which the log has what it holds already
 	} else {
 		ss.logged = true
 	}
@@ -224,7 +224,7 @@ func (s *Server) applyReleased(r *resource.Region) error {
 	return nil
 }
 
-// settled tells that a session of before the restart is back or dead.
+// settled records that a session from before the restart is back or dead.
 //
 // Preconditions: s.mu is held.
 func (s *Server) settled(ss *session) {
@@ -253,9 +253,8 @@ func (s *Server) notify(ss *session, region uint64, what wire.Notice) {
 	}
 }
 
-// poll ends the sessions that no pidfd tells of: of processes whose pid now
-// belongs to nobody or to a later process, and without connection for longer
-// than the grace period.
+// poll ends the sessions whose end no pidfd tells: those whose pid now belongs to nobody or to a later process, and
+// those that end with their connections and have had none for the grace period.
 func (s *Server) poll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

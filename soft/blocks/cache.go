@@ -32,9 +32,8 @@ type Config struct {
 	// BlockSize is a multiple of 4096, at most 128 KiB. Default 16 KiB.
 	BlockSize int
 
-	// Buffered reads files through the kernel's page cache, where they would
-	// be a second time. By default files of the operating system's are read
-	// directly where their file system has direct I/O.
+	// Buffered reads files through the kernel's page cache, which then caches them a second time. By default the
+	// operating system's files are read by direct I/O where their file system has it.
 	Buffered bool
 
 	Priority soft.Priority
@@ -108,9 +107,9 @@ type ReaderAt struct {
 	disk     *os.File    // src, if it is to be read by direct I/O
 	once     sync.Once   // opens direct
 	direct   *os.File    // disk opened for direct I/O by the first miss; nil if it cannot be
-	buffered atomic.Bool // it cannot be read so, after all
-	young    bool        // src has just changed: nothing is kept of it
-	changed  func() bool // src does not hold any more what it is to hold; nil if nobody can tell
+	buffered atomic.Bool // direct I/O has failed: src is read instead
+	young    bool        // src has just changed: none of it is cached
+	changed  func() bool // whether src no longer holds what it held when it was opened; nil if nobody can tell
 }
 
 var errNegative = errors.New("negative offset")
@@ -173,8 +172,8 @@ func (r *ReaderAt) cached(p []byte, block int64, skip int) bool {
 	return ok && len(got) == len(p)
 }
 
-// fetch reads missing blocks, up to blockRun of them, and copies to p what it
-// is for. Blocks that somebody else is reading are waited for.
+// fetch reads the blocks first to last, but at most blockRun of them, and copies them to p, from the byte skip of the
+// first on. It waits for blocks that somebody else is reading.
 func (r *ReaderAt) fetch(ctx context.Context, p []byte, first, last int64, skip int) error {
 	b := r.b
 	last = min(last, first+blockRun-1)
@@ -185,12 +184,12 @@ func (r *ReaderAt) fetch(ctx context.Context, p []byte, first, last int64, skip 
 	mine, others := b.flights.Claim(ctx, keys)
 	defer b.flights.GiveUp(keys, mine)
 	var vals [blockRun][]byte
-	for i, c := range mine { // stored between our look and our turn?
+	for i, c := range mine { // has it been stored between our look and our turn?
 		if c == nil {
 			continue
 		}
 		look := b.m.AppendPart
-		if i == 0 { // which ReadAt has missed
+		if i == 0 { // ReadAt has just missed it
 			look = b.m.AppendAgain
 		}
 		if v, ok := look(nil, keys[i], 0, b.size); ok && len(v) == r.blockLen(first+int64(i)) {
@@ -232,7 +231,7 @@ func (r *ReaderAt) fetch(ctx context.Context, p []byte, first, last int64, skip 
 	return nil
 }
 
-// fill reads blocks that follow each other at once and ends their flights.
+// fill reads adjacent blocks in one go and ends their flights.
 func (r *ReaderAt) fill(first int64, keys []blockKey, calls []*flight.Call[[]byte]) {
 	b := r.b
 	buf := b.buffers.Get().(*[]byte)

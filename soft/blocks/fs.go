@@ -16,24 +16,22 @@ import (
 // FS returns fsys with its files' contents cached. Its files are also io.ReaderAt and
 // io.Seeker. Files that cannot be read at an offset are passed through.
 //
-// Whoever opens a file of the operating system's reads what it holds then, however often it
-// has changed before: a version of a file (Version) has blocks of its own. A file that is
-// changed while it is open is not mixed with what it was: reading fails with ErrChanged,
-// unless all that is read was cached before; open it again. A file that has changed within
-// the last second is not cached, as what changes now may bear the same time. That holds as
-// far as the file system has times: what a process writes into a mapping of a file may be
-// seen late. Files of other file systems are told apart by name, size and modification time.
+// Whoever opens a file of the operating system's reads what it holds at that time, however often it has changed
+// before: each version of a file (Version) has blocks of its own. If a file is changed while it is open, its old and
+// new contents are not mixed: a read fails with ErrChanged, unless all that it reads was cached before; open the file
+// again. A file that has changed within the last second is not cached, because its next change may bear the same
+// time. All this relies on the times that the file system keeps: what a process writes into a mapping of a file may
+// be seen late. Files of other file systems are told apart by name, size and modification time.
 func (b *Cache) FS(fsys fs.FS) fs.FS {
 	return &cachedFS{b, fsys, fmt.Sprintf("fs %d ", b.systems.Add(1))}
 }
 
-// ErrChanged is what reading a file fails with that has been changed since it was opened.
+// ErrChanged is the error of reading a file that has been changed since it was opened.
 var ErrChanged = errors.New("the file has changed since it was opened")
 
-// Version names what a file of the operating system's holds: another file, or the same one
-// after it has changed, has another version. It is empty if st does not tell. Whether it is
-// settled tells if a change to come could bear the same version: a file that has just
-// changed may be changed again before the clock of the file system goes on.
+// Version names the contents of a file of the operating system's: another file, or the same file after a change, has
+// another version. The version is empty if st does not tell. If it is not settled, the next change could bear the
+// same version: a file that has just changed may be changed again before the clock of the file system goes on.
 func Version(st fs.FileInfo) (version string, settled bool) {
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -43,8 +41,8 @@ func Version(st fs.FileInfo) (version string, settled bool) {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", sys.Dev, sys.Ino, st.Size(), st.ModTime().UnixNano(), changed.UnixNano()), time.Since(changed) > time.Second
 }
 
-// sameContents reports whether an open file of the operating system's holds what it did
-// before. A file that was removed or replaced, and so has fewer links, does.
+// sameContents reports whether an open file of the operating system's holds what it held before. It still does if the
+// file was removed or replaced, and so has fewer links.
 func sameContents(before, now fs.FileInfo) bool {
 	a, b := before.Sys().(*syscall.Stat_t), now.Sys().(*syscall.Stat_t)
 	return a.Size == b.Size && a.Mtim == b.Mtim && (a.Ctim == b.Ctim || b.Nlink < a.Nlink)
@@ -109,7 +107,7 @@ func (f *cachedFile) Read(p []byte) (int, error) { return f.SectionReader.Read(p
 // Close implements fs.File.
 func (f *cachedFile) Close() error {
 	err := f.File.Close()
-	f.r.once.Do(func() {}) // it is not opened from now on
+	f.r.once.Do(func() {}) // from now on nobody opens direct
 	if f.r.direct != nil {
 		err = errors.Join(err, f.r.direct.Close())
 	}

@@ -39,12 +39,11 @@ type Config struct {
 	// 10000: many times what giving all its memory back at once takes.
 	MaxMessages int
 
-	// MinShare is what each client can keep whatever the others claim to
-	// gain: that fraction of an even share, as far as it uses it. Default
-	// 0.25.
+	// MinShare is the fraction of an even share that each client keeps, as far as it uses it, whatever the others
+	// claim to gain. Default 0.25.
 	MinShare float64
 
-	// Weights are the operator's, which go before what a client says of itself.
+	// Weights are the operator's. They override what a client says of itself.
 	Weights []Weight
 
 	// MaxWeight bounds the weight that a client can give itself. Default 1:
@@ -58,10 +57,9 @@ type Config struct {
 	// Interval is the time between divisions. Default 1 s.
 	Interval time.Duration
 
-	// Grace is how long after its start a coordinator neither grants memory
-	// nor takes any for others: clients of one that was here before come back
-	// meanwhile, within 2 s each, with what they have. Memory that the host
-	// needs is taken all the same. Default 5 s.
+	// Grace is how long after its start a coordinator neither grants memory nor takes it from one client for another.
+	// Clients of an earlier coordinator come back meanwhile, within 2 s each, with what they have. Memory that the
+	// host needs is taken all the same. Default 5 s.
 	Grace time.Duration
 
 	// Policy divides the memory. Default: policy "curves".
@@ -82,7 +80,7 @@ type Sensor interface {
 // Check says what New would refuse on this host.
 func (c Config) Check() error { return startError(c.complete()) }
 
-// startError is err as the reason why there is no coordinator; nil if err is.
+// startError wraps err as the reason why there is no coordinator. It returns nil if err is nil.
 func startError(err error) error {
 	if err == nil {
 		return nil

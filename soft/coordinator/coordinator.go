@@ -44,7 +44,7 @@ type Coordinator struct {
 type Stats struct {
 	Clients      int
 	Granted      int64 // segments that clients may use
-	Resident     int64 // of them, what exists
+	Resident     int64 // how much of them exists
 	Available    int64 // on the host, at the last look
 	Target       int64 // what could be granted in all
 	Reserve      int64

@@ -26,14 +26,12 @@
 //
 // # State
 //
-// None on disk. A client keeps its memory when the coordinator goes away, and
-// registers it again, with what it holds, when there is one. Who comes first
-// must not be given what belongs to those who come later: a coordinator grants
-// nothing, and takes nothing for others, until Config.Grace has passed since its
-// start. It does not wait for anybody in particular, so a client that never
-// comes back delays nobody. What a client says that it has counts for nothing
-// but where there is memory behind it: when memory is short, segments are taken
-// that exist.
+// None on disk. A client keeps its memory when the coordinator goes away, and registers it again, with what it holds,
+// when there is one. Clients that come back first must not be given the memory of clients that come back later: a
+// coordinator grants nothing, and takes nothing from one client for another, until Config.Grace has passed since its
+// start. It does not wait for anybody in particular, so a client that never comes back delays nobody. A client's word
+// that it has a segment counts only if memory of that segment exists: when memory is short, the coordinator takes
+// segments that exist.
 //
 // # Concurrency
 //

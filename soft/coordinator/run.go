@@ -52,8 +52,8 @@ func (c *Coordinator) measure() {
 	}
 }
 
-// relieve takes memory from clients whose own control group is nearly full,
-// however much the host has.
+// relieve takes memory from clients whose own control group is nearly full, however much the host has, and reports
+// whether there are any.
 func (c *Coordinator) relieve() (short bool) {
 	for _, s := range c.sessions {
 		reserve := min(s.limit/16, c.cfg.Reserve)
@@ -73,8 +73,7 @@ func (c *Coordinator) relieve() (short bool) {
 	return short
 }
 
-// total is how much soft memory there can be: what there is, and what is idle
-// beyond the reserve.
+// total is how much soft memory there can be, in bytes: what exists, and what is idle on the host beyond the reserve.
 func (c *Coordinator) total() int64 {
 	var resident int64
 	for _, s := range c.sessions {
@@ -110,8 +109,7 @@ func (c *Coordinator) step(now time.Time) time.Duration {
 	return c.idle.Next()
 }
 
-// settling reports whether clients of a coordinator that was here before may be
-// yet to come.
+// settling reports whether clients of an earlier coordinator may still be on their way back.
 func (c *Coordinator) settling(now time.Time) bool { return now.Sub(c.begun) < c.cfg.Grace }
 
 // muchMore reports whether there is so much more memory than at the last
@@ -130,8 +128,7 @@ func (c *Coordinator) anybodyNew() bool {
 	return false
 }
 
-// divide asks the policy who should have how much, and tells those who have
-// more.
+// divide asks the policy how much each client should have, and tells the clients that have more.
 func (c *Coordinator) divide(now time.Time, total int64) {
 	seconds := now.Sub(c.divided).Seconds()
 	if c.divided.IsZero() {
@@ -180,9 +177,8 @@ func (c *Coordinator) divide(now time.Time, total int64) {
 	}
 }
 
-// workable is how many segments a heap needs to work at all well: some are
-// open, some are kept free, and what is left of fewer says little about what
-// more would bring.
+// workable is how many segments a heap needs to work at all well: some are open and some are kept free, and if it had
+// fewer, the rest would be too few to tell what more memory would bring.
 const workable = 8
 
 // tell lets a client know that it has too much.
@@ -196,9 +192,8 @@ func (c *Coordinator) tell(now time.Time, s *session) {
 	}
 }
 
-// limitUsers makes a division keep within what each user's clients can have
-// together: where they would have more, theirs are bounded in proportion, and
-// the rest is divided again. It reports whether that is needed.
+// limitUsers keeps a division within MaxPerUser: if a user's clients would have more together, it lowers their Max in
+// proportion. It reports whether it did, and so whether the memory must be divided again.
 func (c *Coordinator) limitUsers(list []*session, apps []policy.App, out []int64) (again bool) {
 	sum := make(map[int]int64)
 	for i, s := range list {
@@ -214,10 +209,10 @@ func (c *Coordinator) limitUsers(list []*session, apps []policy.App, out []int64
 	return again
 }
 
-// limitArrival takes from a client that has just registered what its user may
-// not have, as far as there is no memory behind it: a client comes with what it
-// has granted itself or was granted by another coordinator. What exists may be
-// worth more than what the user's other clients have, so that is divided.
+// limitArrival takes segments from a client that has just registered if its user now has more than MaxPerUser: a
+// client comes with what it granted itself, or what another coordinator granted it. limitArrival takes only segments
+// that do not exist. Those that exist may be worth more than the segments of the user's other clients, so they are
+// left to the next division.
 func (c *Coordinator) limitArrival(s *session) {
 	var used int64
 	for _, o := range c.sessions {
@@ -232,9 +227,8 @@ func (c *Coordinator) limitArrival(s *session) {
 	c.takeFrom(s, roundUp(used-c.cfg.MaxPerUser), claimed)
 }
 
-// grow grants what is idle to those who are below their targets. What has
-// been granted but never touched costs nothing yet and is counted all the
-// same, so that not more is granted than there is.
+// grow grants what is idle to clients that are below their targets. Granted segments count even if they were never
+// touched and cost nothing yet, so that not more is granted than there is.
 func (c *Coordinator) grow(total int64) {
 	list := c.list()
 	granted := 0
@@ -249,9 +243,8 @@ func (c *Coordinator) grow(total int64) {
 		if n <= 0 {
 			continue
 		}
-		// Not a little more until it has used what it was given; more than that at
-		// once, however its last report saw it: what somebody else lets go comes
-		// in steps, as the kernel frees it.
+		// A small grant waits until the client has used what it was given. A large one is made at once, whatever the
+		// last report says is free: memory that another client lets go comes in steps, as the kernel frees it.
 		if free := segments(s.report.Free); !s.first && n < s.count/8 && free > 8+s.count/8 {
 			continue
 		}
@@ -278,9 +271,8 @@ func (c *Coordinator) enforce(now time.Time) {
 	}
 }
 
-// reclaim frees memory because less than the reserve is left. Segments that
-// hold nothing are taken at once; what else is needed is awaited from those
-// who have been told (divide), or taken as well if it is urgent.
+// reclaim frees memory because less than the reserve is left. Segments that hold nothing are taken at once. The rest
+// comes from the clients that divide has told to shrink or, if it is urgent, is taken as well.
 func (c *Coordinator) reclaim(bytes int64, urgent bool) {
 	list := c.list()
 	// Those that are farthest above their targets first.
@@ -305,7 +297,7 @@ func (c *Coordinator) reclaim(bytes int64, urgent bool) {
 // takeEmpty takes up to n segments that a client says are empty.
 func (c *Coordinator) takeEmpty(s *session, n int) (taken int) {
 	for i := 0; i < len(s.granted) && taken < n; i++ {
-		// Its last empty ones are those that it is about to write to.
+		// The client is about to write to its last empty segments: leave them.
 		if s.granted[i] && s.ctl.Rank(uint32(i)) >= wire.RankFree && segments(s.report.Free) > 4 {
 			s.take(uint32(i))
 			taken++
@@ -315,8 +307,7 @@ func (c *Coordinator) takeEmpty(s *session, n int) (taken int) {
 	return taken
 }
 
-// takeFrom takes n of some granted segments directly: empty ones, then the
-// coldest.
+// takeFrom takes up to n of those granted segments that from has: empty ones first, then the coldest.
 func (c *Coordinator) takeFrom(s *session, n int, from []bool) {
 	type candidate struct {
 		seg  uint32
@@ -350,9 +341,8 @@ func (c *Coordinator) took(s *session, n int) {
 	s.send(wire.KindRevoked, wire.Revoked{Segments: n})
 }
 
-// audit compares what exists with what was granted. A reader that was
-// overtaken by a revocation makes a few pages exist again, so the rest is
-// punched again; a client that makes much of it exist again and again is
+// audit compares what exists with what was granted. A reader that was overtaken by a revocation makes a few pages
+// exist again, so all that is not granted is punched again. A client that makes much of it exist again and again is
 // ended.
 func (c *Coordinator) audit() {
 	for _, s := range c.sessions {

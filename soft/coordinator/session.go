@@ -23,23 +23,23 @@ type session struct {
 	conn    *fdpass.Conn // sent to by run, received from by serve
 	peer    fdpass.Peer
 	hello   wire.Hello
-	cgroups []string // the paths of those that it is in
+	cgroups []string // the paths of the control groups that the client is in
 	weight  float64
 	memory  *arena.Memfd
 	ctl     *wire.Control
 
 	granted []bool // what the client may use, whatever its table says
-	count   int    // of them
+	count   int    // how many are granted
 	target  int    // what it should have
 
 	shrinkBy time.Time // when it must have given back what is above target
 	report   wire.Report
-	before   wire.Report // at the last division
+	before   wire.Report // the client's report at the last full division
 	told     time.Time   // when the last report came
 	came     time.Time   // when it registered
 	first    bool        // no report has come yet
 
-	resident   int64 // bytes of its memfd that exist, at the last look
+	resident   int64 // bytes of its memfd that existed at the last look
 	violations int   // audits in a row that found more than was granted
 	gone       bool
 
@@ -88,8 +88,8 @@ func (c *Coordinator) register(conn *fdpass.Conn, peer fdpass.Peer) (*session, e
 	return s, nil
 }
 
-// adopt takes a client's memory over. The table is mapped, so it must be one
-// that nobody can truncate; the segments never are.
+// adopt takes a client's memory over. The table is mapped, so nobody must be able to truncate it; the segments are
+// never mapped.
 func (s *session) adopt(memory, table *os.File) error {
 	if err := checkMemfd(table, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, 0); err != nil {
 		return err
@@ -160,8 +160,8 @@ func (s *session) measure() {
 	}
 }
 
-// existing returns which segments there is any memory of, whatever the client
-// says that it has: to take the others frees nothing.
+// existing returns which segments have memory that exists, whatever the client says that it has: taking other
+// segments frees nothing.
 func (s *session) existing() []bool {
 	list := make([]bool, len(s.granted))
 	fd := int(s.memory.File().Fd())
@@ -180,8 +180,7 @@ func (s *session) existing() []bool {
 	return list
 }
 
-// freed does something, and returns by how many bytes there is less of the
-// client's memory then.
+// freed calls do, and returns by how many bytes that has shrunk the client's memory.
 func (s *session) freed(do func()) int64 {
 	before := s.resident
 	do()
@@ -211,15 +210,16 @@ func (s *session) released(list []uint32) {
 	}
 }
 
-// take revokes a granted segment and punches its pages away. Clients give up empty ones
-// first, and empty ones are taken from them first: what its last report says is free has
-// become less, and what it uses has not.
+// take revokes a granted segment and punches its pages away. Clients give up empty segments first, and the
+// coordinator takes empty ones first: so take subtracts the segment from what the client's last report says is free,
+// not from what the client uses.
 func (s *session) take(i uint32) {
 	s.ctl.Revoke(i)
 	s.granted[i] = false
 	s.count--
 	s.report.Free = max(s.report.Free-segmentSize, 0)
-	_ = s.memory.Punch(int(i)*segmentSize, segmentSize) // it is sealed against growth: cannot fail but for a shrunk one, which is empty
+	// Fails only if the client has shrunk its memfd, and then there is nothing to punch.
+	_ = s.memory.Punch(int(i)*segmentSize, segmentSize)
 }
 
 // send tells the client something, if it listens.
@@ -227,8 +227,8 @@ func (s *session) send(k wire.Kind, v any) {
 	_ = s.conn.TrySend(wire.Encode(k, v))
 }
 
-// end takes everything from a client and, if it is hostile, its life: a
-// truncated memory faults whoever touches it.
+// end takes everything from a client. If the client is hostile, it also ends its life: whoever touches a truncated
+// memfd faults.
 func (s *session) end(hostile bool) {
 	for i := range s.granted {
 		if s.granted[i] {
@@ -261,7 +261,8 @@ func (s *session) cost() float64 {
 	return s.report.Curve.MeanCost()
 }
 
-// medianCost is what a miss costs in the middle of those clients that know.
+// medianCost is the median, over the clients that know it, of what a miss costs, in seconds; mrc.AssumedCost if none
+// knows.
 func medianCost(list []*session) float64 {
 	var known []float64
 	for _, s := range list {
@@ -277,12 +278,12 @@ func medianCost(list []*session) float64 {
 	return (known[(n-1)/2] + known[n/2]) / 2
 }
 
-// silence is how long a client may say nothing, which reports every second, before it is
-// taken for one that is asked for nothing: it is stopped, or hangs.
+// silence is how long a client may send no report, where one is due every second, before the policy is told that
+// memory saves it nothing: the client is stopped, or hangs.
 const silence = 5 * time.Second
 
-// app is what the policy is told. Of a client that does not know what its misses cost,
-// each is taken to cost what those of the others do, typical.
+// app is what the policy is told of the client. If the client does not know what its misses cost, each is taken to
+// cost typical seconds, as those of the other clients do.
 func (s *session) app(now time.Time, seconds, typical float64) policy.App {
 	r, b := s.report, s.before
 	rate := func(now, then uint64) float64 {

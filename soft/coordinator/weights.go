@@ -16,8 +16,8 @@ import (
 	"polder/internal/fdpass"
 )
 
-// A Weight is an operator's word on how much what some clients save counts beside what
-// others do (section 4.3.2). Of several that are about a client the first one counts.
+// A Weight is an operator's setting: how much the rebuilding that certain clients save counts beside what others save
+// (section 4.3.2). If several weights are about a client, the first counts.
 type Weight struct {
 	by     identity
 	of     string // a name or a path; both may be patterns: see ParseWeight
@@ -109,7 +109,7 @@ func ReadWeights(path string) (list []Weight, err error) {
 	return list, nil
 }
 
-// SetWeights replaces what the operator says of weights.
+// SetWeights replaces the operator's weights.
 func (c *Coordinator) SetWeights(list []Weight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -19,9 +19,8 @@ import (
 // doubles.
 const stepsPerOctave = 8
 
-// AssumedCost is what rebuilding a value is taken to cost, in seconds, if nobody on the
-// host says: about as long as a database takes to answer. Of caches of which none
-// says, the one that hits more often gets the memory.
+// AssumedCost is what rebuilding a value is taken to cost, in seconds, if nobody on the host says: about as long as a
+// database takes to answer. If no cache says, memory goes to the one that hits more often.
 const AssumedCost = 1e-3
 
 // Curve says what a cache of each size saves. Point i is for Size(i) bytes.
@@ -57,8 +56,7 @@ func (c Curve) Times(k float64) Curve {
 	return Curve{Unit: c.Unit, Saved: saved, Total: c.Total * k, Accesses: c.Accesses}
 }
 
-// Asked returns the curve of a cache that is asked for the same, so often per unit of
-// time.
+// Asked returns the curve of a cache that is asked for the same keys, but accesses times per unit of time.
 func (c Curve) Asked(accesses float64) Curve {
 	if c.Accesses <= 0 {
 		return c
@@ -96,7 +94,7 @@ func Points(unit, limit int64) int {
 type Sampler struct {
 	unit      int64
 	capacity  int
-	threshold uint64 // keys whose hash is below it are sampled
+	threshold uint64 // keys whose hash does not exceed it are sampled
 	bins      []float64
 	elapsed   float64 // weight of the time that the bins stand for
 
@@ -151,11 +149,10 @@ func (s *Sampler) rate() float64 { return float64(s.threshold) / math.MaxUint64 
 // Access records that a key was asked for. The hash must be uniform; size is
 // what the key takes in the cache, cost what rebuilding it takes.
 //
-// A first access is taken for one that a cache of all that was seen so far would
-// have saved. While keys are still being seen for the first time, a curve that
-// waits for their second access says that memory for them is worth nothing; what
-// is asked for once is mostly asked for again. Of a stream that never repeats, this
-// is spread over a footprint that grows without end.
+// A first access counts as one that a cache of everything seen so far would have saved. While keys are still being
+// seen for the first time, a curve that waits for their second access says that memory for them is worth nothing;
+// what is asked for once is mostly asked for again. For a stream that never repeats, these savings are spread over a
+// footprint that grows without end.
 func (s *Sampler) Access(hash uint64, size int64, cost float64) {
 	if hash > s.threshold {
 		return
@@ -174,8 +171,8 @@ func (s *Sampler) Access(hash uint64, size int64, cost float64) {
 	s.enter(hash, size)
 }
 
-// AccessAlone is Access for callers that do not Count theirs: what the sample
-// says of how many there are is believed.
+// AccessAlone is Access for callers that do not Count their accesses: how many there are is estimated from the
+// sample.
 func (s *Sampler) AccessAlone(hash uint64, size int64, cost float64) {
 	if hash <= s.threshold {
 		s.seen += 1 / s.rate()
@@ -225,12 +222,11 @@ func (s *Sampler) record(distance, cost float64) {
 	}
 }
 
-// Count records that there were n accesses in all, sampled or not. Whoever calls
-// Access must: what is stored without having been asked for is no access, and
-// saves nothing.
+// Count records that there were n accesses in all, sampled or not. Whoever calls Access must call Count, too. An
+// Insert does not count: it is no access, and saves nothing.
 func (s *Sampler) Count(n int) { s.seen += float64(n) }
 
-// Seen is how many accesses were counted, as far as they are not forgotten.
+// Seen is how many accesses were counted, less what Advance has forgotten.
 func (s *Sampler) Seen() float64 { return s.seen }
 
 // thin halves the sampling rate until there is room.
@@ -258,16 +254,14 @@ func (s *Sampler) compact() {
 	}
 }
 
-// depth is how many accesses a key are remembered by a sampler that forgets:
-// what is older says nothing that these do not, and of what was asked for
-// differently it says what is wrong by now. A busy cache forgets faster by
-// that, a quiet one not before it has seen enough.
+// depth is how many accesses per key a sampler that forgets remembers. Older accesses say nothing new of keys that
+// are asked for as before, and something wrong of the others. So a busy cache forgets faster than keep says, and a
+// quiet one does not forget before it has seen enough.
 const depth = 2
 
-// Advance lets time pass: what was recorded so far counts only keep (0 to 1)
-// as much as what comes, or less if it is many accesses; with 1 nothing is
-// forgotten. A caller advances once before each interval, and reads the curve
-// at its end.
+// Advance lets time pass: what was recorded so far counts only keep (0 to 1) times as much as what comes, or less if
+// there were many accesses (see depth); with 1 nothing is forgotten. A caller advances once before each interval, and
+// reads the curve at its end.
 func (s *Sampler) Advance(interval, keep float64) {
 	if most := depth * float64(len(s.keys)) / s.rate(); keep < 1 && s.estimated*keep > most {
 		keep = most / s.estimated

@@ -26,10 +26,9 @@ type climber struct {
 	slope   float64 // utility per byte, smoothed
 }
 
-// step narrows the bounds, Min and Max, of those of the applications that report a
-// utility to what they may have next, and returns what a byte is worth to each. At the
-// beginning of a period that is more than the last time or less, in turns, by a probe at
-// least and a move at most. During the period it is what they have.
+// step narrows Min and Max of each application that reports a utility to what it may have next, and returns what a
+// byte is worth to it. At the beginning of a period, that is in turns more and less than it was given last, by at
+// least a probe and at most a move. During a period, it is what it was given last.
 func (c *climbing) step(now time.Duration, total int64, apps []App) (slopes []float64) {
 	slopes = make([]float64, len(apps))
 	begins := c.round == 0 || now-c.last >= climbPeriod
@@ -65,7 +64,7 @@ func (c *climbing) step(now time.Duration, total int64, apps []App) (slopes []fl
 		a.narrow(lo, hi)
 		raised[i] += a.Min
 		current[a.ID] = s
-		if a.Used >= a.Memory*9/10 { // not more to who has not used what it was given
+		if a.Used >= a.Memory*9/10 { // an application that has not used what it was given gets no more
 			slopes[i] = s.slope
 		}
 	}
@@ -74,8 +73,8 @@ func (c *climbing) step(now time.Duration, total int64, apps []App) (slopes []fl
 	return slopes
 }
 
-// lower takes back of what each Min was raised, in proportion, so that there is memory for
-// all of them: what an application must have comes before what another one has.
+// lower takes a part of what each Min was raised by back, in proportion, until there is memory for all of them: what
+// one application must have comes before what another was given.
 func lower(total int64, apps []App, raised []int64) {
 	over, sum := -total, int64(0)
 	for i, a := range apps {
@@ -100,7 +99,7 @@ func (c *climbing) keep(total int64, apps []App, out []int64) {
 	}
 }
 
-// observe learns what the change of its memory since the last observation was worth to a.
+// observe learns what the change of a's memory since the last observation was worth to a.
 func (c *climber) observe(a *App) {
 	g := a.Weight * a.Utility
 	if a.Memory != c.memory {
@@ -109,7 +108,7 @@ func (c *climber) observe(a *App) {
 	c.memory, c.utility = a.Memory, g
 }
 
-// narrow makes lo and hi the bounds of a, as far as they are within the present ones.
+// narrow makes lo and hi the bounds of a, clipped to its present bounds.
 func (a *App) narrow(lo, hi int64) {
 	a.Min, a.Max = min(max(lo, a.Min), a.Max), max(min(hi, a.Max), a.Min)
 }

@@ -17,18 +17,17 @@ import (
 // of a curve (a working set that is worth nothing until all of it fits) is
 // taken as a whole, where climbing would stop in front of it.
 //
-// What is maximised is the sum of the applications' throughputs, each in proportion to what
-// it would be if nothing had to be rebuilt, if every one says how busy it is; else, as in
-// the paper, the time of rebuilding that is saved.
+// If every application says how busy it is, and none reports a utility, Curves maximises the sum of their
+// throughputs, each relative to what it would be if nothing had to be rebuilt. Otherwise it maximises the time of
+// rebuilding that is saved, as in the paper.
 //
-// What an application says of its own utility is on no curve. Who does is climbed for,
-// as in the paper, within what the others' curves leave: a byte is worth to it what its
-// utility changed by with the last ones. A utility is compared with the seconds of
-// rebuilding that others save in each second.
+// There is no curve of a utility that an application reports. For such an application, Curves climbs as in the paper,
+// within what the others' curves leave: a byte is taken to be worth what the last bytes changed its utility by. A
+// utility is compared with the seconds of rebuilding that others save in each second.
 type Curves struct {
 	climb  climbing // for those who report a utility
 	target map[uint64]int64
-	base   map[uint64]float64 // what a request takes in which nothing is rebuilt
+	base   map[uint64]float64 // seconds that a request takes if nothing is rebuilt
 	saved  bool               // maximise the time of rebuilding that is saved
 }
 
@@ -54,8 +53,7 @@ func (c *Curves) Divide(now time.Duration, total int64, apps []App) []int64 {
 	out := Fit(total, apps, want)
 	c.climb.keep(total, apps, out)
 
-	// Moving memory costs what has to be rebuilt: not for less than the
-	// hysteresis.
+	// Moving memory costs the rebuilding of what it held: so nothing moves for a gain below the hysteresis.
 	if len(c.target) == len(apps) {
 		old := make([]int64, len(apps))
 		same := true
@@ -84,16 +82,15 @@ func (c *Curves) worth(a *App, memory int64) float64 {
 	if c.saved || c.base[a.ID] == 0 || a.Curve.Accesses <= 0 {
 		return a.Weight * saved
 	}
-	// A request takes some time in which nothing is rebuilt, base, whatever
-	// the memory, and with memory m it rebuilds for all - saved(m), both of
-	// which are of the requests, not of how many there are in a second.
+	// Whatever the memory, a request takes the time base in which nothing is rebuilt. With memory m it also rebuilds
+	// for all - saved(m). All three are seconds per request, not per second.
 	saved /= a.Curve.Accesses
 	all := a.Curve.Total / a.Curve.Accesses
 	base := c.base[a.ID]
 	return a.Weight * base / (base + max(all-saved, 0))
 }
 
-// observe keeps what a request takes in which nothing is rebuilt.
+// observe updates base, the seconds that a request takes if nothing is rebuilt.
 func (c *Curves) observe(a *App) {
 	n := a.Hits + a.Misses
 	if a.Busy <= 0 || n <= 0 {

@@ -60,8 +60,8 @@ func ByWeight(total int64, apps []App) []int64 {
 	return out
 }
 
-// Fit makes wishes feasible: within each application's bounds and the total.
-// What is left over goes to those who may have more, evenly.
+// Fit makes wishes feasible: within each application's bounds and the total. What is left over goes evenly to the
+// applications that may have more.
 func Fit(total int64, apps []App, want []int64) []int64 {
 	out := make([]int64, len(apps))
 	var mins int64
@@ -93,8 +93,8 @@ func Fit(total int64, apps []App, want []int64) []int64 {
 		if len(open) == 0 {
 			break
 		}
-		// Those that are nearest to their bounds first, so that the others
-		// share what these cannot take.
+		// The applications that are nearest to their bounds come first, so that the others share what these cannot
+		// take.
 		room := func(i int) int64 {
 			if left > 0 {
 				return apps[i].Max - out[i]

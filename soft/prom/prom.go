@@ -15,7 +15,7 @@ type metric struct {
 	when func(*soft.Heap, *soft.Stats) bool // nil for always
 }
 
-// rebuilds reports whether the heap has a pool that makes values anew.
+// rebuilds reports whether any value of the heap was made anew.
 func rebuilds(_ *soft.Heap, s *soft.Stats) bool { return s.Rebuilds > 0 }
 
 // revocable reports whether somebody could take segments away.

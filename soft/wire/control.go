@@ -48,7 +48,7 @@ type entry struct {
 	rank atomic.Uint64
 }
 
-// Rank values above RankFree say that a segment holds nothing at all.
+// RankFree and higher ranks say that a segment holds nothing at all.
 const RankFree = uint64(1) << 63
 
 // ControlSize is the size in bytes of the table for n segments.

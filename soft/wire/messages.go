@@ -1,11 +1,9 @@
 // Package wire is what a soft heap and the coordinator of its host say to each
 // other.
 //
-// They talk over a Unix socket that keeps message boundaries (SOCK_SEQPACKET).
-// A message is one byte that says what it is and a JSON object. The first
-// message of a client is a Hello, which carries two descriptors: the memfd of
-// its segments and that of its control table. The rest is the same in both
-// directions at any time:
+// They talk over a Unix socket that keeps message boundaries (SOCK_SEQPACKET). A message is one byte that says what
+// it is and a JSON object. The first message of a client is a Hello, which carries two descriptors: the memfd of its
+// segments and that of its control table. After that, both sides send at any time:
 //
 //	client                         coordinator
 //	Hello + 2 descriptors   -->
@@ -79,8 +77,8 @@ type Report struct {
 	Utility        *float64  `json:"utility,omitempty"`
 	Curve          mrc.Curve `json:"curve"`
 
-	// Assumed: nobody has told the client what its values cost. In its curve each
-	// access that is saved counts for mrc.AssumedCost.
+	// Assumed: nobody has told the client what its values cost. In its curve each saved access counts for
+	// mrc.AssumedCost.
 	Assumed bool `json:"assumed,omitempty"`
 }
 
@@ -91,9 +89,8 @@ type Budget struct {
 	DeadlineMillis int `json:"deadline_ms"`
 }
 
-// Released names segments that the client has revoked itself and that the
-// coordinator may punch. It is a range of a client's table so that messages
-// stay small.
+// Released names segments that the client has revoked itself and that the coordinator may punch. It names at most
+// MaxReleased of them, so that messages stay small.
 type Released struct {
 	Segments []uint32 `json:"segments"`
 }

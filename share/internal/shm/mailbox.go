@@ -26,7 +26,7 @@ const (
 	boxSize = boxHeader + Posts*slotSize
 )
 
-// The states of a slot.
+// The states of a slot, and whose the slot is in each.
 const (
 	slotIdle     = iota // the client's
 	slotPosted          // a request that nobody has taken: either side's
@@ -38,19 +38,17 @@ const (
 // Mailbox carries requests of one client, and their answers, without a system
 // call while both sides are awake.
 //
-// The daemon makes it, and looks into it only while the client is busy: it is
-// attended. A client that finds it so posts a request in a slot of its own and
-// watches the slot. If nobody attends any more, it takes the request back and
-// sends it through the socket. The daemon that stops attending first says so
-// and then looks at all slots once more. All words are sequentially
-// consistent, so a request is taken by the one or retracted by the other.
+// The daemon makes a mailbox. It attends the mailbox, which is to say looks into it, only while the client is busy. A
+// client whose mailbox is attended posts a request in an idle slot and watches the slot. If the daemon no longer
+// attends, the client takes the request back and sends it through the socket. A daemon that stops attending first
+// says so and then looks at all slots once more. All words are sequentially consistent, so either the daemon takes a
+// request or the client retracts it.
 //
 // Both sides can write all of it at any time. The daemon copies a request out
 // before it looks at it, and believes nothing that it finds; an answer is only
 // for the client to whom the mailbox belongs.
 //
-// A slot is for one goroutine of the client at a time, and the daemon's calls
-// are for one goroutine, but for Answer.
+// A slot is for one goroutine of the client at a time. The daemon's methods are for one goroutine, but for Send.
 type Mailbox struct {
 	mem    *arena.Mapping
 	halves []atomic.Uint32
@@ -91,7 +89,8 @@ func OpenMailbox(f *os.File) (*Mailbox, error) {
 	return b, nil
 }
 
-// Use registers one more user, who must call Close, too. It returns false if the mailbox is closed already.
+// Use counts one more user in, which must Close the mailbox, too. It returns false if the mailbox is unmapped
+// already.
 func (b *Mailbox) Use() bool {
 	for {
 		n := b.users.Load()
@@ -104,7 +103,7 @@ func (b *Mailbox) Use() bool {
 	}
 }
 
-// Close ends a user's use; the last one unmaps the mailbox.
+// Close counts a user out. The last one unmaps the mailbox.
 func (b *Mailbox) Close() error {
 	if b.users.Add(-1) > 0 {
 		return nil

@@ -12,7 +12,7 @@ type Info struct {
 	Views    int              `json:"views"`            // open ones
 	Waiting  int              `json:"waiting"`          // pages whose key is gone and that clients still look at
 	Tenants  map[string]int64 `json:"tenants"`          // bytes of regions
-	Settling int              `json:"settling"`         // clients from before the restart that the daemon waits for
+	Settling int              `json:"settling"`         // clients from before the restart that are not back yet
 	Fenced   int              `json:"fenced,omitempty"` // clients that were fenced and may be alive
 	Uptime   float64          `json:"uptime_seconds"`
 
@@ -37,8 +37,8 @@ type Info struct {
 	LogBytes          int64  `json:"log_bytes"`          // bytes of log that a restart would read
 	LogFull           bool   `json:"log_full,omitempty"` // there is no room for the next segment of the log
 
-	MaruLate        uint64 `json:"maru_late"`        // requests of Maru's clients that came too late and were refused
-	MaruOverwritten uint64 `json:"maru_overwritten"` // keys dropped because their owner had refilled their place
+	MaruLate        uint64 `json:"maru_late"`        // requests of Maru's clients refused as too late
+	MaruOverwritten uint64 `json:"maru_overwritten"` // keys that went because their owner had filled their place anew
 }
 
 // PoolInfo describes a pool.
@@ -97,7 +97,7 @@ type SessionInfo struct {
 	Maru   bool   `json:"maru,omitempty"` // speaks Maru's protocol; Name is its instance id
 	Conns  int    `json:"connections"`
 	Maps   int    `json:"mapped"`
-	State  string `json:"state"` // attached, away, or awaited: from before the restart, and not back yet
-	// Away is for how many seconds the session has not been attached.
+	State  string `json:"state"` // attached, away, or awaited (from before the restart, and not back yet)
+	// Away is for how many seconds it has not been attached.
 	Away float64 `json:"away_seconds,omitempty"`
 }

@@ -10,17 +10,16 @@ import (
 	"sync"
 )
 
-// A Group makes one call for each key at a time, however many ask. A call
-// runs in a goroutine of its own, with a context that is cancelled when
-// nobody waits for it any more. The zero value is ready. Its methods may be called
-// by any number of goroutines.
+// A Group makes one call for each key at a time, however many ask. A call runs in a goroutine of its own, with a
+// context that is cancelled when nobody waits for it any more. A call that was cancelled or invalidated may still run
+// beside the next. The zero value is ready. Its methods may be called by any number of goroutines.
 type Group[K comparable, V any] struct {
 	mu   sync.Mutex // leaf
 	m    map[K]*Call[V]
 	done sync.WaitGroup
 }
 
-// A Call is under way.
+// A Call is a call of a Group: under way, or ended.
 type Call[V any] struct {
 	finished chan struct{}
 	cancel   context.CancelFunc
@@ -83,9 +82,9 @@ func (g *Group[K, V]) Refresh(ctx context.Context, key K, f func(context.Context
 	g.done.Go(func() { g.End(key, c, func() (V, error) { return f(run, c) }) })
 }
 
-// Claim registers calls that the caller makes itself, all at once, for those
-// of the keys for which none is under way; End must follow for each. The
-// others are joined; Wait must follow for each.
+// Claim registers, all at once, a call for each of the keys for which none is under way. The caller makes these
+// calls, mine, itself; End must follow for each. Claim joins the calls that are under way for the other keys, others;
+// Wait must follow for each. For each key, one of mine and others is nil.
 func (g *Group[K, V]) Claim(ctx context.Context, keys []K) (mine, others []*Call[V]) {
 	mine, others = make([]*Call[V], len(keys)), make([]*Call[V], len(keys))
 	g.mu.Lock()
@@ -101,11 +100,11 @@ func (g *Group[K, V]) Claim(ctx context.Context, keys []K) (mine, others []*Call
 	return mine, others
 }
 
-// errGivenUp is what those are told who wait for a call that its maker gave up.
+// errGivenUp is what those who wait for a call are told if its maker gave it up.
 var errGivenUp = errors.New("whoever was to rebuild it panicked")
 
-// GiveUp ends those of the claimed calls that were not made. Defer it after Claim: codecs and sources that are called
-// meanwhile are the program's, and may panic.
+// GiveUp ends the claimed calls that were not made. Whoever claims calls defers it, since the codecs and sources that
+// it calls meanwhile are the program's and may panic.
 func (g *Group[K, V]) GiveUp(keys []K, mine []*Call[V]) {
 	for i, c := range mine {
 		if c == nil {
@@ -156,7 +155,8 @@ func (g *Group[K, V]) Wait(ctx context.Context, key K, c *Call[V]) (V, error) {
 	return zero, ctx.Err()
 }
 
-// Invalidate keeps the result of the call under way for a key from being stored; later callers make a new call.
+// Invalidate marks the call that is under way for a key as stale, so that its result is not stored (Fresh). Whoever
+// asks later begins a new call.
 func (g *Group[K, V]) Invalidate(key K) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -1,3 +1,3 @@
-// Package order has the fences and stores that keep loads and stores in order where Go's atomic operations do not,
-// and cheaper ones where Go's atomic operations do more than is needed.
+// Package order has fences for the order of loads and stores that Go's atomic operations do not give, and a store
+// that orders less than an atomic one where that is dear.
 package order

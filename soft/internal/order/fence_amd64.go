@@ -4,6 +4,6 @@ package order
 // that follow. On amd64 loads are not reordered with loads.
 func LoadFence() {}
 
-// StoreFence keeps the stores after it from becoming visible before an atomic operation that precedes it. amd64 never
-// reorders these.
+// StoreFence keeps the stores after it from being seen before the atomic operation that precedes it. On amd64 none
+// is.
 func StoreFence() {}

@@ -11,6 +11,6 @@ func LoadFence() {
 	x.Add(1)
 }
 
-// StoreFence keeps the stores after it from becoming visible before an atomic operation that precedes it. Without it,
-// a compare-and-swap that is a load and a store may become visible after what follows it.
+// StoreFence keeps the stores after it from being seen before the atomic operation that precedes it. Without it, a
+// compare-and-swap that the processor makes of a load and a store may be seen after the stores that follow it.
 func StoreFence() { LoadFence() }

@@ -4,5 +4,5 @@ package order
 
 import "sync/atomic"
 
-// Store stores a word, which becomes visible after the stores before it.
+// Store stores a word. Whoever sees it sees the stores before it.
 func Store(p *atomic.Uint64, v uint64) { p.Store(v) }

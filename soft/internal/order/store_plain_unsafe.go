@@ -7,9 +7,8 @@ import (
 	"unsafe"
 )
 
-// Store stores a word, which is seen after the stores before it. It is a plain store: an
-// atomic one would wait until what was written has reached the cache, which is most of what
-// it takes where words lie all over memory. That is outside Go's memory model, and holds
-// because amd64 makes stores visible in their order, and because the compiler moves none
-// across another to memory that it does not know.
+// Store stores a word. Whoever sees it sees the stores before it. It is a plain store: an atomic store would wait
+// until earlier writes have reached the cache, and where words lie all over memory most of the time would go into
+// that. A plain store is outside Go's memory model. It is right because amd64 makes stores visible in their order,
+// and because the compiler moves no store across another one to memory that it does not know.
 func Store(p *atomic.Uint64, v uint64) { *(*uint64)(unsafe.Pointer(p)) = v }
