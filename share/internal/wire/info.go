@@ -10,7 +10,7 @@ type Info struct {
 	Sessions int              `json:"sessions"`
 	Conns    int              `json:"connections"`
 	Views    int              `json:"views"`            // open ones
-	Waiting  int              `json:"waiting"`          // pages whose key is gone and that clients still look at
+	Waiting  int              `json:"waiting"`          // pages whose key is gone and that are looked at
 	Tenants  map[string]int64 `json:"tenants"`          // bytes of regions
 	Settling int              `json:"settling"`         // clients from before the restart that are not back yet
 	Fenced   int              `json:"fenced,omitempty"` // clients that were fenced and may be alive
@@ -34,7 +34,7 @@ type Info struct {
 
 	Checkpoints       uint64 `json:"checkpoints"`
 	FailedCheckpoints uint64 `json:"failed_checkpoints"`
-	LogBytes          int64  `json:"log_bytes"`          // bytes of log that a restart would read
+	LogBytes          int64  `json:"log_bytes"`          // that a restart would read
 	LogFull           bool   `json:"log_full,omitempty"` // there is no room for the next segment of the log
 
 	MaruLate        uint64 `json:"maru_late"`        // requests of Maru's clients refused as too late
@@ -83,7 +83,7 @@ type RegionInfo struct {
 	Tenant   string `json:"tenant"`
 	Readers  int    `json:"readers"`
 	Refs     int    `json:"references"`
-	Retired  bool   `json:"retired,omitempty"` // its pages are not used again, since a fenced client may look at them
+	Retired  bool   `json:"retired,omitempty"` // its pages are not used again, as a fenced client may look at them
 }
 
 // SessionInfo describes a session.

@@ -1,5 +1,5 @@
-// Package flight makes one call for each key at a time, however many goroutines ask for it: so what soft memory has
-// lost is rebuilt only once.
+// Package flight makes one call for each key at a time, however many ask for it: so what
+// soft memory has lost is rebuilt once.
 package flight
 
 import (
@@ -30,7 +30,7 @@ type Call[V any] struct {
 	Err error
 }
 
-// PanicError is the error that waiting callers get when a reconstructor panics.
+// PanicError is what those who wait are told when a reconstructor panics.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -166,7 +166,7 @@ func (g *Group[K, V]) Invalidate(key K) {
 	}
 }
 
-// InvalidateAll is Invalidate for every key.
+// InvalidateAll is invalidate for every key.
 func (g *Group[K, V]) InvalidateAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
