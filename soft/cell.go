@@ -127,8 +127,8 @@ func storeCell(h *Heap, owner uint16, ref uint64, c *cell, val []byte, cost uint
 }
 
 // keepCell places a cell's object again if its segment was emptied after the object was appended and before the cell
-// named it, and returns the word that the cell then holds. It notices because the evacuator marks an object dead
-// before it looks whether the object's slot names it.
+// named it, and returns the object's word. It notices because the evacuator marks an object dead before it looks
+// whether the object's slot names it.
 func keepCell(h *Heap, c *cell, w word, hd header, val []byte) word {
 	for h.isDead(w) || !w.alive(h.ctl.Generation(w.segment())) {
 		to, err := h.place(hd, val)

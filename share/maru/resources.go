@@ -502,7 +502,7 @@ type remembered struct {
 	err   error
 }
 
-// once calls f, unless the same request of the same client has come before: then it returns, or waits for, the answer
+// once calls f, unless the same request of the same client has come lately: then it returns, or waits for, the answer
 // to that.
 func (a *answers) once(q resourceRequest, f func() ([]byte, error)) ([]byte, error) {
 	if q.id == 0 {

@@ -54,7 +54,8 @@ func (s *Server) admit(c closer) bool {
 }
 
 // acceptLocal serves the socket. The kernel says whose a connection is, so a connection of a process that may connect
-// counts at once. Another process is heard at the gate, and told that it may not.
+// counts at once. The connection of another process is heard at the gate, and that process is told that it may not
+// connect.
 func (s *Server) acceptLocal() {
 	s.acceptEnded(accept.Each(s.opt.Log, s.local.AcceptUnix, func(sock *net.UnixConn) {
 		u, err := fdpass.New(sock)

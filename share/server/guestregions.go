@@ -167,7 +167,7 @@ func (s *Server) Shut(region uint64) {
 // clients map no more than they are told. The next call gives the memory back: until then, clients that were told the
 // longer length have had time to map it, and they have no key to look at behind the new end. Memory between keys
 // stays: a reader touches all that it maps, and where there is no memory behind that, it ends in SIGBUS when no more
-// is to be had.
+// memory is to be had.
 func (s *Server) shrinkRegions() {
 	var shrunk []*resource.Region
 	var n need

@@ -255,8 +255,8 @@ func (s *Sampler) compact() {
 }
 
 // depth is how many accesses per key a sampler that forgets remembers. Older accesses say nothing new of keys that
-// are asked for as before, and something wrong of the others. So a busy cache forgets faster than keep says, and a
-// quiet one does not forget before it has seen enough.
+// are asked for as before, and something wrong of the others. So a busy cache forgets faster than keep says; a quiet
+// one does so only when it has seen enough.
 const depth = 2
 
 // Advance lets time pass: what was recorded so far counts only keep (0 to 1) times as much as what comes, or less if

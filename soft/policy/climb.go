@@ -73,8 +73,8 @@ func (c *climbing) step(now time.Duration, total int64, apps []App) (slopes []fl
 	return slopes
 }
 
-// lower takes a part of what each Min was raised by back, in proportion, until there is memory for all of them: what
-// one application must have comes before what another was given.
+// lower takes back a part of what each Min was raised by, in proportion, so that there is memory for all of them:
+// what one application must have comes before what another was given.
 func lower(total int64, apps []App, raised []int64) {
 	over, sum := -total, int64(0)
 	for i, a := range apps {

@@ -9,7 +9,8 @@
 //
 //	op        request                                    reply
 //	Hello     version flags token name refs maps owned   session token server-flags owned-regions  +table +mailbox
-//	Alloc     length page-size pool                      region length page-size base offset durable handle  +writable descriptor
+//	Alloc     length page-size pool                      region length page-size base offset durable handle
+//	                                                     +writable descriptor
 //	Release   handle                                     -
 //	Put       region n*(page length ttl key)             n*status
 //	Lookup    flags n*key                                n*location handles

@@ -1,3 +1,3 @@
 // Package order has fences for the order of loads and stores that Go's atomic operations do not give, and a store
-// that orders less than an atomic one where that is dear.
+// that is cheaper than an atomic one because it orders less.
 package order
