@@ -17,10 +17,10 @@
 // record of the first key in the region also syncs this earlier record.
 //
 // A checkpoint makes the log short. It is due when more of the log is dead than alive, or when the disk has no room
-// for the log's next segment and more than a sixteenth of what is alive is dead. The checkpoint's own room is
-// reserved beforehand. It is made without holding s.mu, except for some keys at a time. A checkpoint that fails is
-// tried again, after pauses that grow to half a minute, and reported once. While the disk is full, requests that
-// append are refused, others are served, and as soon as there is room all are served again.
+// for the log's next segment and the dead part of the log is more than a sixteenth of the live part. The checkpoint's
+// own room is reserved beforehand. It is made without holding s.mu, except for some keys at a time. A checkpoint that
+// fails is tried again, after pauses that grow to half a minute, and reported once. While the disk is full, requests
+// that append are refused, others are served, and as soon as there is room all are served again.
 //
 // # Sessions
 //

@@ -266,7 +266,8 @@ func (g *Guest) Pin(arrived time.Time, keys []string) (int, error) {
 
 // Unpin takes one pin of each key back, and reports for which keys it did; the other keys are not there, or not
 // pinned. In Maru pins belong to nobody: if the client has no pin of a key, Unpin takes one of another client of
-// Maru's. If it returns an error, that is about the keys that are reported false.
+// Maru's. It fails if the log does not take a record, and then leaves the remaining keys alone, or if the log cannot
+// be committed.
 func (g *Guest) Unpin(keys []string) ([]bool, error) {
 	s := g.s
 	unpinned := make([]bool, len(keys))
