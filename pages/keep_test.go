@@ -228,6 +228,13 @@ func TestTheVolumeOfAnOlderVersionIsOpened(t *testing.T) {
 	if err := again.load(vs.saved[""]); err != nil || !again.kept.has(5) || again.kept.count.Load() != 1 {
 		t.Errorf("%v, or other pages than it had", err)
 	}
+	vs.heap, vs.open = v.of.heap, map[string]*Volume{}
+	if _, err := vs.Volume("renamed", 1<<19); err == nil {
+		t.Error("a volume of 1 MiB was opened as one of 512 KiB")
+	}
+	if w, err := vs.Volume("renamed", 1<<20); err != nil || !w.kept.has(5) {
+		t.Errorf("after it was opened in vain: %v, or the volume has lost its pages", err)
+	}
 	s := v.of.state()
 	s.Thaw()
 	if err := (&Volumes{saved: map[string]saved{}}).load(s.Bytes); err != nil {

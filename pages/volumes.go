@@ -82,16 +82,16 @@ func (vs *Volumes) Volume(name string, size int64) (*Volume, error) {
 		return nil, fmt.Errorf("cannot open volume %q: %w", name, ErrOpen)
 	}
 	v := &Volume{of: vs, name: name, size: size, kept: newPresent(size / Size)}
+	savedAs := name
 	was, again := vs.saved[name]
 	if one, ok := vs.saved[""]; ok && !again { // a heap of a version that had only one volume
-		was, again = one, true
-		delete(vs.saved, "")
+		was, again, savedAs = one, true, ""
 	}
 	if v.again = again; again {
 		if err := v.load(was); err != nil {
 			return nil, fmt.Errorf("cannot open volume %q of %d bytes: %w", name, size, err)
 		}
-		delete(vs.saved, name)
+		delete(vs.saved, savedAs)
 	}
 	v.pages = vs.heap.NewByteMap(name)
 	vs.open[name] = v

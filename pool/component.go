@@ -207,7 +207,7 @@ func (o *Object) Compute(ctx context.Context, c Computation, buf []byte) ([]byte
 	return o.call(ctx, wire.Request{Verb: wire.Compute, Op: c.Op, Data: c.In}, buf, c.Repeat)
 }
 
-// Close waits for whatever is between enter and leave.
+// enter begins a call, which ends with leave. Close waits for calls that have begun.
 func (p *Pool) enter() error {
 	p.callMu.Lock()
 	defer p.callMu.Unlock()

@@ -51,7 +51,11 @@ func (c *Chunk) mayVanish(ctx context.Context) error {
 		if !c.vanish.CompareAndSwap(stays, vanishes) {
 			return nil
 		}
-		return x.node.asked(l, ctx, y.MayVanish(ctx, []uint32{x.id}))
+		err := x.node.asked(l, ctx, y.MayVanish(ctx, []uint32{x.id}))
+		if errors.Is(err, manager.ErrRefused) {
+			c.vanish.CompareAndSwap(vanishes, stays)
+		}
+		return err
 	})
 }
 

@@ -439,11 +439,15 @@ func (r *PairRegister) Swap(ctx context.Context, version uint64, value []byte) (
 	change := ballot{1, 1, 1 + rand.Uint64N(1<<64-1)}
 	value = slices.Clone(value)
 	proposed := false
-	for {
+	var refused error // by the last write
+	for failed := 0; ; failed++ {
+		if failed > 1 {
+			pause(ctx, failed)
+		}
 		v, err := r.settle(ctx)
 		switch {
 		case err != nil && proposed:
-			return fail(fmt.Errorf("%w: %w", holder.ErrUnknown, err))
+			return fail(fmt.Errorf("%w: %w", holder.ErrUnknown, errors.Join(err, refused)))
 		case err != nil:
 			return fail(err)
 		case proposed && v.has.Change == change:
@@ -458,7 +462,7 @@ func (r *PairRegister) Swap(ctx context.Context, version uint64, value []byte) (
 		r.mu.Lock()
 		r.mine[change] = true
 		r.mu.Unlock()
-		if err := r.write(ctx, &v, next); err == nil {
+		if refused = r.write(ctx, &v, next); refused == nil {
 			return r.agreed(next).Version, nil
 		}
 	}
