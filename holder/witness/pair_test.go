@@ -28,6 +28,7 @@ type twoCells struct {
 	lag  int // percent of requests that arrive when everybody has given up on them
 	cut  map[[2]int]bool
 	late time.Duration
+	asks int // requests
 
 	began time.Time
 	trace []string // what has become of cells
@@ -71,6 +72,7 @@ func (c cellWire) ask(q request, done func(*reply, error)) {
 	body := q.append(nil)
 	go func() {
 		w.mu.Lock()
+		w.asks++
 		there, back := w.rng.Int64N(int64(w.late)), w.rng.Int64N(int64(w.late))
 		lost, unanswered := w.rng.IntN(100) < w.loss, w.rng.IntN(100) < w.loss
 		if w.rng.IntN(100) < w.lag {
@@ -276,5 +278,30 @@ func TestOneOfTwoNodesIsNotEnough(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Minute)
+	})
+}
+
+// TestAFullCellIsNotAskedWithoutAPause by who changes a register, and whoever does is told why that fails.
+func TestAFullCellIsNotAskedWithoutAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwoCells(1)
+		w.late = time.Millisecond
+		for _, a := range w.node {
+			a.limits = limits{100, 10}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err := w.register(0, false).Swap(ctx, 0, make([]byte, 100))
+		if err == nil || !strings.Contains(err.Error(), "bytes") {
+			t.Errorf("got %v, want an error that says that there is no room for so many bytes", err)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.asks > 500 {
+			t.Errorf("cells were asked %d times in 5 s", w.asks)
+		}
+		w.mu.Unlock()
+		time.Sleep(time.Second) // until the last answers have come
+		w.mu.Lock()
 	})
 }
