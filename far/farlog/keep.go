@@ -425,22 +425,30 @@ func (f *Log) readPart(ctx context.Context, seg store.Segment, p record.Part, b 
 func (f *Log) stretch() []byte { return make([]byte, record.Size(min(mostOfCheckpoint, f.SegSize/2))) }
 
 // readStretch reads into mem the record at off of a part of a checkpoint. The body of the record has at most most
-// bytes.
-func (f *Log) readStretch(ctx context.Context, seg store.Segment, p record.Part, off, most int, mem []byte) (record.Record, error) {
-	n := min(len(mem), f.SegSize-off, record.Size(most))
-	ops := []store.ReadOp{{Seg: seg, Off: off, Buf: mem[:n], Bulk: true}}
+// bytes. It reads bytes that are wrong again, from other copies if the store has some.
+func (f *Log) readStretch(ctx context.Context, seg store.Segment, p record.Part, off, most int, mem []byte) (r record.Record, err error) {
+	ops := []store.ReadOp{{Seg: seg, Off: off, Buf: mem[:min(len(mem), f.SegSize-off, record.Size(most))], Bulk: true}}
 	f.Store.Read(ctx, ops)
 	if ops[0].Err != nil {
 		return nil, ops[0].Err
 	}
-	r, err := record.Decode(mem[:n], f.checkpointHeader(p).Seed(), off)
-	if err == nil && (r.Kind() != record.Checkpoint || len(r.Body()) > most || r.Len() == 0) {
-		err = errNoCheckpoint
+	right := func() bool {
+		r, err = f.decodeStretch(ops[0].Buf, p, off, most)
+		return err == nil
 	}
-	if err != nil {
+	if !right() && !store.Reread(ctx, f.Store, ops[0], right) {
 		return nil, &store.CorruptError{Segment: p.Name, Off: off, Err: err}
 	}
 	return r, nil
+}
+
+// decodeStretch decodes b, which was read at off of a part of a checkpoint.
+func (f *Log) decodeStretch(b []byte, p record.Part, off, most int) (record.Record, error) {
+	r, err := record.Decode(b, f.checkpointHeader(p).Seed(), off)
+	if err == nil && (r.Kind() != record.Checkpoint || len(r.Body()) > most || r.Len() == 0) {
+		err = errNoCheckpoint
+	}
+	return r, err
 }
 
 var errNoCheckpoint = errors.New("they are not those of a checkpoint")
