@@ -22,7 +22,7 @@ import (
 type keeping struct {
 	keeper  store.Keeper
 	root    record.Root
-	parts   []store.Segment        // the segments that the last checkpoint is in
+	parts   []store.Segment        // the segments that the last checkpoint is in, in the order of root.Parts
 	spares  []store.Segment        // reserved for the next checkpoint, and for what has to be written back before it
 	most    int                    // how many spares there should be
 	kept    map[store.Segment]bool // those that the last checkpoint, or a failed one since, refers to; nil before there is any
@@ -478,7 +478,9 @@ func (f *Log) OpenKeeper(ctx context.Context, keeper store.Keeper) (*record.Root
 		if err != nil {
 			return nil, nil, err
 		}
+		f.mu.Lock() // the store may have the copies of a part compared already: see Mend
 		k.parts = append(k.parts, seg)
+		f.mu.Unlock()
 		if p.Length > uint64(cap(checkpoint)-len(checkpoint)) {
 			return nil, nil, fmt.Errorf("the parts of the checkpoint are longer than %d bytes, which it is said to be", r.Length)
 		}

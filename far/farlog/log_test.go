@@ -3,6 +3,7 @@ package farlog
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 
 	"polder/far/record"
@@ -308,5 +309,33 @@ func TestSegmentsForPagesComeBackWithACheckpoint(t *testing.T) {
 	}
 	if again := borrowed(); len(again) != 2 {
 		t.Errorf("%d segments are for pages after the checkpoint, want 2", len(again))
+	}
+}
+
+// TestAPartThatIsBeingMendedIsNotWrittenTo by the checkpoint after the next, and can be used again afterwards.
+func TestAPartThatIsBeingMendedIsNotWrittenTo(t *testing.T) {
+	f, _ := newKept(16)
+	commit := func() {
+		t.Helper()
+		free, err := f.Commit(t.Context(), make([]byte, 100), nil, 0, 2)
+		if err != nil || len(free) > 0 {
+			t.Fatalf("the checkpoint: %v, and %d segments are to be given back, want none", err, len(free))
+		}
+	}
+	commit()
+	seg := f.keeping.parts[0]
+	_, pin := f.pinPart(seg)
+	if pin == nil {
+		t.Fatal("the part of the last checkpoint is not found")
+	}
+	for range 3 {
+		commit()
+		if _, again := f.pinPart(seg); again != nil || slices.Contains(f.keeping.spares, seg) {
+			t.Fatal("a segment is used again while it is being mended")
+		}
+	}
+	pin.Unpin()
+	if !slices.Contains(f.keeping.spares, seg) {
+		t.Error("a segment that was mended is not used again")
 	}
 }

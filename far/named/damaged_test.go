@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"polder/far/named"
 	"polder/far/record"
@@ -14,8 +15,8 @@ import (
 )
 
 // damagePart changes the byte at off of the first part of the last checkpoint, in the copy that is read first: where
-// all places are equally fast, the segment's number decides which of the two that is.
-func (w *world) damagePart(t *testing.T, off int) {
+// all places are equally fast, the segment's number decides which of the two that is. It returns the copy's place.
+func (w *world) damagePart(t *testing.T, off int) *place {
 	t.Helper()
 	value, _, err := w.reg.Read(t.Context())
 	if err != nil {
@@ -29,19 +30,20 @@ func (w *world) damagePart(t *testing.T, off int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var number, place, life, chunk int
+	var number, node, life, chunk int
 	name := root.Parts[0].Name
 	_, copies, _ := strings.Cut(name, " at ")
 	if _, err := fmt.Sscanf(name, "segment %d", &number); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fmt.Sscanf(strings.Split(copies, " and ")[number%2], "node %d/chunk %d.%d", &place, &life, &chunk); err != nil {
+	if _, err := fmt.Sscanf(strings.Split(copies, " and ")[number%2], "node %d/chunk %d.%d", &node, &life, &chunk); err != nil {
 		t.Fatal(err)
 	}
-	p := w.places[place]
+	p := w.places[node]
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.segs[chunk][off] ^= 1
+	return p
 }
 
 // condemned fails the test if not just one copy was found to be damaged.
@@ -112,5 +114,45 @@ func TestASnapshotIsWholeThoughACopyOfItsCheckpointIsDamaged(t *testing.T) {
 				w.check(t)
 			})
 		})
+	}
+}
+
+// TestADamagedCopyOfACheckpointIsReplacedThoughNobodyReadsIt: otherwise the heap could not be opened any more when the
+// good copy is lost.
+func TestADamagedCopyOfACheckpointIsReplacedThoughNobodyReadsIt(t *testing.T) {
+	for _, off := range append(damages, 9) { // and in the header of the segment
+		for _, opened := range []bool{false, true} {
+			t.Run(fmt.Sprintf("byte %d, opened %v", off, opened), func(t *testing.T) {
+				inVirtualTime(t, func(t *testing.T) {
+					w := newWorld(3)
+					p := w.start(t, named.Config{})
+					want := p.fill(t, many)
+					if err := p.heap.Checkpoint(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					if opened { // the last checkpoint is one that an earlier process has taken
+						next := w.start(t, named.Config{Me: "next", Patience: impatient})
+						p.bury()
+						p = next
+					}
+					damaged := w.damagePart(t, off)
+					// The store compares the copies of a segment a second.
+					time.Sleep(time.Duration(2*p.store.Stats().Segments+10) * time.Second)
+					p.condemned(t)
+					p.repaired(t)
+					for _, place := range w.places {
+						if place != damaged {
+							place.kill()
+							p.repaired(t)
+						}
+					}
+					next := w.start(t, named.Config{Me: "last", Patience: impatient})
+					next.has(t, want)
+					p.bury()
+					next.close(t)
+					w.check(t)
+				})
+			})
+		}
 	}
 }
