@@ -265,7 +265,7 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 		var seg store.Segment
 		if seg, err = f.borrowForCheckpoint(ctx); len(sealed) > 0 && again > 0 && errors.Is(err, store.ErrStoreFull) {
 			for _, s := range sealed { // in a full store, they may be all the room that there is
-				_ = f.GiveBack(ctx, s) // if it fails, PayBack tries again
+				f.GiveBack(ctx, s)
 			}
 			sealed, again, err = nil, again-1, nil
 			continue
