@@ -3,7 +3,6 @@ package farlog
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -14,46 +13,45 @@ import (
 
 // Drop forgets a dead segment. It keeps it for the next checkpoint or a pin (see retain), as a spare segment, or as
 // an idle one, or else gives it back to the store, as GiveBack does.
-func (f *Log) Drop(ctx context.Context, s *Segment) error {
+func (f *Log) Drop(ctx context.Context, s *Segment) {
 	f.mu.Lock()
 	at := &(*f.Segs.Load())[s.ID]
 	if at.Load() != s {
 		f.mu.Unlock()
-		return nil // somebody else did
+		return // somebody else did
 	}
 	at.Store(nil)
 	f.ids = append(f.ids, s.ID)
 	if s.away {
 		f.mu.Unlock()
-		return nil
+		return
 	}
 	f.count--
 	gone := s.Gone() && !s.forsaken.Load()
 	again := !gone && !s.Worn.Load()
 	if !gone && f.retain(s.Seg) {
 		f.mu.Unlock()
-		return nil
+		return
 	}
 	if again && s.HasPages() && len(f.paged) < f.pageSpares {
 		f.paged = append(f.paged, s.Seg)
 		f.mu.Unlock()
-		return nil
+		return
 	}
 	if again && f.count > 0 && len(f.spare) < f.spares() {
 		f.addSpare(s.Seg)
 		f.mu.Unlock()
-		return nil
+		return
 	}
 	if again && len(f.idle) < f.count/2 {
 		f.idle = append(f.idle, idle{s.Seg, time.Now()})
 		f.mu.Unlock()
-		return nil
+		return
 	}
 	f.mu.Unlock()
-	if gone {
-		return nil
+	if !gone {
+		f.GiveBack(ctx, s.Seg)
 	}
-	return f.GiveBack(ctx, s.Seg)
 }
 
 // Forsake treats as lost a segment that the store still has: cleaning has moved all records that it found to live
@@ -94,37 +92,33 @@ type debt struct {
 // a store that hangs needs some time to notice it.
 const maxTries = 100
 
-// GiveBack gives a segment back. If the store does not take it, that is no error: PayBack tries again.
-func (f *Log) GiveBack(ctx context.Context, seg store.Segment) error {
-	_, err := f.pay(ctx, debt{seg: seg})
-	return err
-}
+// GiveBack gives a segment back. If the store does not take it, PayBack tries again.
+func (f *Log) GiveBack(ctx context.Context, seg store.Segment) { f.pay(ctx, debt{seg: seg}) }
 
 // Discard gives back a segment that is no longer one of the log, or keeps it for the next checkpoint or a pin: see
 // retain.
-func (f *Log) Discard(ctx context.Context, seg store.Segment) error {
+func (f *Log) Discard(ctx context.Context, seg store.Segment) {
 	f.mu.Lock()
 	retained := f.retain(seg)
 	f.mu.Unlock()
-	if retained {
-		return nil
+	if !retained {
+		f.GiveBack(ctx, seg)
 	}
-	return f.GiveBack(ctx, seg)
 }
 
 // pay gives the segment of d back, and reports whether the store has taken it. If not, the log owes it, and PayBack
-// tries again; but after maxTries, pay fails instead.
-func (f *Log) pay(ctx context.Context, d debt) (done bool, err error) {
+// tries again; but after maxTries, pay gives it up instead.
+func (f *Log) pay(ctx context.Context, d debt) (done, givenUp bool) {
 	ctx, cancel := context.WithTimeout(ctx, store.Timeout)
 	defer cancel()
-	if err = d.seg.Free(ctx); err == nil {
-		return true, nil
+	if d.seg.Free(ctx) == nil {
+		return true, false
 	}
 	if d.tries++; d.tries == maxTries {
-		return false, fmt.Errorf("cannot give %s back: %w", d.seg.Name(), err)
+		return false, true
 	}
 	f.owe(d)
-	return false, nil
+	return false, false
 }
 
 // PayBack offers the store again the segments that it would not take back, until it does not take one. It returns how
@@ -132,8 +126,8 @@ func (f *Log) pay(ctx context.Context, d debt) (done bool, err error) {
 func (f *Log) PayBack(ctx context.Context) (paid, unreturned int) {
 	owed := f.takeOwed()
 	for i, d := range owed {
-		done, err := f.pay(ctx, d)
-		if err != nil {
+		done, givenUp := f.pay(ctx, d)
+		if givenUp {
 			unreturned++
 		}
 		if !done {
@@ -145,22 +139,18 @@ func (f *Log) PayBack(ctx context.Context) (paid, unreturned int) {
 	return paid, unreturned
 }
 
-// GiveIdle gives back the segments that have been idle for long enough, and the spare ones that are too many. It
-// returns how many of them will not be offered to the store any more.
-func (f *Log) GiveIdle(ctx context.Context) (unreturned int) {
+// GiveIdle gives back the segments that have been idle for long enough, and the spare ones that are too many.
+func (f *Log) GiveIdle(ctx context.Context) {
 	for ctx.Err() == nil {
 		s := f.takeSurplus()
 		if s == nil {
 			s = f.takeIdle(true)
 		}
 		if s == nil {
-			break
+			return
 		}
-		if err := f.GiveBack(ctx, s); err != nil {
-			unreturned++
-		}
+		f.GiveBack(ctx, s)
 	}
-	return unreturned
 }
 
 // Close gives back all borrowed segments, when nothing refers to them any more. If the store is a Keeper, it leaves

@@ -22,7 +22,7 @@ import (
 type keeping struct {
 	keeper  store.Keeper
 	root    record.Root
-	parts   []store.Segment        // the segments that the last checkpoint is in
+	parts   []store.Segment        // the segments that the last checkpoint is in, in the order of root.Parts
 	spares  []store.Segment        // reserved for the next checkpoint, and for what has to be written back before it
 	most    int                    // how many spares there should be
 	kept    map[store.Segment]bool // those that the last checkpoint, or a failed one since, refers to; nil before there is any
@@ -265,7 +265,7 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 		var seg store.Segment
 		if seg, err = f.borrowForCheckpoint(ctx); len(sealed) > 0 && again > 0 && errors.Is(err, store.ErrStoreFull) {
 			for _, s := range sealed { // in a full store, they may be all the room that there is
-				_ = f.GiveBack(ctx, s) // if it fails, PayBack tries again
+				f.GiveBack(ctx, s)
 			}
 			sealed, again, err = nil, again-1, nil
 			continue
@@ -425,22 +425,30 @@ func (f *Log) readPart(ctx context.Context, seg store.Segment, p record.Part, b 
 func (f *Log) stretch() []byte { return make([]byte, record.Size(min(mostOfCheckpoint, f.SegSize/2))) }
 
 // readStretch reads into mem the record at off of a part of a checkpoint. The body of the record has at most most
-// bytes.
-func (f *Log) readStretch(ctx context.Context, seg store.Segment, p record.Part, off, most int, mem []byte) (record.Record, error) {
-	n := min(len(mem), f.SegSize-off, record.Size(most))
-	ops := []store.ReadOp{{Seg: seg, Off: off, Buf: mem[:n], Bulk: true}}
+// bytes. It reads bytes that are wrong again, from other copies if the store has some.
+func (f *Log) readStretch(ctx context.Context, seg store.Segment, p record.Part, off, most int, mem []byte) (r record.Record, err error) {
+	ops := []store.ReadOp{{Seg: seg, Off: off, Buf: mem[:min(len(mem), f.SegSize-off, record.Size(most))], Bulk: true}}
 	f.Store.Read(ctx, ops)
 	if ops[0].Err != nil {
 		return nil, ops[0].Err
 	}
-	r, err := record.Decode(mem[:n], f.checkpointHeader(p).Seed(), off)
-	if err == nil && (r.Kind() != record.Checkpoint || len(r.Body()) > most || r.Len() == 0) {
-		err = errNoCheckpoint
+	right := func() bool {
+		r, err = f.decodeStretch(ops[0].Buf, p, off, most)
+		return err == nil
 	}
-	if err != nil {
+	if !right() && !store.Reread(ctx, f.Store, ops[0], right) {
 		return nil, &store.CorruptError{Segment: p.Name, Off: off, Err: err}
 	}
 	return r, nil
+}
+
+// decodeStretch decodes b, which was read at off of a part of a checkpoint.
+func (f *Log) decodeStretch(b []byte, p record.Part, off, most int) (record.Record, error) {
+	r, err := record.Decode(b, f.checkpointHeader(p).Seed(), off)
+	if err == nil && (r.Kind() != record.Checkpoint || len(r.Body()) > most || r.Len() == 0) {
+		err = errNoCheckpoint
+	}
+	return r, err
 }
 
 var errNoCheckpoint = errors.New("they are not those of a checkpoint")
@@ -470,7 +478,9 @@ func (f *Log) OpenKeeper(ctx context.Context, keeper store.Keeper) (*record.Root
 		if err != nil {
 			return nil, nil, err
 		}
+		f.mu.Lock() // the store may have the copies of a part compared already: see Mend
 		k.parts = append(k.parts, seg)
+		f.mu.Unlock()
 		if p.Length > uint64(cap(checkpoint)-len(checkpoint)) {
 			return nil, nil, fmt.Errorf("the parts of the checkpoint are longer than %d bytes, which it is said to be", r.Length)
 		}

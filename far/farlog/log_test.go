@@ -3,6 +3,7 @@ package farlog
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 
 	"polder/far/record"
@@ -62,9 +63,7 @@ func TestASegmentSaysThatItIsDead(t *testing.T) {
 				t.Errorf("dead when it was %s: %v; the log was told %d times", last, s.Dead(), *died)
 			}
 			addr := s.Address(record.SegmentSize)
-			if err := f.Drop(t.Context(), s); err != nil {
-				t.Fatal(err)
-			}
+			f.Drop(t.Context(), s)
 			if f.SegOf(addr) != nil {
 				t.Error("it is found after it was dropped")
 			}
@@ -109,9 +108,7 @@ func TestWhatIsNotTakenBackIsOfferedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	lent := st.Lent()
-	if err := f.GiveBack(t.Context(), seg); err != nil {
-		t.Fatal(err)
-	}
+	f.GiveBack(t.Context(), seg)
 	if paid, lost := f.PayBack(t.Context()); paid != 0 || lost != 0 {
 		t.Errorf("a store that refuses took %d, and %d were given up", paid, lost)
 	}
@@ -123,9 +120,7 @@ func TestWhatIsNotTakenBackIsOfferedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	st.refuse = true
-	if err := f.GiveBack(t.Context(), seg); err != nil {
-		t.Fatal(err)
-	}
+	f.GiveBack(t.Context(), seg)
 	for try := 2; try <= maxTries; try++ {
 		if _, lost := f.PayBack(t.Context()); (lost == 1) != (try == maxTries) {
 			t.Fatalf("given up after %d tries: %d", try, lost)
@@ -142,9 +137,7 @@ func TestASegmentHasAPositionOfItsOwn(t *testing.T) {
 	f, s, _ := newLog(t, store.NewMemStore(store.MinSegmentSize, 4))
 	s.Seal()
 	s.Bury(160)
-	if err := f.Drop(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	f.Drop(t.Context(), s)
 	next := addSegment(t, f)
 	if next.ID != s.ID || next.Position() == s.Position() || next.Seed == s.Seed {
 		t.Errorf("number %d and then %d, want the same; position %d, %d, seed %#x, %#x, want others",
@@ -308,5 +301,33 @@ func TestSegmentsForPagesComeBackWithACheckpoint(t *testing.T) {
 	}
 	if again := borrowed(); len(again) != 2 {
 		t.Errorf("%d segments are for pages after the checkpoint, want 2", len(again))
+	}
+}
+
+// TestAPartThatIsBeingMendedIsNotWrittenTo by the checkpoint after the next, and can be used again afterwards.
+func TestAPartThatIsBeingMendedIsNotWrittenTo(t *testing.T) {
+	f, _ := newKept(16)
+	commit := func() {
+		t.Helper()
+		free, err := f.Commit(t.Context(), make([]byte, 100), nil, 0, 2)
+		if err != nil || len(free) > 0 {
+			t.Fatalf("the checkpoint: %v, and %d segments are to be given back, want none", err, len(free))
+		}
+	}
+	commit()
+	seg := f.keeping.parts[0]
+	_, pin := f.pinPart(seg)
+	if pin == nil {
+		t.Fatal("the part of the last checkpoint is not found")
+	}
+	for range 3 {
+		commit()
+		if _, again := f.pinPart(seg); again != nil || slices.Contains(f.keeping.spares, seg) {
+			t.Fatal("a segment is used again while it is being mended")
+		}
+	}
+	pin.Unpin()
+	if !slices.Contains(f.keeping.spares, seg) {
+		t.Error("a segment that was mended is not used again")
 	}
 }

@@ -89,7 +89,7 @@ func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []store.Segme
 	least := h.slack(h.indexReserve()) + 1 // enough to clean far memory, see openSpare, and to take a checkpoint
 	free, err := h.Far.Commit(ctx, checkpoint, segs, least, h.checkpointReserve())
 	for _, s := range free {
-		h.free(func() error { return h.Far.GiveBack(ctx, s) })
+		h.free(func() { h.Far.GiveBack(ctx, s) })
 	}
 	why := err
 	if err == nil {

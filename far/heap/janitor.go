@@ -49,7 +49,7 @@ func (h *Heap) janitor() {
 		h.reap()
 		if timed {
 			h.payBack()
-			h.Count.unreturned.Add(uint64(h.Far.GiveIdle(h.Ctx)))
+			h.Far.GiveIdle(h.Ctx)
 			h.watch(time.Now())
 			if ticks++; ticks%decayTicks == 0 {
 				h.decay()
@@ -66,7 +66,7 @@ func (h *Heap) reap() (n int) {
 			h.Drop(s)
 			n++
 		} else if h.Ctx.Err() == nil && h.Far.MayGo(s) {
-			h.free(func() error { return h.Far.Discard(h.Ctx, s.Seg) })
+			h.free(func() { h.Far.Discard(h.Ctx, s.Seg) })
 			n++
 		}
 	})
@@ -84,14 +84,12 @@ func (h *Heap) payBack() {
 
 // Drop gives a dead segment back, or leaves that to payBack if the store does
 // not take it.
-func (h *Heap) Drop(s *FarSegment) { h.free(func() error { return h.Far.Drop(h.Ctx, s) }) }
+func (h *Heap) Drop(s *FarSegment) { h.free(func() { h.Far.Drop(h.Ctx, s) }) }
 
 // free gives memory back by give, and tells those who wait for some.
-func (h *Heap) free(give func() error) {
+func (h *Heap) free(give func()) {
 	h.Far.freeing.Add(1)
-	if err := give(); err != nil {
-		h.Count.unreturned.Add(1)
-	}
+	give()
 	h.noteFreed()
 	h.Far.freeing.Add(-1)
 }

@@ -1,0 +1,158 @@
+package named_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"polder/far/named"
+	"polder/far/record"
+	"polder/far/saved"
+)
+
+// damagePart changes the byte at off of the first part of the last checkpoint, in the copy that is read first: where
+// all places are equally fast, the segment's number decides which of the two that is. It returns the copy's place.
+func (w *world) damagePart(t *testing.T, off int) *place {
+	t.Helper()
+	value, _, err := w.reg.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := named.DecodeManifest(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := record.DecodeRoot(m.Root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var number, node, life, chunk int
+	name := root.Parts[0].Name
+	_, copies, _ := strings.Cut(name, " at ")
+	if _, err := fmt.Sscanf(name, "segment %d", &number); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscanf(strings.Split(copies, " and ")[number%2], "node %d/chunk %d.%d", &node, &life, &chunk); err != nil {
+		t.Fatal(err)
+	}
+	p := w.places[node]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.segs[chunk][off] ^= 1
+	return p
+}
+
+// condemned fails the test if not just one copy was found to be damaged.
+func (p *process) condemned(t *testing.T) {
+	t.Helper()
+	if n := p.store.Stats().Condemned; n != 1 {
+		t.Errorf("%d copies were found to be damaged, want 1", n)
+	}
+}
+
+// damages are offsets in the first record of a part of a checkpoint: in the record's header, and in its body.
+var damages = []int{record.SegmentSize + 18, record.SegmentSize + record.HeaderSize + 100}
+
+// TestAHeapOpensThoughACopyOfItsCheckpointIsDamaged: the other copy is read, and the damaged one is replaced.
+func TestAHeapOpensThoughACopyOfItsCheckpointIsDamaged(t *testing.T) {
+	for _, off := range damages {
+		t.Run(fmt.Sprintf("byte %d", off), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) {
+				w := newWorld(2)
+				p := w.start(t, named.Config{})
+				want := p.fill(t, many)
+				p.close(t)
+				w.damagePart(t, off)
+				p = w.start(t, named.Config{})
+				p.has(t, want)
+				p.condemned(t)
+				p.repaired(t)
+				p.close(t)
+				w.check(t)
+			})
+		})
+	}
+}
+
+// TestASnapshotIsWholeThoughACopyOfItsCheckpointIsDamaged while the snapshot is copied.
+func TestASnapshotIsWholeThoughACopyOfItsCheckpointIsDamaged(t *testing.T) {
+	for _, off := range damages {
+		t.Run(fmt.Sprintf("byte %d", off), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) {
+				w := newWorld(2)
+				p := w.start(t, named.Config{})
+				p.fill(t, many)
+				s, err := p.heap.Snapshot(t.Context(), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				w.damagePart(t, off)
+				var file bytes.Buffer
+				to := saved.NewWriter(&file)
+				for b, err := s.Next(t.Context()); !errors.Is(err, io.EOF); b, err = s.Next(t.Context()) {
+					if err == nil {
+						err = to.Add(b)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := to.End(); err != nil {
+					t.Fatal(err)
+				}
+				s.Close()
+				if _, err := saved.Check(t.Context(), &file); err != nil {
+					t.Errorf("what was copied: %v", err)
+				}
+				p.condemned(t)
+				p.repaired(t)
+				p.close(t)
+				w.check(t)
+			})
+		})
+	}
+}
+
+// TestADamagedCopyOfACheckpointIsReplacedThoughNobodyReadsIt: otherwise the heap could not be opened any more when the
+// good copy is lost.
+func TestADamagedCopyOfACheckpointIsReplacedThoughNobodyReadsIt(t *testing.T) {
+	for _, off := range append(damages, 9) { // and in the header of the segment
+		for _, opened := range []bool{false, true} {
+			t.Run(fmt.Sprintf("byte %d, opened %v", off, opened), func(t *testing.T) {
+				inVirtualTime(t, func(t *testing.T) {
+					w := newWorld(3)
+					p := w.start(t, named.Config{})
+					want := p.fill(t, many)
+					if err := p.heap.Checkpoint(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					if opened { // the last checkpoint is one that an earlier process has taken
+						next := w.start(t, named.Config{Me: "next", Patience: impatient})
+						p.bury()
+						p = next
+					}
+					damaged := w.damagePart(t, off)
+					// The store compares the copies of a segment a second.
+					time.Sleep(time.Duration(2*p.store.Stats().Segments+10) * time.Second)
+					p.condemned(t)
+					p.repaired(t)
+					for _, place := range w.places {
+						if place != damaged {
+							place.kill()
+							p.repaired(t)
+						}
+					}
+					next := w.start(t, named.Config{Me: "last", Patience: impatient})
+					next.has(t, want)
+					p.bury()
+					next.close(t)
+					w.check(t)
+				})
+			})
+		}
+	}
+}
