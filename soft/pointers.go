@@ -454,11 +454,14 @@ func (t *pointerTable) each(f func(ref uint64, c *cell)) {
 }
 
 func (t *pointerTable) close() {
+	var owned []ownedRef // perhaps of other pools
 	t.each(func(ref uint64, c *cell) {
 		_, meta := t.at(ref)
 		if m := meta.Load(); uint32(m) > 0 && meta.CompareAndSwap(m, uint64(uint32(m>>32)+1)<<32) {
 			dropCell(t.h, c)
+			owned = append(owned, t.disown(ref)...)
 		}
 	})
+	t.drop(owned)
 	t.h.owners.remove(t.id)
 }

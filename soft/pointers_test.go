@@ -201,6 +201,23 @@ func TestReleasingAParentReleasesWhatItOwns(t *testing.T) {
 	}
 }
 
+func TestClosingAPoolReleasesWhatItsPointersOwn(t *testing.T) {
+	h := open(t, 8)
+	stays, goes := newPointers[[100]byte](t, h, nil), newPointers[[100]byte](t, h, nil)
+	var parent, child Ptr[[100]byte]
+	if err := errors.Join(stays.Init(&child, [100]byte{2}), goes.Init(&parent, [100]byte{1}, &child)); err != nil {
+		t.Fatal(err)
+	}
+	goes.Close()
+	if s := h.Stats(); s.Objects != 0 {
+		t.Errorf("%d objects are left", s.Objects)
+	}
+	var v [100]byte
+	if child.Load(&v) {
+		t.Error("what a pointer of a closed pool owned is still there")
+	}
+}
+
 func TestLoadAndStoreAllocateNothing(t *testing.T) {
 	t.Run("small", func(t *testing.T) { allocatesNothing[[4]uint64](t, 0) })
 	// What leads to the pieces of a large value is made anew by Store.

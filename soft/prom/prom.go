@@ -47,7 +47,7 @@ var metrics = []metric{
 	{describe("rebuild_seconds_total", "Time spent rebuilding."), isCounter, func(s *soft.Stats) float64 { return s.RebuildTime.Seconds() }, rebuilds},
 	{describe("evicted_objects_total", "Objects evicted by the heap itself."), isCounter, func(s *soft.Stats) float64 { return float64(s.EvictedObjects) }, nil},
 	{describe("saved_bytes_total", "Bytes copied by the evacuator because they were hot."), isCounter, func(s *soft.Stats) float64 { return float64(s.SavedBytes) }, nil},
-	{describe("revoked_segments_total", "Segments in use taken by the coordinator."), isCounter, func(s *soft.Stats) float64 { return float64(s.RevokedSegments) }, revocable},
+	{describe("revoked_segments_total", "Segments that the coordinator has taken back."), isCounter, func(s *soft.Stats) float64 { return float64(s.RevokedSegments) }, revocable},
 	{describe("revoked_objects_total", "Objects that were in the segments that the coordinator took."), isCounter, func(s *soft.Stats) float64 { return float64(s.LostObjects) }, revocable},
 }
 

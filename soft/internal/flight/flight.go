@@ -16,6 +16,7 @@ import (
 type Group[K comparable, V any] struct {
 	mu   sync.Mutex // leaf
 	m    map[K]*Call[V]
+	all  map[*Call[V]]bool // calls that have not ended, also those that are not in m any more
 	done sync.WaitGroup
 }
 
@@ -65,9 +66,9 @@ func (g *Group[K, V]) begin(ctx context.Context, key K, waiting int) (*Call[V], 
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c := &Call[V]{finished: make(chan struct{}), cancel: cancel, waiting: waiting}
 	if g.m == nil {
-		g.m = make(map[K]*Call[V])
+		g.m, g.all = make(map[K]*Call[V]), make(map[*Call[V]]bool)
 	}
-	g.m[key] = c
+	g.m[key], g.all[c] = c, true
 	return c, run
 }
 
@@ -128,6 +129,7 @@ func (g *Group[K, V]) End(key K, c *Call[V], f func() (V, error)) {
 		if g.m[key] == c {
 			delete(g.m, key)
 		}
+		delete(g.all, c)
 		g.mu.Unlock()
 		c.cancel()
 		close(c.finished)
@@ -183,10 +185,10 @@ func (g *Group[K, V]) Fresh(c *Call[V]) bool {
 	return !c.stale
 }
 
-// Close cancels the calls that are under way and waits for them.
+// Close cancels the calls that are under way, also those that were invalidated, and waits for them.
 func (g *Group[K, V]) Close() {
 	g.mu.Lock()
-	for _, c := range g.m {
+	for c := range g.all {
 		c.cancel()
 	}
 	g.mu.Unlock()

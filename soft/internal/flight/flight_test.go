@@ -68,3 +68,22 @@ func TestWhoWaitsForACallThatWasGivenUpIsTold(t *testing.T) {
 		g.GiveUp(keys, mine)
 	}
 }
+
+// TestCloseCancelsWhatWasInvalidated, which nobody finds by its key any more.
+func TestCloseCancelsWhatWasInvalidated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Group[int, int]
+		for i, invalidate := range []func(){func() { g.Invalidate(0) }, g.InvalidateAll, func() {}} {
+			g.Refresh(t.Context(), i, func(ctx context.Context, _ *Call[int]) (int, error) {
+				<-ctx.Done()
+				return 0, ctx.Err()
+			})
+			synctest.Wait()
+			invalidate()
+		}
+		g.Close() // or it would wait for ever
+		if len(g.all) > 0 {
+			t.Errorf("%d calls have not ended", len(g.all))
+		}
+	})
+}
