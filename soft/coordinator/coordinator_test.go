@@ -531,10 +531,12 @@ func TestQuotaOfAUserHolds(t *testing.T) {
 	c, socket := start(t, host, func(cfg *Config) { cfg.MaxPerUser = 64 << 20 })
 	a, ma := openHeap(t, socket)
 	b, mb := openHeap(t, socket)
-	until(t, "both have something", func() bool {
+	// The second one comes with memory of its own, which it keeps until the first one has given some back.
+	until(t, "both have something, and no more than the quota", func() bool {
 		fill(ma, 1000)
 		fill(mb, 1000)
-		return a.Budget() >= 16<<20 && b.Budget() >= 16<<20
+		s := c.Stats()
+		return len(s.MoreByClient) == 2 && a.Budget() >= 16<<20 && b.Budget() >= 16<<20 && s.Granted <= 64<<20
 	})
 	for range 50 {
 		if g := c.Stats().Granted; g > 64<<20 {
