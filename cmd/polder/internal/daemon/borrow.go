@@ -230,8 +230,8 @@ type memory struct {
 	master func(topology.Master) // is told which process has the heap; nil if nobody wants to know
 	// restore, if it is set, fills a new heap from a copy, and the heap is not opened.
 	restore func(ctx context.Context, st *named.Store) error
-	// closeWithin is how long close may try to take a last checkpoint; 0 is DefaultEndWithin. It never takes longer
-	// than ends allows.
+	// closeWithin is how long close may try to take a last checkpoint; 0 is what ends.longest says. It never takes
+	// longer than ends allows.
 	closeWithin time.Duration
 	ends        *ending // the daemon's
 

@@ -49,6 +49,14 @@ func (e *ending) left() (d time.Duration, begun bool) {
 	return time.Until(e.until), !e.until.IsZero()
 }
 
+// longest returns how long a phase may take that nothing else bounds.
+func (e *ending) longest() time.Duration {
+	if e == nil {
+		return DefaultEndWithin
+	}
+	return max(DefaultEndWithin, e.within)
+}
+
 // phase returns the context of a phase of the ending. It lasts for most, or, once the ending has begun, for the time
 // that is left if that is less. With others, the phase leaves the last part of the time to other phases.
 func (e *ending) phase(most time.Duration, others bool) (context.Context, context.CancelFunc) {

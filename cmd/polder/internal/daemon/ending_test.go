@@ -65,5 +65,13 @@ func TestPhasesShareTheTime(t *testing.T) {
 		if left, begun := none.left(); left != 0 || begun {
 			t.Errorf("what has no end has %v left", left)
 		}
+		for _, e := range []struct {
+			of   *ending
+			want time.Duration
+		}{{none, time.Minute}, {e, time.Minute}, {&ending{within: 5 * time.Minute}, 5 * time.Minute}} {
+			if got := e.of.longest(); got != e.want {
+				t.Errorf("a phase may have %v, want %v", got, e.want)
+			}
+		}
 	})
 }

@@ -299,7 +299,7 @@ func (m *memory) tryNamed(ctx context.Context, p *process, cfg BorrowConfig, poo
 
 // closeHeap closes the heap and what is below it, down to the pool.
 func (m *memory) closeHeap() (err error) {
-	ctx, cancel := m.ends.phase(cmp.Or(m.closeWithin, max(DefaultEndWithin, m.ends.within)), true)
+	ctx, cancel := m.ends.phase(cmp.Or(m.closeWithin, m.ends.longest()), true)
 	defer cancel()
 	switch {
 	case m.heap != nil && m.moves:
