@@ -2,6 +2,7 @@ package copies
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -92,7 +93,9 @@ func (s *Store) read(ctx context.Context, ops []store.ReadOp) {
 			}
 			g := ops[i].Seg.(*segment)
 			g.look()
-			tried[i] |= 1 << c.from[i].place.index
+			if p := c.from[i].place; p != nil {
+				tried[i] |= 1 << p.index
+			}
 			if _, ok := g.pick(tried[i], countOf(&ops[i])); ok {
 				todo, masks, of = append(todo, ops[i]), append(masks, tried[i]), append(of, i)
 			}
@@ -103,13 +106,19 @@ func (s *Store) read(ctx context.Context, ops []store.ReadOp) {
 		again := new(readCall)
 		s.readRound(ctx, again, todo, masks, false)
 		for k, i := range of {
-			ops[i].Err, c.from[i] = todo[k].Err, again.from[k]
+			if again.from[k].place != nil { // otherwise the error of the copy before says more
+				ops[i].Err, c.from[i] = todo[k].Err, again.from[k]
+			}
 		}
 	}
 }
 
+// errNoCopy: there is no other copy that could be read.
+var errNoCopy = errors.New("no copy is left to be read")
+
 // readRound reads each op from one copy, and reports whether all reads have succeeded. It leaves out the places in
-// tried[i] for ops[i]; tried may be nil. It sets c.from to the copies that were read.
+// tried[i] for ops[i]; tried may be nil. It sets c.from to the copies that were read, without a place where there was
+// none left: a copy may go at any time, also after pick has found one.
 func (s *Store) readRound(ctx context.Context, c *readCall, ops []store.ReadOp, tried []uint64, hedged bool) bool {
 	c.from = c.from[:0]
 	same := true
@@ -118,9 +127,12 @@ func (s *Store) readRound(ctx context.Context, c *readCall, ops []store.ReadOp, 
 		if tried != nil {
 			mask = tried[i]
 		}
-		from, _ := ops[i].Seg.(*segment).pick(mask, countOf(&ops[i]))
+		from, ok := ops[i].Seg.(*segment).pick(mask, countOf(&ops[i]))
+		if !ok {
+			ops[i].Err = errNoCopy
+		}
 		c.from = append(c.from, from)
-		same = same && from.place == c.from[0].place
+		same = same && ok && from.place == c.from[0].place
 	}
 	if same {
 		return s.readAt(ctx, c, ops, 0, hedged)
@@ -129,7 +141,7 @@ func (s *Store) readRound(ctx context.Context, c *readCall, ops []store.ReadOp, 
 	var done uint64
 	for i := range ops {
 		p := c.from[i].place
-		if done&(1<<p.index) != 0 {
+		if p == nil || done&(1<<p.index) != 0 {
 			continue
 		}
 		done |= 1 << p.index
