@@ -439,7 +439,7 @@ func (r *PairRegister) Swap(ctx context.Context, version uint64, value []byte) (
 	change := ballot{1, 1, 1 + rand.Uint64N(1<<64-1)}
 	value = slices.Clone(value)
 	proposed := false
-	var refused error // by the last write
+	var refused error // why a cell refused a write last
 	for failed := 0; ; failed++ {
 		if failed > 1 {
 			pause(ctx, failed)
@@ -462,8 +462,12 @@ func (r *PairRegister) Swap(ctx context.Context, version uint64, value []byte) (
 		r.mu.Lock()
 		r.mine[change] = true
 		r.mu.Unlock()
-		if refused = r.write(ctx, &v, next); refused == nil {
+		err = r.write(ctx, &v, next)
+		if err == nil {
 			return r.agreed(next).Version, nil
+		}
+		if errors.Is(err, errRefused) {
+			refused = err
 		}
 	}
 }
