@@ -81,14 +81,35 @@ func TestTheWindowFollowsBandwidthTimesLatency(t *testing.T) {
 				e.delivered.Add(flight / goroutines)
 			}
 			e.measure(before, flight/goroutines, took)
+			e.adjust()
 		}
 		if got := e.InFlight(); got < c.least || got > c.most {
 			t.Errorf("%d bytes are in flight over a link of %.0e B/s and %v, want %d to %d", got, c.bandwidth, c.latency, c.least, c.most)
 		}
 		core.Budget.Store(1 << 20)
 		e.measure(e.delivered.Load(), 1<<20, time.Millisecond)
+		e.adjust()
 		if got := e.InFlight(); got != 1<<20/8 {
 			t.Errorf("%d bytes are in flight with a budget of 1 MiB, want an eighth of it", got)
 		}
+	}
+}
+
+// With little in flight, all jobs may come too late. That must not keep it little.
+func TestJobsThatComeTooLateDoNotKeepTheWindowSmall(t *testing.T) {
+	core := new(heap.Heap)
+	core.Budget.Store(1 << 34)
+	var e Engine
+	e.Init(core, nil)
+	e.rate.Store(1e9)
+	e.latency.Store(int64(100 * time.Microsecond))
+	for e.adjust(); e.InFlight() >= usualAhead; {
+		e.adjust()
+	}
+	for range 8 {
+		e.run(&job{n: 1, refs: [JobObjects]uint64{7}}) // object 7 has been used meanwhile
+	}
+	if got := e.InFlight(); got != usualAhead {
+		t.Errorf("after 8 jobs that came too late %d bytes may be in flight, want %d", got, usualAhead)
 	}
 }

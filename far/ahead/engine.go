@@ -50,7 +50,7 @@ type Engine struct {
 	delivered atomic.Int64 // bytes
 	rate      atomic.Int64 // bytes a second, the largest of late
 	latency   atomic.Int64 // ns, the least of late
-	reads     atomic.Int64 // how many were measured
+	ended     atomic.Int64 // jobs that have ended
 	limit     atomic.Int64 // bytes that may be in flight; 0: not known
 
 	// pending has the words of objects that were prefetched and not yet used, by their numbers: each in the slot of a
@@ -121,8 +121,12 @@ func (e *Engine) work() {
 }
 
 func (e *Engine) run(b *job) {
+	defer e.adjust()
 	// Objects that have been used meanwhile are not fetched: the job is too late for them.
 	refs := slices.DeleteFunc(b.refs[:b.n], func(n uint64) bool { return e.slot(n).Load() != n })
+	if len(refs) == 0 {
+		return
+	}
 	// Adjacent words are fetched as one run, if they are in ascending order. A walk backwards has them in descending
 	// order.
 	slices.Sort(refs)
@@ -154,8 +158,13 @@ func (e *Engine) measure(before, n int64, took time.Duration) {
 		ns = min(ns, old+old/256+1)
 	}
 	e.latency.Store(ns)
-	flight := int64(2 * float64(rate) * float64(ns) / 1e9)
-	if e.reads.Add(1)%32 < 4 {
+}
+
+// adjust sets how many bytes may be in flight. It is called at the end of each job, also of one that has read nothing:
+// while little may be in flight, all jobs may come too late, and then there is nothing to measure.
+func (e *Engine) adjust() {
+	flight := int64(2 * float64(e.rate.Load()) * float64(e.latency.Load()) / 1e9)
+	if e.ended.Add(1)%32 < 4 {
 		flight /= 4 // so that nothing queues, and the latency is seen as it is
 	} else {
 		flight = max(flight, usualAhead)
