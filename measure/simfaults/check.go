@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// Within so long after the last fault everything is as it should be.
+// recovery is the time after the last fault within which everything must be as it should be.
 const recovery = 40 * time.Second
 
-// Within so long a node that is to leave gets empty.
+// drained is the time within which a node that is to leave must get empty.
 const drained = 30 * time.Second
 
-// ill says what is not as it should be when there have been no faults for some time.
+// ill lists what is not as it should be. It is called when there have been no faults for some time.
 func (c *cluster) ill() (what []string) {
 	say := func(format string, args ...any) { what = append(what, fmt.Sprintf(format, args...)) }
 	o := c.owner()
@@ -42,7 +42,8 @@ func (c *cluster) ill() (what []string) {
 	return what
 }
 
-// astray says what nodes keep beside what the owner has, and which segments are not in zones of their own.
+// astray lists what nodes keep beyond the copies that the owner has, and the segments that have too few or too many
+// good copies, or copies that share a zone though there are zones enough.
 func (c *cluster) astray() (what []string) {
 	say := func(format string, args ...any) { what = append(what, fmt.Sprintf(format, args...)) }
 	o := c.owner()
@@ -50,7 +51,7 @@ func (c *cluster) astray() (what []string) {
 		say("nobody serves")
 		return what
 	}
-	// Segments come and go: only what stays for some time counts.
+	// Segments come and go: a difference of up to two segments' copies is normal.
 	st, chunks := o.store.Stats(), 0
 	for _, n := range c.nodes {
 		chunks += len(n.chunks)
@@ -78,7 +79,7 @@ func (c *cluster) astray() (what []string) {
 	return what
 }
 
-// answered checks that clients are answered: counts are what they were some time before.
+// answered checks that clients have been answered in the last d, at whose beginning the counts were before.
 func (c *cluster) answered(before counts, d time.Duration) {
 	if c.counts.sets < before.sets+10 || c.counts.gets < before.gets+10 {
 		c.dump()
@@ -86,20 +87,21 @@ func (c *cluster) answered(before counts, d time.Duration) {
 	}
 }
 
-// Result is what became of a run.
+// Result is the outcome of a run.
 type Result struct {
 	Seed  uint64
-	Wrong []string      // what must not have been; empty if all was well
-	Sum   uint64        // the same for two runs that have done the same
+	Wrong []string      // what was wrong; empty if nothing was
+	Sum   uint64        // checksum over all events: equal for two runs that did the same
 	Steps uint64        // events
-	Time  time.Duration // that has passed for the cluster
+	Time  time.Duration // virtual time that has passed
 
 	Sets, Gets, Unanswered int
 	Takeovers, Faults      int
 	Checkpoints, Corrupt   int
 }
 
-// simulate runs a cluster that has trouble for so long, and then none. A bug of the harness may be planted.
+// simulate runs a cluster: 10 s without faults, then faults for the duration trouble, then none. If bug is not empty,
+// it names a bug to plant in the harness.
 func simulate(seed uint64, trouble time.Duration, bug string, trace func(string)) (res Result) {
 	c := newCluster(seed, bug, trace)
 	defer c.w.Close()
@@ -112,7 +114,7 @@ func simulate(seed uint64, trouble time.Duration, bug string, trace func(string)
 			res.Seed, res.Wrong = seed, c.wrongs
 		}
 	}()
-	// It is watched, so that a run that has gone wrong ends soon.
+	// until runs the cluster up to virtual time t, a second at a time, so that a run that has gone wrong ends soon.
 	until := func(t time.Duration) {
 		for c.w.Now() < t && len(c.wrongs) == 0 {
 			c.w.Run(min(t, c.w.Now()+time.Second))
@@ -129,7 +131,7 @@ func simulate(seed uint64, trouble time.Duration, bug string, trace func(string)
 	until(at + recovery)
 	if len(c.wrongs) == 0 {
 		c.answered(before, 10*time.Second)
-		// A place may be late at any moment, so all is well if it is so at one.
+		// A place may be late at any moment, so a single moment with nothing ill is enough.
 		settled := func(within time.Duration, ill func() []string) {
 			for end := c.w.Now() + within; len(c.wrongs) == 0 && c.w.Now() < end && len(ill()) > 0; {
 				until(min(end, c.w.Now()+100*time.Millisecond))
@@ -153,7 +155,9 @@ func simulate(seed uint64, trouble time.Duration, bug string, trace func(string)
 				return what
 			}
 			settled(drained, func() []string { return append(left(), c.astray()...) })
-			again := 0 // it gets copies only where there would be too few, as when others are late
+			// A node that leaves gets copies only where there would be too few otherwise, as when other nodes are
+			// late.
+			again := 0
 			for range 50 {
 				until(c.w.Now() + 100*time.Millisecond)
 				again += len(left())
@@ -180,7 +184,7 @@ func (r *Result) String() string {
 	return fmt.Sprintf("seed %d, %v, %d faults, %d takeovers, %d SETs and %d GETs answered, %d not: %s", r.Seed, r.Time, r.Faults, r.Takeovers, r.Sets, r.Gets, r.Unanswered, how)
 }
 
-// dump writes how things are into the trace.
+// dump writes the state of the cluster into the trace.
 func (c *cluster) dump() {
 	for _, name := range c.names() {
 		c.w.Note("%s", name)

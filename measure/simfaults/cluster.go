@@ -23,17 +23,17 @@ type setup struct {
 	repairAfter  time.Duration
 	lease, beat  time.Duration
 
-	// How this run differs from others: what all of them have a little of is seldom enough of anything.
-	weights [kinds]int    // how often there is a fault of each kind, compared with the others
-	calm    int           // faults come one by one, this many times more often than together
-	roam    int           // of so many requests one goes to any server, as of a client that was told the wrong one
-	patient time.Duration // for how long clients wait for an answer
-	linger  time.Duration // for how long values stay local, at most
-	every   time.Duration // from one checkpoint to the next, at most
-	lag     time.Duration // up to so long does a message to or from the holder take
+	// How this run differs from others. A run with a little of every fault seldom has enough of any.
+	weights [kinds]int    // how often each kind of fault happens, relative to the others
+	calm    int           // one of so many pauses between faults takes seconds; after the others faults come together
+	roam    int           // one of so many requests goes to a random server, as if a client had been misled
+	patient time.Duration // how long clients wait for an answer
+	linger  time.Duration // how long values stay local, at most
+	every   time.Duration // time from one checkpoint to the next, at most
+	lag     time.Duration // added delay of a message to or from the holder, at most
 }
 
-// cluster is nodes, a register, servers and clients, and what is known of what has to be there.
+// cluster is nodes, a register, servers and clients, and the record of what must not be lost.
 type cluster struct {
 	w        *turns.World
 	cfg      setup
@@ -41,13 +41,13 @@ type cluster struct {
 	register *register
 	servers  []*host
 	clients  *turns.Process
-	cuts     map[pair]time.Duration // until when nothing gets from the one to the other
-	joined   int                    // nodes that there ever were
+	cuts     map[pair]time.Duration // until when nothing gets from a to b
+	joined   int                    // how many nodes there have ever been
 	damaged  map[uint64]bool        // numbers of segments of which a copy was damaged
-	coming   []*[]byte              // roots that the manifest may get yet
-	sessions uint64                 // of the register
+	coming   []*[]byte              // roots that may still get into the manifest
+	sessions uint64                 // how many sessions with the register were begun
 	quiet    bool                   // there are no more faults
-	bug      string                 // that is planted in the harness
+	bug      string                 // the bug that is planted in the harness; empty for none
 
 	sent  []uint64 // for each key, the newest version that was sent
 	floor []uint64 // for each key, the newest version that was acknowledged or shown
@@ -56,22 +56,22 @@ type cluster struct {
 	wrongs []string
 }
 
-// counts are what has happened.
+// counts say how often things have happened.
 type counts struct {
 	sets, gets, unanswered, unread int
 	checkpoints, takeovers         int
 	faults, corrupt                int
 }
 
-// host is where a server runs, one after the other.
+// host is a machine that runs servers, one after the other.
 type host struct {
 	name     string
 	c        *cluster
-	now      *server // nil: none
+	now      *server // the server that runs; nil for none
 	patience time.Duration
 }
 
-// wrong takes note of something that must not be.
+// wrong notes something that must not happen; the run has failed then.
 func (c *cluster) wrong(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	c.w.Note("WRONG: %s", text)
@@ -100,7 +100,7 @@ func newCluster(seed uint64, bug string, trace func(string)) *cluster {
 	}
 	idle := r.IntN(3)
 	servers := []int{holderCutOff, holderLossy, serverDies, serverStops, takenOver, takenOver, takenOver, takenOverTwice, takenOverTwice, handedOver}
-	often := [][]int{ // most trouble is with servers, with nodes, with what is lent, or with anything
+	often := [][]int{ // what most faults hit: servers (twice as likely), nodes, lent idle memory; or anything
 		servers, servers, {nodeCrashes, zoneCrashes, nodeRestarts, nodeIsSlow, nodeCutOff, oneAfterAnother, nodeFull, nodeLeaves, nodeEnds, nodeJoins, serverDies, bytesChange},
 		{hostNeedsMemory, hostNeedsMemory, nodeCrashes, oneAfterAnother, nodeIsSlow, nodeLeaves},
 		{nodeCrashes},
@@ -108,7 +108,8 @@ func newCluster(seed uint64, bug string, trace func(string)) *cluster {
 	for _, kind := range often {
 		c.cfg.weights[kind] += 4
 	}
-	if often[0] == hostNeedsMemory { // what is seldom in a checkpoint is written from the front more often
+	// Segments that are seldom in a checkpoint are more often written from the front again.
+	if often[0] == hostNeedsMemory {
 		idle, c.cfg.linger, c.cfg.every = 2, 4*time.Second, 20*time.Second
 	}
 	c.sent, c.floor = make([]uint64, c.cfg.keys), make([]uint64, c.cfg.keys)
@@ -132,7 +133,7 @@ func newCluster(seed uint64, bug string, trace func(string)) *cluster {
 	return c
 }
 
-// start starts a server, if there is none.
+// start starts a server on the host, if none runs there.
 func (h *host) start() {
 	c := h.c
 	if h.now != nil {
@@ -147,12 +148,12 @@ func (h *host) start() {
 	s.p.Go(func() {
 		err := s.run(context.Background(), cfg)
 		c.w.Note("%s ends: %v", h.name, err)
-		// It leaves what it had, and begins anew.
+		// The server drops all that it had; a new one starts after a while.
 		c.w.After(time.Millisecond, func() { h.kill(s, time.Duration(c.w.Rand.Int64N(int64(2*time.Second)))) })
 	})
 }
 
-// kill ends the server s, if it is still that, and starts another one after some time.
+// kill ends server s, if it is still the one that runs on the host, and starts another one when away has passed.
 func (h *host) kill(s *server, away time.Duration) {
 	if s == nil || h.now != s {
 		return
@@ -163,7 +164,8 @@ func (h *host) kill(s *server, away time.Duration) {
 	h.c.w.After(away, h.start)
 }
 
-// owner is the server that serves, nil if none does. It may have been superseded without knowing.
+// owner returns the server that serves; of several, the one with the highest epoch; nil if none serves. It may have
+// been superseded without knowing.
 func (c *cluster) owner() (o *server) {
 	for _, h := range c.servers {
 		if s := h.now; s != nil && s.serving && (o == nil || s.o.Epoch() > o.o.Epoch()) {
@@ -173,7 +175,7 @@ func (c *cluster) owner() (o *server) {
 	return o
 }
 
-// manifest is what the register has, nil for nothing.
+// manifest returns the manifest that the register holds, or nil if there is none.
 func (c *cluster) manifest() *named.Manifest {
 	if c.register.value == nil {
 		return nil
@@ -186,7 +188,8 @@ func (c *cluster) manifest() *named.Manifest {
 	return m
 }
 
-// opened looks at what a server has found that is about to serve: all that was acknowledged or shown must be there.
+// opened checks a server that is about to serve: it must have found all that was acknowledged or shown, and no server
+// of an earlier epoch may still be able to answer.
 func (c *cluster) opened(s *server) {
 	c.counts.takeovers++
 	for _, h := range c.servers {
@@ -195,7 +198,7 @@ func (c *cluster) opened(s *server) {
 		}
 	}
 	if m := c.manifest(); m == nil || m.Epoch != s.o.Epoch() {
-		return // it has been superseded and does not know yet: what it answers is looked at
+		return // it has been superseded and does not know yet; its answers are checked
 	}
 	for key, floor := range c.floor {
 		if it := s.items[uint32(key)]; floor > 0 && (it == nil || it.version < floor) {
@@ -211,7 +214,7 @@ func (it *item) of() uint64 {
 	return it.version
 }
 
-// client is one that sets its own keys, and gets all.
+// client runs client i, which sets its own keys and gets any key.
 func (c *cluster) client(i int) {
 	p, r := c.clients, c.w.Rand
 	to := 0
@@ -249,7 +252,7 @@ func (c *cluster) client(i int) {
 	}
 }
 
-// get asks h for a key, and looks at the answer. It returns false if there is none.
+// get asks h for a key and checks the answer. It returns false if there was no answer.
 func (c *cluster) get(h *host, key uint32) bool {
 	floor := c.floor[key]
 	version, ok := c.ask(h, func(s *server) (uint64, bool) { return s.get(key) })
@@ -264,7 +267,8 @@ func (c *cluster) get(h *host, key uint32) bool {
 	return true
 }
 
-// ask has a server answer. It returns false if it has not.
+// ask has the server on h run f as a request, and returns f's results. It returns false if there is no server, or if
+// it does not answer within the client's patience.
 func (c *cluster) ask(h *host, f func(s *server) (uint64, bool)) (v uint64, ok bool) {
 	s := h.now
 	if s == nil {

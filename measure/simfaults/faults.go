@@ -9,8 +9,9 @@ import (
 	"polder/far/named"
 )
 
-// names are the segments that must not be lost now, each by a name that says where its copies are: those of which
-// the manifest knows or is about to be told, and those that the owner has without it.
+// names returns the names of the segments that must not be lost now: those that the manifest lists, those of roots
+// that may still get into the manifest, and those with values that servers have open. A name says where the segment's
+// copies are.
 func (c *cluster) names() []string {
 	names := c.listed()
 	if m := c.manifest(); m != nil {
@@ -31,7 +32,7 @@ func (c *cluster) names() []string {
 	return names
 }
 
-// listed are the segments of which the manifest knows.
+// listed returns the names of the segments that the manifest lists: those of the root, and those of the log.
 func (c *cluster) listed() (names []string) {
 	if m := c.manifest(); m != nil {
 		rooted, _ := namesIn(m.Root)
@@ -45,9 +46,10 @@ func (c *cluster) listed() (names []string) {
 	return names
 }
 
-// spares reports whether what is lost is no more than was promised to be survived: each segment keeps a good copy
-// beside those that lost says are lost. If a copy was damaged, that is not one which cannot be reached for some seconds: it
-// counts as lost, and others are made of what is left. Nor is it one that may just have moved to where it gets lost.
+// spares reports whether losing all copies for which lost returns true is something that was promised to be survived:
+// each segment keeps a good copy that is not among them. If a copy of a segment was damaged, two kinds of its copies
+// are not counted as kept. A copy that cannot be reached for some seconds counts as lost: the owner makes new copies
+// of what is left. A copy that is being moved may just have moved to where it gets lost.
 func (c *cluster) spares(lost func(n *node, id int) bool) bool {
 	for _, name := range c.names() {
 		left, damaged := 0, c.damaged[numberOf(name)]
@@ -67,8 +69,8 @@ func (c *cluster) during(least, most time.Duration) time.Duration {
 	return least + time.Duration(c.w.Rand.Int64N(int64(most-least)))
 }
 
-// cutOff has nothing get between a server and a node or the holder, or only in one direction, for d. It returns false if the node
-// must not be away.
+// cutOff lets no message pass between a server and other (a node or the holder) for d, in one direction or in both.
+// It returns false, and does nothing, if other is a node that must stay reachable.
 func (c *cluster) cutOff(server, other string, d time.Duration) bool {
 	if i := slices.IndexFunc(c.nodes, func(n *node) bool { return n.name == other }); i >= 0 && !c.nodes[i].away(d) {
 		return false
@@ -83,7 +85,7 @@ func (c *cluster) cutOff(server, other string, d time.Duration) bool {
 	return true
 }
 
-// A fault is of one of these kinds.
+// The kinds of faults.
 const (
 	nodeCrashes = iota // and loses its memory
 	zoneCrashes
@@ -144,7 +146,7 @@ func (c *cluster) trouble() {
 	}
 }
 
-// fault has something go wrong, and says what.
+// fault makes a fault of a kind, and says what it has done. It returns "" if that kind is not possible now.
 func (c *cluster) fault(kind int) string {
 	r := c.w.Rand
 	n, h := c.nodes[r.IntN(len(c.nodes))], c.servers[r.IntN(len(c.servers))]
@@ -162,7 +164,8 @@ func (c *cluster) fault(kind int) string {
 		return fmt.Sprintf("%s loses its memory, and is away for %v", n.name, away)
 	case zoneCrashes:
 		in := func(o *node, _ int) bool { return o.zone == n.zone }
-		if !c.spares(func(o *node, id int) bool { return in(o, id) || o.moves() }) { // what moves may move into the zone
+		// A copy that is being moved may get into the zone.
+		if !c.spares(func(o *node, id int) bool { return in(o, id) || o.moves() }) {
 			return ""
 		}
 		away := c.during(50*time.Millisecond, 15*time.Second)
@@ -253,7 +256,7 @@ func (c *cluster) fault(kind int) string {
 		h.kill(h.now, time.Millisecond)
 		d := c.during(100*time.Millisecond, 8*time.Second)
 		what := fmt.Sprintf("%s has a patience of %v", h.name, h.patience)
-		if kind == takenOverTwice { // and dies soon
+		if kind == takenOverTwice { // the new owner dies soon
 			c.w.After(h.patience+c.during(0, d), func() {
 				if !c.quiet {
 					h.kill(h.now, c.during(10*time.Millisecond, 3*time.Second))
@@ -269,7 +272,7 @@ func (c *cluster) fault(kind int) string {
 		case 0, 1:
 			c.cutOff(o.host, holderName, d)
 			what += fmt.Sprintf("; %s is cut off from the holder for %v", o.host, d)
-		case 2: // nor can it reach nodes, until they have been restarted
+		case 2: // nor can it reach nodes, all of which are restarted meanwhile
 			c.cutOff(o.host, holderName, d+2*time.Second)
 			for _, n := range c.nodes {
 				c.cutOff(o.host, n.name, d)
@@ -336,7 +339,7 @@ func (c *cluster) fault(kind int) string {
 		want := 1 + r.IntN([]int{3, 20}[r.IntN(2)])
 		dropped := n.squeeze(want)
 		d := c.during(100*time.Millisecond, 10*time.Second)
-		if r.IntN(2) == 0 { // what has vanished would be of use then
+		if r.IntN(2) == 0 { // the copies that have vanished would be of use then
 			c.w.After(c.during(0, time.Second), func() {
 				if !c.quiet {
 					c.w.Note("fault: %s", c.fault(nodeLeaves))
@@ -349,7 +352,8 @@ func (c *cluster) fault(kind int) string {
 	panic("BUG: no such fault")
 }
 
-// canDoWithout reports whether n may leave for good: there are others enough, in as many zones as there are to be copies.
+// canDoWithout reports whether n may leave for good: there remain more nodes than a segment has copies, and they are
+// in at least two zones. Nodes that are to end, or that lend idle memory only, do not count.
 func (c *cluster) canDoWithout(n *node) bool {
 	zones, others := map[string]bool{}, 0
 	for _, o := range c.nodes {
@@ -368,10 +372,10 @@ func (c *cluster) remove(n *node) {
 	c.nodes = slices.DeleteFunc(slices.Clone(c.nodes), func(o *node) bool { return o == n })
 }
 
-// end has n end as soon as it has nothing any more.
+// end removes n as soon as it has no chunks any more.
 func (c *cluster) end(n *node) {
 	switch {
-	case !n.ends: // it is not to end any more
+	case !n.ends: // n is no longer to end
 	case len(n.chunks) == 0:
 		c.remove(n)
 		c.w.Note("%s is empty, and ends", n.name)
@@ -380,11 +384,13 @@ func (c *cluster) end(n *node) {
 	}
 }
 
-// damage changes bytes of a chunk of n for some time, of whose segment there is a good copy elsewhere, which can be reached all the time:
-// one that cannot be for some seconds counts as lost, and two failures would be one too many.
+// damage changes bytes of a chunk for some time: a chunk of n, or, half of the time, a copy of the log's first
+// segment. Another good copy of the chunk's segment exists, and can be reached all that time: a copy that cannot be
+// reached for some seconds counts as lost, and two failures would be one too many.
 func (c *cluster) damage(n *node) string {
 	ids := slices.Sorted(maps.Keys(n.chunks))
-	if m := c.manifest(); m != nil && len(m.Tail) > 0 && c.w.Rand.IntN(2) == 0 { // of the log
+	// Take a copy of the log's first segment.
+	if m := c.manifest(); m != nil && len(m.Tail) > 0 && c.w.Rand.IntN(2) == 0 {
 		ids = nil
 		t := m.Tail[0]
 		c.copiesOf(movedTo(m, t.Number, t.Name), func(o *node, id int, _ *chunk) {
@@ -401,7 +407,9 @@ func (c *cluster) damage(n *node) string {
 	if ch.bad || len(ch.data) < 1000 || !c.spares(func(o *node, i int) bool { return o == n && i == id || o.outage+time.Second > c.w.Now() }) {
 		return ""
 	}
-	counts := false // a spare copy does not: one more failure than those that are survived would be that of a copy that takes the place of another
+	// A spare copy does not count: if it were damaged and then took the place of a lost copy, that would be one more
+	// failure than is survived.
+	counts := false
 	for _, name := range c.names() {
 		c.copiesOf(name, func(_ *node, _ int, o *chunk) { counts = counts || o == ch })
 	}
@@ -409,7 +417,7 @@ func (c *cluster) damage(n *node) string {
 		return ""
 	}
 	d := c.during(100*time.Millisecond, 8*time.Second)
-	if c.w.Rand.IntN(3) == 0 { // the others move
+	if c.w.Rand.IntN(3) == 0 { // the other copies are moved
 		d += 2 * time.Second
 		for _, name := range c.names() {
 			var others []*node
@@ -422,7 +430,7 @@ func (c *cluster) damage(n *node) string {
 				}
 			}
 		}
-	} else if o := c.owner(); o != nil && c.w.Rand.IntN(2) == 0 { // the next owner finds it
+	} else if o := c.owner(); o != nil && c.w.Rand.IntN(2) == 0 { // the next owner finds the damage
 		d += 8 * time.Second
 		c.w.After(c.during(0, time.Second), func() {
 			for _, h := range c.servers {
@@ -453,7 +461,7 @@ func (c *cluster) damage(n *node) string {
 	c.w.After(d, func() {
 		ch.bad = false
 		for i := range is[:min(len(is), len(ch.data))] {
-			if was[i] != is[i] && ch.data[i] == is[i] { // nothing was written there
+			if was[i] != is[i] && ch.data[i] == is[i] { // nothing was written there meanwhile
 				ch.data[i] = was[i]
 			}
 		}
@@ -461,8 +469,8 @@ func (c *cluster) damage(n *node) string {
 	return fmt.Sprintf("bytes of chunk %d of %s change for %v", id, n.name, d)
 }
 
-// damageForGood changes bytes of one copy of every other segment with values, as far as that is survived. Whoever reads only what clients ask for
-// may never read them.
+// damageForGood changes bytes of one copy of about every second segment with values, where that can be survived. A
+// server that reads only what clients ask for may never read those bytes.
 func (c *cluster) damageForGood() {
 	o := c.owner()
 	if o == nil {

@@ -12,8 +12,9 @@ import (
 	"polder/far/named"
 )
 
-// inspect looks now and then at what nobody but the simulator can see: whether each copy that counts has what it should, and whether whoever
-// opened the heap now would find all that was acknowledged or shown, whichever copies it could reach.
+// inspect checks, about every second, what only the simulator can see: no copy that the manifest lists was given
+// back, each copy that counts has what it should, and a server that opened the heap now would find all that was
+// acknowledged or shown, whichever copies it could reach.
 func (c *cluster) inspect() {
 	c.w.After(c.during(500*time.Millisecond, 1500*time.Millisecond), c.inspect)
 	if c.harness("node-frees-young-copies") {
@@ -47,15 +48,15 @@ func (c *cluster) inspect() {
 	}
 }
 
-// value is where a value is in a segment.
+// value says where a value is in a segment.
 type value struct {
 	key     uint32
 	version uint64
 	off, n  int
 }
 
-// values are those that must not be lost now, by the names of the segments in which they are: those of the manifest's root, and those that
-// the heap's owner has without it.
+// values returns the values that must not be lost now, by the names of their segments: those that the manifest's root
+// lists, and those that the heap's owner has evacuated.
 func (c *cluster) values() map[string][]value {
 	all := map[string][]value{}
 	if m := c.manifest(); m != nil {
@@ -102,7 +103,7 @@ func (ch *chunk) has(values []value) bool {
 
 func (c *cluster) inspectSegment(name string, values []value) {
 	there, good := 0, 0
-	damaged := c.damaged[numberOf(name)] // a copy of a damaged one may have been made
+	damaged := c.damaged[numberOf(name)] // the damage may have been copied
 	c.copiesOf(name, func(n *node, id int, ch *chunk) {
 		there++
 		switch {
@@ -117,7 +118,8 @@ func (c *cluster) inspectSegment(name string, values []value) {
 	}
 }
 
-// inspectLog opens the heap as the next owner would if it could reach one copy of each segment.
+// inspectLog opens the heap as the next owner would if it could reach one copy of each segment of the log, the one
+// that which selects.
 func (c *cluster) inspectLog(m *named.Manifest, which int) {
 	found := make([]uint64, c.cfg.keys)
 	_, d := namesIn(m.Root)
@@ -136,10 +138,10 @@ func (c *cluster) inspectLog(m *named.Manifest, which int) {
 				there = append(there, ch.data)
 			}
 		})
-		if len(there) == 0 { // nothing was written to it, or what was is missing below
+		if len(there) == 0 { // nothing was written to it; or the check below misses what was
 			continue
 		}
-		if best, end := 0, uint64(0); c.damaged[t.Number] { // a copy of a damaged one may have been made
+		if best, end := 0, uint64(0); c.damaged[t.Number] { // the damage may have been copied
 			for i, b := range there {
 				if e := records(b, t.Number, next, func([]byte) {}); e > end {
 					best, end = i, e
@@ -162,8 +164,9 @@ func (c *cluster) inspectLog(m *named.Manifest, which int) {
 	}
 }
 
-// records calls f with the records of a segment of the log, from that with the number next on, and returns the number that would follow. Package
-// named says how they are written.
+// records calls f with the records of a segment of the log, from the one with the number next on, and returns the
+// number that would follow. If next is 0, it begins with the first record, whatever its number. Package named says
+// how records are written.
 func records(b []byte, segment, next uint64, f func(rec []byte)) uint64 {
 	if len(b) < 16 || binary.LittleEndian.Uint64(b[8:]) != segment {
 		return next
@@ -189,11 +192,12 @@ func records(b []byte, segment, next uint64, f func(rec []byte)) uint64 {
 
 // numberOf is the number of the segment of that name.
 func numberOf(name string) (number uint64) {
-	_, _ = fmt.Sscanf(name, "segment %d at ", &number) // 0 for what is none
+	_, _ = fmt.Sscanf(name, "segment %d at ", &number) // 0 if name is no segment's
 	return number
 }
 
-// movedTo is what the segment of that number is called by now.
+// movedTo returns the present name of a segment: if its copies have moved, the name that the manifest has for the
+// number.
 func movedTo(m *named.Manifest, number uint64, name string) string {
 	if moved := m.Moved[number]; moved != "" {
 		return moved
@@ -201,7 +205,7 @@ func movedTo(m *named.Manifest, number uint64, name string) string {
 	return name
 }
 
-// copiesOf calls f with each copy of a segment that is there, damaged or not: the node, and its chunk.
+// copiesOf calls f with the node, id and chunk of each copy of a segment that exists, damaged or not.
 func (c *cluster) copiesOf(name string, f func(n *node, id int, ch *chunk)) {
 	c.chunksOf(name, func(n *node, id int) {
 		if ch := n.chunks[id]; ch != nil {
@@ -210,7 +214,8 @@ func (c *cluster) copiesOf(name string, f func(n *node, id int, ch *chunk)) {
 	})
 }
 
-// chunksOf calls f with each copy of a segment that has not been lost with its node.
+// chunksOf calls f with the node and id of each copy of a segment, except copies that were lost with their node's
+// memory. The chunk may have been given back.
 func (c *cluster) chunksOf(name string, f func(n *node, id int)) {
 	_, at, _ := strings.Cut(name, " at ")
 	for one := range strings.SplitSeq(at, " and ") {
@@ -225,7 +230,7 @@ func (c *cluster) chunksOf(name string, f func(n *node, id int)) {
 	}
 }
 
-// goodCopies calls f with those copies of a segment that have what they should.
+// goodCopies calls f with each copy of a segment that has all that it should.
 func (c *cluster) goodCopies(name string, f func(n *node, id int, ch *chunk)) {
 	var values []value
 	end, number := uint64(0), numberOf(name)

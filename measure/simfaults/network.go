@@ -6,7 +6,7 @@ import (
 	"polder/internal/turns"
 )
 
-// hop is how long a message takes that meets no trouble.
+// hop returns how long a message takes that no fault delays.
 func (c *cluster) hop() time.Duration {
 	d := 50*time.Microsecond + time.Duration(c.w.Rand.Int64N(int64(200*time.Microsecond)))
 	if c.w.Rand.IntN(1000) == 0 { // it was lost, and is sent again
@@ -15,7 +15,7 @@ func (c *cluster) hop() time.Duration {
 	return d
 }
 
-// retransmit is how often what cannot get through is tried again.
+// retransmit is the time after which a message that could not get through is tried again.
 const retransmit = 20 * time.Millisecond
 
 // A pipe is one direction of a connection: what is sent arrives in order, or not at all.
@@ -23,9 +23,9 @@ type pipe struct {
 	c     *cluster
 	to    *turns.Process
 	cut   func() bool          // nothing gets through now
-	lag   func() time.Duration // beside the network, what the receiver takes
+	lag   func() time.Duration // the receiver's delay, added to the network's; nil for none
 	queue []packet
-	last  time.Duration // when the last one arrives, at the earliest
+	last  time.Duration // when the newest packet arrives, at the earliest
 	ended bool
 }
 
@@ -61,7 +61,7 @@ func (p *pipe) pump() {
 	}
 }
 
-// pair is two of the cluster's hosts, in some order.
+// pair is one direction between two of the cluster's hosts: from a to b.
 type pair struct{ a, b string }
 
 // severed reports whether nothing gets from a to b.

@@ -9,38 +9,38 @@ import (
 	"polder/internal/turns"
 )
 
-// A node lends chunks. It is what a memory node is to those who use it: what memnode and the pool promise, in a few lines.
+// A node lends chunks. It does in a few lines what memnode and the pool promise to those who use a memory node.
 type node struct {
 	c          *cluster
 	name, zone string
 	proc       *turns.Process
 
 	up       bool
-	life     int    // which of its memories this is
+	life     int    // one more each time that it loses its memory
 	fence    uint64 // the lowest epoch that it serves
 	chunks   map[int]*chunk
 	given    map[int]bool // chunks that were given back
 	next     int
 	capacity int
-	slow     time.Duration // up to so long does each request take
+	slow     time.Duration // added delay of a request, at most
 	leaving  bool
-	ends     bool    // as soon as it is empty
-	gone     bool    // it has
-	idle     bool    // it lends what its host does not need
-	pressed  bool    // which needs more: what cannot be dropped is to be moved
-	links    []*link // that it has not ended
+	ends     bool    // it is to end as soon as it is empty
+	gone     bool    // it has ended for good
+	idle     bool    // it lends only what its host does not need now
+	pressed  bool    // its host needs more than it could drop: the chunks that are left are to be moved
+	links    []*link // connections that it has not ended
 
-	outage   time.Duration // until when it cannot be reached by all
-	precious time.Duration // until when it can,
-	brief    bool          // but for a moment
+	outage   time.Duration // until when some servers or all cannot reach it
+	precious time.Duration // until when all servers must be able to reach it,
+	brief    bool          // except for moments: brief outages are allowed
 }
 
 type chunk struct {
 	epoch uint64 // in which it was lent
-	data  []byte // what was written to; beyond it are zeros
-	bad   bool   // it has other bytes than were written
-	may   bool   // it may vanish
-	gone  bool   // it has
+	data  []byte // up to the last byte that was written; zeros follow
+	bad   bool   // it has other bytes than were written to it
+	may   bool   // the node may drop it
+	gone  bool   // the node has dropped it
 }
 
 func (c *cluster) newNode(name, zone string) *node {
@@ -53,7 +53,7 @@ func (c *cluster) newNode(name, zone string) *node {
 // forget has the node lose its memory.
 func (n *node) forget() { n.chunks, n.given, n.fence = map[int]*chunk{}, map[int]bool{}, 0 }
 
-// end ends links, those of lower epochs than that only.
+// end ends the links of epochs lower than below.
 func (n *node) end(below uint64) {
 	kept := n.links[:0]
 	for _, l := range n.links {
@@ -67,10 +67,11 @@ func (n *node) end(below uint64) {
 	n.links = kept
 }
 
-// moves reports whether what n has is moved elsewhere.
+// moves reports whether the owner is to move n's copies to other nodes.
 func (n *node) moves() bool { return n.leaving || n.pressed }
 
-// away takes note that n cannot be reached, or not by all, for d. It reports false if that must not be.
+// away notes that some servers or all cannot reach n for d. It returns false, and notes nothing, if n must stay
+// reachable.
 func (n *node) away(d time.Duration) bool {
 	now := n.c.w.Now()
 	if now < n.precious && !(n.brief && d < 2500*time.Millisecond && now > n.outage+time.Second) {
@@ -80,7 +81,7 @@ func (n *node) away(d time.Duration) bool {
 	return true
 }
 
-// crash ends the node for some time. If it is not warm its memory is lost.
+// crash takes the node down for the duration away. Unless warm is set, its memory is lost.
 func (n *node) crash(away time.Duration, warm bool) {
 	n.up = false
 	n.end(1 << 63)
@@ -93,7 +94,8 @@ func (n *node) crash(away time.Duration, warm bool) {
 	n.c.w.After(away, func() { n.up = !n.gone })
 }
 
-// connect is a client's hello. It returns the reason for refusing it.
+// connect is a server's hello, which opens link l. It fences lower epochs, and drops chunks of this epoch that the
+// server does not have, by has. It returns the reason if it refuses.
 func (n *node) connect(l *link, has func(id int) bool) error {
 	switch {
 	case !n.up:
@@ -109,12 +111,12 @@ func (n *node) connect(l *link, has func(id int) bool) error {
 		n.end(l.epoch)
 	}
 	n.revoke(l.epoch)
-	for _, o := range n.links { // the client's own, from which it has gone away
+	for _, o := range n.links { // the server's older links, which it no longer uses
 		if o.place == l.place {
 			o.there.ended, o.reads.ended = true, true
 		}
 	}
-	for id, ch := range n.chunks { // whose answers it has not got
+	for id, ch := range n.chunks { // lent in this epoch, but the server has not got the answer
 		if ch.epoch == l.epoch && !has(id) {
 			n.drop(id)
 		}
@@ -132,7 +134,7 @@ func (n *node) lend(epoch uint64) (id int, err error) {
 	return n.next, nil
 }
 
-// used is how many chunks have memory.
+// used returns how many chunks have memory.
 func (n *node) used() (used int) {
 	for _, ch := range n.chunks {
 		if !ch.gone {
@@ -142,17 +144,19 @@ func (n *node) used() (used int) {
 	return used
 }
 
-// revoke ends the permissions to drop chunks that were given in an epoch, with the connection over which they were.
+// revoke ends the permissions to drop chunks of an epoch: they last only as long as the connection over which they
+// were given.
 func (n *node) revoke(epoch uint64) {
 	for _, ch := range n.chunks {
 		ch.may = ch.may && ch.epoch != epoch
 	}
 }
 
-// squeeze has the node give memory back to its host: so many chunks, of which it drops those that it may, and asks for others to be moved. It returns how
-// many it has dropped.
+// squeeze has the node give back the memory of so many chunks to its host. It drops chunks that it may drop; if they
+// are too few, it asks for the others to be moved. It returns how many it has dropped.
 func (n *node) squeeze(chunks int) (dropped int) {
-	late := n.c.during(0, []time.Duration{time.Millisecond, 3 * time.Second}[n.c.w.Rand.IntN(2)]) // clients hear of it
+	// late is how long it takes until clients hear of it.
+	late := n.c.during(0, []time.Duration{time.Millisecond, 3 * time.Second}[n.c.w.Rand.IntN(2)])
 	for _, id := range slices.Sorted(maps.Keys(n.chunks)) {
 		ch := n.chunks[id]
 		if dropped == chunks || !ch.may {
@@ -182,7 +186,8 @@ func (n *node) drop(id int) {
 	n.given[id] = true
 }
 
-// find returns a chunk of a life. It is the client's error if that was given back.
+// find returns a chunk that was lent in a life of the node. If the chunk has been given back, only reading it is
+// allowed; any other use, which what describes, is the server's mistake.
 func (n *node) find(life, id int, what string) (*chunk, error) {
 	ch := n.chunks[id]
 	switch {

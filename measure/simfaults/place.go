@@ -19,7 +19,7 @@ var (
 	errFull   = store.ErrStoreFull
 )
 
-// segmentSize is that of all nodes.
+// segmentSize is the size of segments at all nodes, in bytes.
 const segmentSize = store.MinSegmentSize
 
 const (
@@ -35,11 +35,11 @@ type place struct {
 	p     *turns.Process
 	host  string
 	epoch uint64
-	link  *link // nil: there is none now
+	link  *link // nil while there is none
 	lent  map[int]*lent
 	life  int
 	space int
-	over  bool // the node has a higher epoch
+	over  bool // the node has been opened with a higher epoch
 	gone  bool // the server has forgotten it
 }
 
@@ -48,12 +48,12 @@ type link struct {
 	place       *place
 	epoch       uint64
 	there, back *pipe
-	reads       *pipe         // there as well: reads may overtake what is written,
-	abandoned   int           // unless somebody does not wait any more for so many things that are to be done
+	reads       *pipe         // to the node as well: reads may overtake other requests
+	abandoned   int           // unless this is above 0: other requests, still to be done, that nobody waits for
 	gone        chan struct{} // closed when the client knows that it has ended
 }
 
-// lent is a chunk that a server has.
+// lent is a chunk that a server has borrowed: a store.Segment.
 type lent struct {
 	pl       *place
 	life, id int
@@ -63,9 +63,9 @@ type lent struct {
 }
 
 const (
-	stays    = iota // nothing
-	vanishes        // drop what is in it
-	vanished        // it has, or may have
+	stays    = iota // the node must keep the chunk
+	vanishes        // the node may drop it
+	vanished        // the node has dropped it, or may have
 )
 
 func (c *cluster) newPlace(n *node, p *turns.Process, host string, epoch uint64) *place {
@@ -134,7 +134,7 @@ func (pl *place) connect() {
 	}
 }
 
-// all are the chunks that it has, in order.
+// all returns the chunks that the place has lent, by id.
 func (pl *place) all() (all []*lent) {
 	for _, g := range pl.lent {
 		all = append(all, g)
@@ -143,7 +143,7 @@ func (pl *place) all() (all []*lent) {
 	return all
 }
 
-// broken takes note that l has ended.
+// broken notes that l has ended.
 func (pl *place) broken(l *link) {
 	if pl.link == l {
 		pl.link = nil
@@ -165,8 +165,9 @@ func (n *node) lag() time.Duration {
 	return time.Duration(n.c.w.Rand.Int64N(int64(n.slow)))
 }
 
-// call has the node do op, and returns what that returns; or an error when it does not know what became of it: then late is called, if it is not nil, if the
-// answer comes nevertheless.
+// call has the node do op, and returns op's error. If ctx ends or the connection breaks before the answer comes, it
+// returns an error, and does not know whether op was done. If the answer comes after ctx has ended, late is called
+// with op's error, unless late is nil.
 func (pl *place) call(ctx context.Context, op func(n *node) error, late func(err error)) error {
 	return pl.callOver(ctx, false, op, late)
 }
@@ -224,7 +225,7 @@ func (pl *place) Alloc(ctx context.Context) (store.Segment, error) {
 		life = n.life
 		return err
 	}, func(err error) {
-		if err == nil { // nobody wants it any more
+		if err == nil { // nobody waits for the chunk any more
 			pl.p.Go(func() {
 				_ = pl.call(context.Background(), func(n *node) error { n.drop(id); return nil }, nil)
 			})
@@ -276,7 +277,7 @@ func (pl *place) Prune(ctx context.Context) error {
 }
 
 func (pl *place) Read(ctx context.Context, ops []store.ReadOp) {
-	asked := slices.Clone(ops) // which are the caller's again when it does not wait any longer
+	asked := slices.Clone(ops) // ops are the caller's again when Read stops waiting
 	bufs := make([][]byte, len(ops))
 	errs := make([]error, len(ops))
 	for i := range ops {
@@ -292,7 +293,7 @@ func (pl *place) Read(ctx context.Context, ops []store.ReadOp) {
 			ch, err := n.find(g.life, g.id, "read")
 			if errs[i] = err; err == nil {
 				ch.read(bufs[i], asked[i].Off)
-			} else if !errors.Is(err, errLost) { // it may be somebody else's by now
+			} else if !errors.Is(err, errLost) { // the chunk was given back, and may be somebody else's by now
 				for k := range bufs[i] {
 					bufs[i][k] = byte(k) ^ 0x5a
 				}
@@ -338,7 +339,7 @@ func (g *lent) Start(ctx context.Context, p []byte, off int, landed func()) stor
 // flight is a write under way.
 type flight struct {
 	p     *turns.Process
-	ended chan struct{} // closed when err is there
+	ended chan struct{} // closed when err is set
 	err   error
 }
 
@@ -352,7 +353,7 @@ func (f *flight) Landed() bool {
 	}
 }
 
-// End implements store.Flight: the write itself ends with ctx, which is that of Start or one above it.
+// End implements store.Flight. The write itself ends with the ctx of Start, which is this one or derived from it.
 func (f *flight) End(context.Context) error {
 	f.p.Wait(nil, f.ended)
 	return f.err
@@ -379,7 +380,7 @@ func (g *lent) Free(ctx context.Context) error {
 
 // MayVanish implements copies.Vanisher.
 func (g *lent) MayVanish(ctx context.Context) error {
-	g.vanish = vanishes // the node may act on it before it has answered
+	g.vanish = vanishes // the node may drop the chunk before its answer arrives
 	return g.pl.call(ctx, func(n *node) error {
 		ch, err := n.find(g.life, g.id, "let vanish")
 		if err == nil {

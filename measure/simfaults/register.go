@@ -9,15 +9,16 @@ import (
 	"polder/internal/turns"
 )
 
-// register is what holds the manifest: what witnesses or etcd promise, in one place. Messages to it are lost, late and repeated.
+// register holds the manifest. It does in one place what witnesses or etcd promise. Messages to it are lost, late and
+// repeated.
 type register struct {
 	c       *cluster
 	proc    *turns.Process
 	value   []byte
 	version uint64
-	last    uint64            // which request has made the last change
-	settled map[uint64]uint64 // for each client, below which of its requests no more changes are made
-	lossy   time.Duration     // until when one message of four is lost
+	last    uint64            // the id of the request that made the last change
+	settled map[uint64]uint64 // for each client, the request below which its requests change nothing any more
+	lossy   time.Duration     // until when one message in four is lost
 }
 
 const holderName = "holder"
@@ -35,7 +36,7 @@ const (
 	giveUp   = 900 * time.Millisecond
 )
 
-// deliver has f run at the other side, never, once or twice.
+// deliver sends a message from a to b, which runs f in process to: never, once, or several times.
 func (g *register) deliver(to *turns.Process, a, b string, f func()) {
 	for {
 		lost := g.c.severed(a, b) || g.c.w.Rand.IntN(100) == 0 || g.c.w.Now() < g.lossy && g.c.w.Rand.IntN(4) == 0
@@ -44,7 +45,7 @@ func (g *register) deliver(to *turns.Process, a, b string, f func()) {
 			if g.c.cfg.lag > 0 {
 				d += time.Duration(g.c.w.Rand.Int64N(int64(g.c.cfg.lag)))
 			}
-			if g.c.w.Rand.IntN(50) == 0 || g.c.w.Now() < g.lossy && g.c.w.Rand.IntN(3) == 0 { // it takes another way
+			if g.c.w.Rand.IntN(50) == 0 || g.c.w.Now() < g.lossy && g.c.w.Rand.IntN(3) == 0 { // it takes a longer way
 				d += time.Duration(g.c.w.Rand.Int64N(int64(2 * time.Second)))
 			}
 			to.After(d, f)
@@ -55,7 +56,9 @@ func (g *register) deliver(to *turns.Process, a, b string, f func()) {
 	}
 }
 
-// ask sends a request until it is answered, or for as long as that if it is not 0, and reports whether it was.
+// ask sends a request again and again until it is answered, ctx ends, or, unless long is 0, long has passed. It
+// reports whether it was answered. at runs at the register, each time that the request arrives; answer runs in the
+// session's process, once.
 func (s *session) ask(ctx context.Context, long time.Duration, at func(g *register), answer func()) bool {
 	answered, is := make(chan struct{}), false
 	for {
@@ -123,7 +126,7 @@ func (s *session) Swap(ctx context.Context, version uint64, value []byte) (uint6
 		case g.last == id:
 			won, got = g.version, true
 		case g.settled[id>>32] > id:
-			return // the client has read since, and takes it for settled
+			return // the client has read since, and takes this request for settled
 		case g.version == version && won == 0:
 			g.value, g.version, g.last = value, g.version+1, id
 			won, got = g.version, true

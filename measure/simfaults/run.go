@@ -20,24 +20,24 @@ import (
 type Options struct {
 	Out  io.Writer
 	JSON bool // one object a line instead of a table
-	// Seed is that of the first cluster; each other one has the next.
+	// Seed is the seed of the first cluster; each further cluster has the next one.
 	Seed uint64
-	// Hours is how many hours are to pass in all clusters together. There is one at least.
+	// Hours is how many hours of virtual time are simulated in all clusters together. At least one cluster is.
 	Hours float64
-	// Trace writes what happens into Out, of the first cluster.
+	// Trace writes the events of the first cluster to Out.
 	Trace bool
 	// Progress, if set, is told how far it is.
 	Progress func(done, total int, what string)
 }
 
-// trouble is for how long a cluster has faults.
+// trouble is how long a cluster has faults.
 const trouble = 2 * time.Minute
 
-// oneRun is how long a cluster lasts in which all goes well.
+// oneRun is how much virtual time a run takes in which all goes well.
 const oneRun = 10*time.Second + trouble + recovery + drained
 
-// Run simulates clusters, one after the other, several at a time, until so many hours have passed in them. It fails if
-// something has gone wrong, and says with which seed.
+// Run simulates clusters, several at a time, until o.Hours have passed in all of them together. If something has gone
+// wrong, it returns an error that says with which seeds.
 func Run(ctx context.Context, o Options) error {
 	n := max(1, int(o.Hours*float64(time.Hour)/float64(oneRun)))
 	results := make(chan Result)
@@ -54,7 +54,7 @@ func Run(ctx context.Context, o Options) error {
 			}
 		})
 	}
-	go func() { // ends with what is sent
+	go func() { // ends when all results have been received
 		defer close(results)
 		defer wg.Wait()
 		defer close(seeds)

@@ -20,9 +20,9 @@ import (
 	"polder/internal/turns"
 )
 
-// A server has the heap open while it is its owner, and answers clients. What it does with its store is what package far and a durable
-// server do: values are evacuated into segments, of which the cleaner makes room; records of changes go into the log; a checkpoint says where
-// everything is.
+// A server opens the heap, answers clients while it is the heap's owner, and uses its store as package far and a
+// durable server do: it evacuates values into segments, cleans segments to make room, writes records of changes to
+// the log, and makes checkpoints that say where everything is.
 type server struct {
 	c     *cluster
 	host  string
@@ -35,19 +35,19 @@ type server struct {
 	leaving bool // the heap is being given up: nothing is set
 	items   map[uint32]*item
 	segs    []*area  // with values
-	current [2]*area // those of them that are written to: one with what is set often, and one with the others
+	current [2]*area // segments that are written to: one with keys that are set often, one with the others
 	pausing bool     // a checkpoint is begun: nothing is set
 	saving  bool     // a checkpoint is being made
 	changed turns.Cond
 	places  map[string]*place
-	looked  map[uint32]bool // for each key, whether answers could be shown when somebody had been answered last
+	looked  map[uint32]bool // for each key, whether the last answer could be shown
 }
 
 // item is the value of a key.
 type item struct {
 	version uint64
-	number  uint64 // of its record in this server's log; 0 if it was there before
-	local   []byte // nil: it is far
+	number  uint64 // number of its record in this server's log; 0 if the value was there before
+	local   []byte // nil if the value is far
 	at      *area
 	off, n  int
 }
@@ -56,22 +56,23 @@ type item struct {
 type area struct {
 	seg  store.Segment
 	off  int
-	live int  // values
+	live int  // how many values are in it
 	pins int  // reads and writes under way
 	root bool // the last checkpoint has it
 	full bool
-	dead bool // it is given back, or is to be
+	dead bool // it has been given back, or is about to be
 
-	copies int // when it was borrowed
+	// how many copies it had when it was borrowed
+	copies int
 }
 
-// noLock is a sync.Locker for those who are alone.
+// noLock is a sync.Locker that does nothing, for use where only one task runs at a time.
 type noLock struct{}
 
 func (noLock) Lock()   {}
 func (noLock) Unlock() {}
 
-// valueOf is what a version of a key is stored as. It describes itself.
+// valueOf returns what is stored for a version of a key: key, length, version, random bytes and a checksum.
 func valueOf(key uint32, version uint64) []byte {
 	x := uint64(key)*0x9e3779b97f4a7c15 + version*0xbf58476d1ce4e5b9
 	b := make([]byte, 16, 16+8*400+4)
@@ -88,7 +89,8 @@ func valueOf(key uint32, version uint64) []byte {
 	return binary.LittleEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
 }
 
-// versionIn is the version that b has of a key, false if it is not what was stored.
+// versionIn returns which version of key b holds. It returns false if b is not a value of key, or not as it was
+// stored.
 func versionIn(b []byte, key uint32) (uint64, bool) {
 	if len(b) < 20 || binary.LittleEndian.Uint32(b) != key || crc32.ChecksumIEEE(b[:len(b)-4]) != binary.LittleEndian.Uint32(b[len(b)-4:]) {
 		return 0, false
@@ -96,7 +98,7 @@ func versionIn(b []byte, key uint32) (uint64, bool) {
 	return binary.LittleEndian.Uint64(b[8:]), true
 }
 
-// run is a server's life. It ends when another one has taken the heap over.
+// run is a server's life. It ends when another server has taken the heap over, or with an error.
 func (s *server) run(ctx context.Context, cfg named.Config) error {
 	c := s.c
 	c.sessions++
@@ -112,7 +114,7 @@ func (s *server) run(ctx context.Context, cfg named.Config) error {
 	for _, n := range c.nodes {
 		places = append(places, s.place(n))
 	}
-	for range 15 + c.w.Rand.IntN(35) { // until all that can be reached are connected
+	for range 15 + c.w.Rand.IntN(35) { // until all nodes are connected, but not for ever
 		if !slices.ContainsFunc(c.nodes, func(n *node) bool { pl := s.places[n.name]; return pl != nil && pl.link == nil }) {
 			break
 		}
@@ -139,19 +141,20 @@ func (s *server) run(ctx context.Context, cfg named.Config) error {
 	return named.ErrSuperseded
 }
 
-// place is a node as s reaches it.
+// place returns node n as s reaches it.
 func (s *server) place(n *node) copies.Place {
 	pl := s.c.newPlace(n, s.p, s.host, s.o.Epoch())
 	s.places[n.name] = pl
 	return pl.asPlace()
 }
 
-// members takes note of nodes that have joined, and of those that have ended.
+// members adds nodes that have joined to the store, and removes nodes that have ended.
 func (s *server) members() {
 	for !s.leaving {
 		s.p.Sleep(time.Duration(s.c.w.Rand.Int64N(int64(time.Second))))
 		for _, n := range s.c.nodes {
-			if s.places[n.name] != nil || !s.owns() { // a server notes its session at a node in the manifest first
+			// A real server first notes its session at a node in the manifest, as only the owner can.
+			if s.places[n.name] != nil || !s.owns() {
 				continue
 			}
 			if err := s.store.Add(s.place(n)); err != nil {
@@ -183,7 +186,7 @@ func (s *server) handOver() {
 		err = s.o.Close(ctx)
 	}
 	s.c.w.Note("%s has given the heap up: %v", s.host, err)
-	// It takes some time until it ends, and somebody may ask it yet.
+	// The server ends some time later; until then clients may still ask it.
 	away := time.Duration(s.c.w.Rand.Int64N(int64(2 * time.Second)))
 	for _, h := range s.c.servers {
 		if h.now == s {
@@ -192,7 +195,7 @@ func (s *server) handOver() {
 	}
 }
 
-// open finds what the owner before has left.
+// open restores what the previous owner has left.
 func (s *server) open(ctx context.Context) error {
 	root, _ := s.store.Root(ctx) // it does not fail
 	if err := s.restore(ctx, root); err != nil {
@@ -223,7 +226,8 @@ func (s *server) open(ctx context.Context) error {
 	return s.o.Ready(ctx)
 }
 
-// apply has a key have a value that is newer.
+// apply gives a key a value, unless the key has that version or a newer one. number is that of the value's record, if
+// it is in this server's log, or 0.
 func (s *server) apply(key uint32, value []byte, number uint64) {
 	it := s.items[key]
 	version, ok := versionIn(value, key)
@@ -263,7 +267,8 @@ func (s *server) bury(a *area) {
 	})
 }
 
-// The root is u32 segments, and of each its name; then u32 items, and of each u32 key, u64 version, u32 segment, offset and length.
+// root encodes a root: u32 number of segments, and for each the u32 length of its name and the name; then u32 number
+// of items, and for each u32 key, u64 version, u32 index of the segment, u32 offset and u32 length.
 func (s *server) root(segs []*area) []byte {
 	put := binary.LittleEndian.AppendUint32
 	b := put(nil, uint32(len(segs)))
@@ -282,7 +287,7 @@ func (s *server) root(segs []*area) []byte {
 	return b
 }
 
-// namesIn are the names of the segments that a root has.
+// namesIn returns the names of the segments in a root, and a decoder of the rest.
 func namesIn(root []byte) (names []string, rest *record.Decoder) {
 	d := &record.Decoder{B: root}
 	if len(root) == 0 {
@@ -342,7 +347,8 @@ func (s *server) write(key uint32, b []byte) (*area, int) {
 		default:
 		}
 		a := *current
-		if a != nil && !a.full && a.off > 0 && a.live+a.pins == 0 && !a.root { // nothing lives in it: it is written from the front again
+		// Nothing lives in it: it is written from the front again.
+		if a != nil && !a.full && a.off > 0 && a.live+a.pins == 0 && !a.root {
 			a.off = 0
 		}
 		if a == nil || a.full || a.off+len(b) > segmentSize {
@@ -356,7 +362,7 @@ func (s *server) write(key uint32, b []byte) (*area, int) {
 				s.p.Sleep(50 * time.Millisecond)
 				continue
 			}
-			if *current == nil { // nobody else was faster
+			if *current == nil { // no other task was faster
 				*current = &area{seg: seg, copies: copiesIn(seg.Name())}
 				s.segs = append(s.segs, *current)
 			} else if err := seg.Free(context.Background()); err != nil {
@@ -388,10 +394,10 @@ func (s *server) write(key uint32, b []byte) (*area, int) {
 	}
 }
 
-// copiesIn is how many copies a segment of that name has.
+// copiesIn returns how many copies a segment of that name has.
 func copiesIn(name string) int { return strings.Count(name, " and ") + 1 }
 
-// roomy are the connections to those nodes that have answered, stay, and have some room.
+// roomy returns the places, by name, that are up, are not to leave, and have some room.
 func (s *server) roomy() map[string]room {
 	up := map[string]int64{}
 	for _, p := range s.store.Stats().Places {
@@ -408,13 +414,14 @@ func (s *server) roomy() map[string]room {
 	return rooms
 }
 
-// room is that of a place, as long as the link is the same and the place has not been late again.
+// room is the state of a place with room. Two are equal if the link is the same and the place was not late in
+// between.
 type room struct {
 	link *link
 	late int64
 }
 
-// alloc borrows a segment, and looks at where its copies are.
+// alloc borrows a segment, and checks that its copies are in as many zones as they could be.
 func (s *server) alloc() (store.Segment, error) {
 	before := s.roomy()
 	ctx, cancel := s.p.WithTimeout(context.Background(), store.Timeout)
@@ -430,7 +437,7 @@ func (s *server) alloc() (store.Segment, error) {
 		}
 	}
 	zones := map[string]bool{}
-	for name, pl := range s.places { // of which some may have lost it by now
+	for name, pl := range s.places { // some of which may have lost their copy by now
 		if strings.Contains(seg.Name(), " "+name+"/") {
 			zones[pl.n.zone] = true
 		}
@@ -441,7 +448,8 @@ func (s *server) alloc() (store.Segment, error) {
 	return seg, nil
 }
 
-// evict evacuates the value of a key, unless that changes meanwhile.
+// evict evacuates the value of a key; a value that is replaced meanwhile stays local. It returns false if the server
+// is superseded.
 func (s *server) evict(key uint32) bool {
 	it := s.items[key]
 	b, version := it.local, it.version
@@ -460,7 +468,7 @@ func (s *server) evict(key uint32) bool {
 	return true
 }
 
-// evacuate evacuates what is local, and has values leave segments that have few.
+// evacuate evacuates local values, and empties segments that have few values.
 func (s *server) evacuate() {
 	for s.serving {
 		s.p.Sleep(time.Duration(s.c.w.Rand.Int64N(int64(s.c.cfg.linger))))
@@ -478,10 +486,10 @@ func (s *server) evacuate() {
 	}
 }
 
-// mostAreas is from how many segments with values on they are cleaned.
+// mostAreas is the number of segments with values above which they are cleaned.
 const mostAreas = 16
 
-// clean has the values of the segment that has the fewest be local again.
+// clean makes the values of the segment that has the fewest local again.
 func (s *server) clean() {
 	var least *area
 	for _, a := range s.segs {
@@ -494,7 +502,7 @@ func (s *server) clean() {
 	}
 }
 
-// clear has the values of a segment be local again.
+// clear makes the values of a segment local again.
 func (s *server) clear(a *area) {
 	if s.pausing {
 		return
@@ -546,7 +554,7 @@ func (s *server) value(key uint32) (b []byte, version uint64, err error) {
 	return op[0].Buf, version, op[0].Err
 }
 
-// judge reads the values in a segment from all its copies, so that damaged ones are found.
+// judge reads the values in a segment from all its copies, so that damaged copies are found.
 func (s *server) judge(ctx context.Context, seg store.Segment) {
 	for key := range uint32(s.c.cfg.keys) {
 		it := s.items[key]
@@ -567,7 +575,8 @@ func (s *server) judge(ctx context.Context, seg store.Segment) {
 
 var errWrong = errors.New("wrong bytes")
 
-// checkpoint makes one.
+// checkpoint makes a checkpoint: it evacuates all local values and has the manifest list where all values are. It
+// waits for a checkpoint that is being made already.
 func (s *server) checkpoint(ctx context.Context) error {
 	for s.saving {
 		s.changed.Wait(s.p)
@@ -589,7 +598,7 @@ func (s *server) checkpoint(ctx context.Context) error {
 	var listed []*area
 	for _, a := range s.segs {
 		if a.live > 0 {
-			a.root = true // from now on it may be needed
+			a.root = true // from now on the next owner may need it
 			listed = append(listed, a)
 		}
 	}
@@ -597,7 +606,8 @@ func (s *server) checkpoint(ctx context.Context) error {
 	kept := s.c.rootComes(root)
 	s.pausing = false
 	s.changed.Broadcast()
-	s.p.Sleep(time.Duration(s.c.w.Rand.Int64N(int64(100 * time.Millisecond)))) // as long as it takes to write more than that
+	// This takes as long as writing a larger root.
+	s.p.Sleep(time.Duration(s.c.w.Rand.Int64N(int64(100 * time.Millisecond))))
 	if err := s.store.SetRoot(ctx, root); err != nil {
 		return err
 	}
@@ -613,8 +623,9 @@ func (s *server) checkpoint(ctx context.Context) error {
 	return nil
 }
 
-// rootComes takes note that the manifest is to get a root. Kept is to be called when it has: then it gets no earlier one any more.
-// If it is not known whether it has, or the server is killed, it may get it some time later.
+// rootComes notes that the manifest is about to get a root. The caller calls kept when the manifest has it: then no
+// earlier root can get there any more. If the caller does not know, or is killed, the manifest may still get the root
+// for some time.
 func (c *cluster) rootComes(root []byte) (kept func()) {
 	c.coming = append(c.coming, &root)
 	upTo := func() int { return slices.Index(c.coming, &root) + 1 }
@@ -635,7 +646,7 @@ func (s *server) keep() {
 	}
 }
 
-// set changes a value, and reports whether that counts.
+// set changes the value of a key, and reports whether the change counts.
 func (s *server) set(key uint32, value []byte) bool {
 	for s.pausing {
 		s.changed.Wait(s.p)
@@ -651,7 +662,7 @@ func (s *server) set(key uint32, value []byte) bool {
 	return s.log.Commit(number) == nil
 }
 
-// get returns the version of a value, and whether it may be shown.
+// get returns the version of the value of a key, and whether it may be shown.
 func (s *server) get(key uint32) (version uint64, ok bool) {
 	if !s.serving {
 		return 0, false
@@ -669,7 +680,7 @@ func (s *server) get(key uint32) (version uint64, ok bool) {
 	b, version, err := s.value(key)
 	switch {
 	case errors.Is(err, errWrong):
-		left := 0 // which may be at nodes that cannot be reached now
+		left := 0 // good copies, which may be at nodes that cannot be reached now
 		s.c.goodCopies(in.seg.Name(), func(*node, int, *chunk) { left++ })
 		if left == 0 && s.owns() {
 			s.c.wrong("key %d has wrong bytes in all copies", key)
