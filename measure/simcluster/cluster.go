@@ -28,7 +28,7 @@ type Shrinking int
 const (
 	// Proportional: each gives up the same share of what it may give up.
 	Proportional Shrinking = iota
-	// LeastLoss: those give up most that lose the least time for a byte.
+	// LeastLoss: jobs that lose the least time for a byte give up most.
 	LeastLoss
 )
 
@@ -56,8 +56,8 @@ type cluster struct {
 	spec   *Spec
 	how    Sharing
 	shrink Shrinking
-	byKind bool // jobs that wait start kind by kind, and not the oldest first
-	pool   int  // MiB of far memory, if it is not Static
+	byKind bool // waiting jobs start kind by kind instead of oldest first
+	pool   int  // MiB of far memory that servers share, unless how is Static
 	grain  int  // MiB that are borrowed at a time
 	lender lender
 	rng    *rand.Rand
@@ -69,13 +69,14 @@ type cluster struct {
 	started int
 }
 
-// outcome is what a run has shown.
+// outcome is the result of a run.
 type outcome struct {
 	makespan float64 // seconds until the last job has ended
-	far      float64 // mean share of the far memory of Cluster.Far that is in use
+	far      float64 // mean share of Cluster.Far that is in use
 }
 
-// arrivals returns the jobs of a run: of each kind so many percent, which arrive at random.
+// arrivals returns the jobs of a run in order of arrival. mix has the percentage of each kind; jobs arrive at random
+// times.
 func arrivals(spec *Spec, mix []int, seed uint64) []*job {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	var all []*job
@@ -85,7 +86,7 @@ func arrivals(spec *Spec, mix []int, seed uint64) []*job {
 			all = append(all, &job{kind: k})
 		}
 	}
-	for i := 0; len(all) < spec.Cluster.Jobs; i++ { // what percentages leave over
+	for i := 0; len(all) < spec.Cluster.Jobs; i++ { // what rounding the percentages leaves over
 		all = append(all, &job{kind: spec.kinds[i%len(spec.kinds)]})
 	}
 	for _, j := range all {
@@ -158,14 +159,14 @@ func (c *cluster) pass(to float64) {
 	c.now = to
 }
 
-// over is how much of so many MiB does not fit into a server.
+// over is how many of mem MiB do not fit into a server.
 func (c *cluster) over(mem int) int { return max(0, mem-c.spec.Cluster.Memory) }
 
-// need is over in pieces that are borrowed.
+// need is over, rounded up to the pieces that are borrowed.
 func (c *cluster) need(mem int) int { return (c.over(mem) + c.grain - 1) / c.grain * c.grain }
 
-// admit starts what waits and fits now, the oldest first. A kind whose oldest job fits
-// nowhere is passed over, and with byKind each kind has its turn after the one before.
+// admit starts waiting jobs that fit now, the oldest first, or with byKind one kind after the other. A kind whose
+// oldest job fits nowhere is passed over.
 func (c *cluster) admit() error {
 	passed := make([]bool, len(c.waiting))
 	for {
@@ -185,7 +186,8 @@ func (c *cluster) admit() error {
 	}
 }
 
-// oldest is the kind of the job to start next, or -1.
+// oldest returns the kind whose oldest job is to start next, or -1 if there is none. It ignores the kinds that were
+// passed over.
 func (c *cluster) oldest(passed []bool) int {
 	best := -1
 	for k, w := range c.waiting {
@@ -202,8 +204,8 @@ func (c *cluster) oldest(passed []bool) int {
 	return best
 }
 
-// start starts a job on the first server, in a random order, that has all of its memory;
-// otherwise on the first one where it fits with far memory.
+// start starts a job on the first server, in a random order, that has room for all of its memory; if there is none,
+// on the first one where it fits with far memory. It reports whether the job has started.
 func (c *cluster) start(j *job) (bool, error) {
 	order := c.rng.Perm(len(c.servers))
 	for _, far := range []bool{false, true} {
@@ -220,8 +222,8 @@ func (c *cluster) start(j *job) (bool, error) {
 	return false, nil
 }
 
-// fits reports whether a server has room for a job besides its own, and if far, with the
-// far memory that it may have.
+// fits reports whether a server has room for a job besides those that it runs; if far is true, with the far memory
+// that the server may use.
 func (c *cluster) fits(s *server, j *job, far bool) bool {
 	spec := &c.spec.Cluster
 	cpus, mem := spec.CPUs, s.mem+j.kind.Memory
@@ -250,7 +252,8 @@ func (c *cluster) fits(s *server, j *job, far bool) bool {
 	return false
 }
 
-// room is how much far memory would be left if a server's jobs had so much memory.
+// room is how many MiB of far memory would be left if the jobs of s had mem MiB. It is negative if there would be too
+// little.
 func (c *cluster) room(s *server, mem int) int {
 	left := c.pool / c.grain * c.grain
 	for _, o := range c.servers {
@@ -296,10 +299,10 @@ func (c *cluster) settle(s *server) error {
 	return nil
 }
 
-// step is by how much of its memory a job shrinks at a time.
+// step is the share of its memory that a job gives up at a time.
 const step = 0.01
 
-// leastLoss takes memory in small pieces from the job that loses the least time by it.
+// leastLoss takes memory from jobs in small pieces, each from the job that loses the least time by it.
 func (c *cluster) leastLoss(s *server, over float64) {
 	for over > 0 {
 		var least *job
@@ -314,7 +317,7 @@ func (c *cluster) leastLoss(s *server, over float64) {
 			}
 		}
 		if least == nil {
-			return // less than a step of each
+			return // no job can give up another step
 		}
 		least.local -= step
 		over -= step * float64(least.kind.Memory)

@@ -10,18 +10,16 @@
 //
 // # What is real
 //
-// One play of the first mix has every chunk of the pool borrowed and given back by
-// package pool/finemem, over the worker of package memnode/rebind, in virtual time
-// (package measure/simfinemem). Were a chunk lost or none found while accounts say that
-// there is one, the play would fail; and it must take as long as the same play with
-// accounts alone, which are what all others use.
+// One play of the first mix has every chunk of the pool borrowed and given back by package pool/finemem, over the
+// worker of package memnode/rebind, in virtual time (package measure/simfinemem). If a chunk were lost, or if none
+// were found although the accounts say that one is free, the play would fail. It must also take as long as the same
+// play with accounts alone, which is how all other plays run.
 //
 // # What is a model
 //
-// Jobs: those of a server share its memory when it is too small, and each goes on at the
-// pace that its curve gives for its share. Where the paper's policy can be read in two
-// ways (which of the waiting jobs starts first, how jobs shrink), the other way is
-// played, too.
+// Jobs: when a server's memory is too small, its jobs share it, and each goes on at the pace that its curve gives for
+// its share. Where the paper's policy can be read in two ways (which of the waiting jobs starts first, how jobs
+// shrink), the other way is played, too.
 //
 // Sharing [Idle] is ours: besides the pool, servers lend each other what they have free.
 package simcluster

@@ -15,9 +15,8 @@ import (
 // grain is how many MiB a server borrows at a time, when the allocator runs.
 const grain = 16
 
-// pool is a pool of far memory that package pool/finemem allocates, over the worker of
-// memory nodes, in virtual time. A chunk of 4 KiB stands for a larger one: with 16 MiB, a
-// pool of 160 GiB takes 40 MiB here.
+// pool is a pool of far memory in virtual time, which package pool/finemem allocates over the worker of memory nodes.
+// A chunk of 4 KiB stands for one of grain MiB: with 16 MiB, a pool of 160 GiB takes 40 MiB here.
 type pool struct {
 	ctx     context.Context
 	grain   int // MiB that a chunk stands for
@@ -27,13 +26,13 @@ type pool struct {
 	closers []func() error
 
 	lent, back int           // chunks
-	took       time.Duration // to borrow and give back all of them, in virtual time
+	took       time.Duration // to borrow all of them and give them back, in virtual time
 }
 
 // borrower is a server.
 type borrower struct {
 	service *simfinemem.Service
-	chunks  []func(p *sim.Proc) error // give them back
+	chunks  []func(p *sim.Proc) error // one function for each chunk, which gives it back
 }
 
 func newPool(ctx context.Context, servers, mib, grain int) (p *pool, err error) {
@@ -78,7 +77,7 @@ func newPool(ctx context.Context, servers, mib, grain int) (p *pool, err error) 
 	return p, nil
 }
 
-// borrow has a server borrow so many MiB in all.
+// borrow has a server borrow chunks, or give some back, until it has mib MiB.
 func (p *pool) borrow(server, mib int) error {
 	s, want := p.servers[server], mib/p.grain
 	start := p.w.Now()

@@ -41,7 +41,7 @@ type variant struct {
 	shrink Shrinking
 	byKind bool
 	grain  int     // MiB
-	pool   float64 // times what the file gives
+	pool   float64 // as a multiple of the far memory that the file gives
 }
 
 // Names of rows.
@@ -50,7 +50,7 @@ const (
 	allocated = "a play with pool/finemem, 16 MiB at a time"
 )
 
-// variants are compared with one that has a partition for each server.
+// variants are compared with Static sharing, where each server has a partition.
 var variants = []variant{
 	{name: plain, how: Shared, grain: 2, pool: 1},
 	{name: "the same, waiting jobs kind by kind", how: Shared, byKind: true, grain: 2, pool: 1},
@@ -150,7 +150,7 @@ func simulate(ctx context.Context, spec *Spec, seed uint64, plays int, progress 
 	return nil
 }
 
-// simulateBorrowing calls yield for what a play with the allocator shows.
+// simulateBorrowing calls yield for the results of a play with the allocator.
 func simulateBorrowing(ctx context.Context, spec *Spec, seed uint64, grain int, yield func(figure) error) error {
 	r, err := borrowing(ctx, spec, seed, grain)
 	if err != nil {
@@ -186,9 +186,9 @@ func (v *variant) playAll(ctx context.Context, spec *Spec, seed uint64, plays in
 	return all, nil
 }
 
-// borrowed is what a play with the allocator has shown.
+// borrowed is the result of a play with the allocator.
 type borrowed struct {
-	makespan, accounts float64 // of the play, and of the same one without
+	makespan, accounts float64 // of the play, and of the same play with accounts alone
 	lent, back         int     // chunks
 	took               time.Duration
 }

@@ -36,7 +36,7 @@ type Cluster struct {
 	Partition   int     `json:"far_mib_per_server_when_static"`
 	Jobs        int     `json:"jobs"`
 	Seconds     float64 `json:"arrivals_uniform_over_s"`
-	ReclaimCPUs int     `json:"reclaim_cpus_per_server"` // that far memory takes
+	ReclaimCPUs int     `json:"reclaim_cpus_per_server"` // processors of each server that reclaiming takes when there is far memory
 }
 
 // Kind is a kind of job.
@@ -47,11 +47,11 @@ type Kind struct {
 	// Seconds is how long it takes with a share of its memory local.
 	Seconds map[string]float64 `json:"seconds_at_local_fraction"`
 
-	at    int // in the order of mixes
+	at    int // index in Order, and in Mix.Percent
 	curve []point
 }
 
-// point is one of a kind's curve.
+// point is a point of a kind's curve.
 type point struct{ local, seconds float64 }
 
 // Mix is a published run.
@@ -159,8 +159,8 @@ func (k *Kind) check(c *Cluster) error {
 // least is how much of its memory must be local, in MiB.
 func (k *Kind) least() float64 { return k.MinLocal * float64(k.Memory) }
 
-// seconds is how long a job of the kind takes with a share of its memory local, on the
-// straight line between the two points that were measured.
+// seconds is how long a job of the kind takes with a share of its memory local: on the straight line between the two
+// measured points around it.
 func (k *Kind) seconds(local float64) float64 {
 	i, found := slices.BinarySearchFunc(k.curve, local, func(p point, at float64) int {
 		return cmp.Compare(p.local, at)

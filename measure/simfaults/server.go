@@ -72,7 +72,7 @@ type noLock struct{}
 func (noLock) Lock()   {}
 func (noLock) Unlock() {}
 
-// valueOf returns what is stored for a version of a key: key, length, version, random bytes and a checksum.
+// valueOf returns what is stored for a version of a key: key, length, version, filler and a checksum.
 func valueOf(key uint32, version uint64) []byte {
 	x := uint64(key)*0x9e3779b97f4a7c15 + version*0xbf58476d1ce4e5b9
 	b := make([]byte, 16, 16+8*400+4)

@@ -8,9 +8,9 @@ import (
 	"polder/verbs/sim"
 )
 
-// scanPiece is how many words one READ of the array scan brings, if more are not
-// asked for. It is what is fitted: with 128 words the scan's mean is half of what was
-// published for 128 threads, and with 512 it is three times that.
+// scanPiece is how many words one READ of the array scan brings, unless the block has more chunks. It is the one
+// fitted parameter: with 128 words the scan's mean is half of what was published for 128 threads, and with 512 it is
+// three times that.
 const scanPiece = 256
 
 var errFull = errors.New("no memory left")

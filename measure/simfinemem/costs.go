@@ -19,20 +19,18 @@ type Costs struct {
 	// look for a chunk in its cache and to post the next operation.
 	// Assumed.
 	Serve time.Duration
-	// Register and RegisterPage are what registering memory costs the memory
-	// node's core: mapping and pinning it, and writing the NIC's translation
-	// table. Published: more than 480 µs for 4 MiB, which is 1,024 pages.
-	// That the part that does not grow with the size is 20 µs is assumed.
+	// Register and RegisterPage are what registering memory costs the memory node's core: mapping and pinning it, and
+	// writing the NIC's translation table. Register is for each request, RegisterPage for each page. Published: more
+	// than 480 µs for 4 MiB, which is 1,024 pages. Assumed: 20 µs of that do not grow with the size.
 	Register, RegisterPage time.Duration
 	// Host is how long the memory node's core is busy with one chunk that was freed:
 	// to find it, to post and to poll two binds, and to publish the keys. Assumed; the
 	// binds themselves are the NIC's (sim.Costs.Bind).
 	Host time.Duration
-	// Zero is how long it clears a page of 4 KiB: at 10 GB/s, assumed. What the paper's
-	// node does about what is in freed memory its text does not say.
+	// Zero is how long the memory node's core takes to clear a page of 4 KiB: at 10 GB/s, assumed. The paper's text
+	// does not say what its node does about the contents of freed memory.
 	Zero time.Duration
-	// Wake is the time from a completion until the goroutine runs that slept for it.
-	// Assumed.
+	// Wake is the time from a completion until the goroutine that waited for it runs. Assumed.
 	Wake time.Duration
 }
 
@@ -56,7 +54,7 @@ const (
 	mostThreads  = 128
 )
 
-// sweeps are what was assumed of the memory node, varied one by one.
+// sweeps vary, one by one, what was assumed of the memory node.
 var sweeps = []struct {
 	name string
 	set  func(*Costs)

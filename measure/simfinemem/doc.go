@@ -20,10 +20,9 @@
 //
 // # Calibration
 //
-// The NIC, the wire and the node's core are those of package verbs/sim, which
-// were fitted to other experiments (see sim.Costs); costs.go has what is added.
-// None of it is fitted to a published latency of FineMem's. The length of the
-// array scan's READs is, to its published mean: see scanPiece.
+// The NIC, the wire and the node's core are those of package verbs/sim, which were fitted to other experiments (see
+// sim.Costs); costs.go has what is added. None of these costs is fitted to a published latency of FineMem's. The
+// length of the array scan's READs is fitted, to the scan's published mean: see scanPiece.
 //
 // The published 43.2 µs are the time of eight requests of 5.4 µs, one after the
 // other, and there are eight threads to a compute node: so the allocation service

@@ -20,7 +20,7 @@ type allocator interface {
 
 // counts are what allocators count.
 type counts struct {
-	retries int // CMP_SWAPs of allocations that failed
+	retries int // CMP_SWAPs that failed in allocations
 }
 
 // A way is how a thread's requests come to an allocator.
@@ -32,11 +32,10 @@ const (
 	lanes             // the service has one for each thread, and works on all requests at a time
 )
 
-// A system makes allocators in a rig for a number of threads, which have no
-// more than so many chunks together.
+// A system makes allocators in a rig for a number of threads, which together hold no more than so many chunks.
 type system struct {
 	name     string
-	oneSided bool // it has CMP_SWAPs to try again
+	oneSided bool // it allocates by CMP_SWAPs, which may have to be retried
 	way      way
 	ours     bool // it is not the paper's
 	published
@@ -54,17 +53,17 @@ type load struct {
 // at random before it allocates.
 const held = 16
 
-// spare is how many times as many chunks there are as are held at most.
+// spare is how many chunks there are for each one that threads hold at most.
 const spare = 2
 
-// outcome is what an experiment has shown.
+// outcome is the result of an experiment.
 type outcome struct {
 	mean, p99 time.Duration
 	retries   float64 // CMP_SWAPs that failed, for each allocation
 	rate      float64 // allocations in a second
 }
 
-// run runs a load on a manager in a world of its own.
+// run runs a load on a system in a world of its own.
 func run(ctx context.Context, costs Costs, seed uint64, m system, l load) (o outcome, err error) {
 	r, err := newRig(ctx, costs, seed)
 	if err != nil {
@@ -102,7 +101,7 @@ type experiment struct {
 	first, last int
 
 	allocs     int
-	retries    int // until first, then from there to last
+	retries    int // CMP_SWAPs that failed: until first; after last, from first to last
 	start, end time.Duration
 	measured   []time.Duration
 }
@@ -162,7 +161,7 @@ func (t *thread) run(p *sim.Proc) error {
 	return nil
 }
 
-// serve has the service of a compute node do f for a thread, in a way.
+// serve does f for a thread of s: directly, or by the allocation service of the compute node, as the way says.
 func (s *side) serve(p *sim.Proc, costs *Costs, by way, f func() error) error {
 	if by == direct {
 		return f()

@@ -21,8 +21,8 @@ type fineMem struct {
 	p      *sim.Proc // whose call is under way
 }
 
-// fine returns what builds FineMem's allocators with a policy, which bring all keys of
-// a span or not.
+// fine returns a function that builds FineMem's allocators with a policy. With spanKeys, an allocator brings all keys
+// of a span at once.
 func fine(policy finemem.Policy, spanKeys bool) func(r *rig, l load, n, chunks int, c *counts) ([]allocator, error) {
 	return func(r *rig, l load, n, chunks int, c *counts) ([]allocator, error) {
 		layout, err := twolayer.NewLayout(uint64(chunks)*twolayer.DefaultUnit, twolayer.DefaultUnit<<l.class)

@@ -70,7 +70,7 @@ func (n *lender) metadataQP() (verbs.QP, error) {
 	return qp, qp.PostRecv(make([]verbs.RecvWR, rebind.Doorbells)...)
 }
 
-// answerBells posts the receive of every doorbell that has come again.
+// answerBells posts again the receive of every doorbell that has come.
 func (n *lender) answerBells() error {
 	var wcs [32]verbs.WC
 	for got := n.bells.Poll(wcs[:]); got > 0; got = n.bells.Poll(wcs[:]) {
@@ -105,7 +105,7 @@ func (n *lender) work(p *sim.Proc) error {
 			}
 			continue
 		}
-		if err := n.bells.Wait(n.r.ctx); err != nil { // none gets lost here
+		if err := n.bells.Wait(n.r.ctx); err != nil { // no doorbell gets lost here, so no timeout is needed
 			return err
 		}
 		if err := p.Sleep(n.r.costs.Wake); err != nil {
@@ -114,7 +114,7 @@ func (n *lender) work(p *sim.Proc) error {
 	}
 }
 
-// batch has the worker deal with a batch, for which the core takes its time.
+// batch has the worker deal with a batch, and takes the core's time for it.
 func (n *lender) batch(p *sim.Proc) error {
 	if err := n.core.Lock(p); err != nil {
 		return err
@@ -131,8 +131,8 @@ func (n *lender) batch(p *sim.Proc) error {
 	return p.Sleep(time.Duration(done) * (c.Host + pages*c.Zero))
 }
 
-// settle is what a client's request to deal with all that was freed costs, which the
-// node answers as memnode does.
+// settle does what the node does, as memnode, when a client asks it to deal with all that was freed, and takes as
+// long.
 func (n *lender) settle(p *sim.Proc) error {
 	c := &n.r.costs
 	if err := p.Sleep(2*c.PCIeWrite + 2*c.Wire); err != nil { // the messages

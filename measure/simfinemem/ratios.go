@@ -1,6 +1,6 @@
 package simfinemem
 
-// ratios are the figures that compare managers where most threads allocate.
+// ratios yields the figures that compare systems with each other, with the most threads.
 func ratios(most map[string]outcome, yield func(figure) error) error {
 	fine, ok := most[paperName]
 	if !ok {

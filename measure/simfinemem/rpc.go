@@ -34,9 +34,9 @@ const (
 	replySize   = 16
 )
 
-// calling are allocators that ask the memory node's core, which takes so long for
-// a request of a class. Every thread has a queue pair of its own: there is no
-// service between it and the node, since the node looks after isolation.
+// calling makes allocators that ask the memory node's core. busy says how long the core takes for a request of a
+// class. Every thread has a queue pair of its own: there is no service between it and the node, since the node looks
+// after isolation.
 func calling(r *rig, threads int, busy func(class int) time.Duration) ([]allocator, error) {
 	c := &core{r: r, qps: make(map[uint32]*served), busy: busy}
 	var err error
@@ -138,8 +138,8 @@ func (a *caller) call(class int) (uint64, error) {
 // alloc implements allocator.
 func (a *caller) alloc(_ *sim.Proc, class int) (uint64, error) { return a.call(class) }
 
-// free implements allocator. It keeps the core busy for as long as an allocation does,
-// which is assumed: it unbinds what the other binds.
+// free implements allocator. Assumed: it keeps the core busy for as long as an allocation does, since it unbinds what
+// the allocation has bound.
 func (a *caller) free(_ *sim.Proc, _ uint64, class int) error {
 	_, err := a.call(class)
 	return err

@@ -19,10 +19,10 @@ type Options struct {
 	Progress func(done, total int, what string)
 }
 
-// A plan is which experiments are run.
+// A plan says which experiments are run.
 type plan struct {
-	threads []int // with 4 KiB
-	classes []int // with as many threads as sweep
+	threads []int // numbers of threads that allocate 4 KiB
+	classes []int // sizes of blocks that sweep threads allocate
 	sweep   int
 	rounds  int
 }
@@ -42,10 +42,10 @@ type figure struct {
 	simulated, published float64
 }
 
-// source is where a figure comes from. None is given: no constant is a figure.
+// source says whether a figure is fitted or predicted. No figure is given: none is a constant of the model.
 func (f *figure) source() string {
 	if f.metric == "mean" && f.published == publishedScan.mean {
-		return "fitted" // by the number of words of the array
+		return "fitted" // by scanPiece
 	}
 	return "predicted"
 }

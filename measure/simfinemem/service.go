@@ -18,8 +18,7 @@ type Lender struct {
 	users uint16
 }
 
-// NewLender returns a lender of so many chunks of size bytes each, with a world's costs of
-// the NIC. Close it.
+// NewLender returns a lender of so many chunks of size bytes each. costs are the world's costs of the NIC. Close it.
 func NewLender(ctx context.Context, w *sim.World, costs sim.Costs, dev *sim.Device, pd verbs.PD, chunks, size int) (*Lender, error) {
 	r := &rig{ctx: ctx, w: w, costs: Testbed(), node: &side{dev: dev, pd: pd}}
 	r.costs.Costs = costs
@@ -64,7 +63,7 @@ func (l *Lender) Service(dev *sim.Device, pd verbs.PD) (*Service, error) {
 	return s, err
 }
 
-// Alloc borrows a chunk for a thread, and returns what gives it back.
+// Alloc borrows a chunk for a thread, and returns a function that gives it back.
 func (s *Service) Alloc(p *sim.Proc) (giveBack func(p *sim.Proc) error, err error) {
 	costs, class := &s.user.r.costs, s.user.a.Layout().Least
 	var at uint64
