@@ -13,10 +13,10 @@
 //     CMP_SWAP, from the allocation service of each compute node, over the memory node's
 //     own worker, package memnode/rebind. First with the paper's order of search, then
 //     with ours, and then with a queue pair of the service's for each thread.
-//   - Array scan: a word for every chunk, looked for by READs and claimed by
+//   - Array scan: there is a word for every chunk. A thread looks for free chunks by READs, and claims one by
 //     CMP_SWAP. Each thread has a queue pair and a position of its own.
-//   - RPC: the memory node's only core has the chunks, and binds a window.
-//   - RPC + registration: and registers the memory first.
+//   - RPC: the memory node's only core manages the chunks, and binds a window for each request.
+//   - RPC + registration: the core also registers the memory first.
 //
 // # Calibration
 //

@@ -15,32 +15,31 @@ import (
 	"polder/verbs/softnic"
 )
 
-// A kvLoad is what the threads of an experiment do: each puts a new key, or with
-// probability reads gets one that somebody has put. With updates, no new keys come after
-// the first, which are drawn as YCSB does, by Zipf's law with 0.99; and chunks go back
-// when their blocks are free.
+// A kvLoad says what the threads of an experiment do. An operation gets, with probability reads, a key that some
+// thread has put; otherwise it puts a new key. With updates, threads put a first set of keys, and from then on put no
+// new ones: they draw the keys that they get or put as YCSB does, by Zipf's law with 0.99; and chunks go back when
+// their blocks are free.
 type kvLoad struct {
 	nodes, threads int // compute nodes, threads on each
 	chunk          int // bytes that are allocated at a time
 	reads          float64
 	updates        bool
 	rounds         int           // operations of each thread that count
-	deletes        bool          // afterwards, 90 % of the keys
+	deletes        bool          // afterwards, threads delete 90 % of the keys
 	client         time.Duration // between two operations, on average
 }
 
-// kvClient is what a thread does between two operations, on average. Fitted to figure 6:
-// with chunks of 2 KiB, RPC-MW reaches 33.9 % of Static-MR's throughput, and RPC-MW's is
-// what the node's core can do.
+// kvClient is how long a thread rests between two operations, on average. Fitted to figure 6: with chunks of 2 KiB,
+// RPC-MW reaches 33.9 % of Static-MR's throughput, and RPC-MW's throughput is what the node's core can do.
 const kvClient = 18500 * time.Nanosecond
 
-// A kvOutcome is what an experiment has shown.
+// A kvOutcome is the result of an experiment.
 type kvOutcome struct {
 	rate  float64 // operations in a second
 	p99   time.Duration
-	cpu   float64 // of the time that the node's core, or all of its cores, worked
-	freed float64 // of the chunks, by the end of the deletions
-	// deletions is their rate, of keys, with the chunks that they free.
+	cpu   float64 // share of the time that the node's core worked; if it has several, the sum of theirs
+	freed float64 // share of the chunks that the deletions have freed
+	// deletions is how many keys were deleted in a second, which includes giving back the chunks that were freed.
 	deletions float64
 }
 
@@ -54,7 +53,7 @@ type kvRun struct {
 	first, last int // operations that count, of all threads together
 	done        int
 	start, end  time.Duration
-	served      int // requests, by start, and then until end
+	served      int // requests that the core served: until start; after the end, from start to end
 	measured    []time.Duration
 	keys        []uint64
 	popular     *load.Zipfian // ranks of keys, with updates
@@ -113,7 +112,7 @@ func measureKV(ctx context.Context, costs sim.Costs, seed uint64, m kvManager, l
 
 var errNotFound = errors.New("cannot find a key that has been put")
 
-// put is what a thread does.
+// put is what a thread does until all threads together have done enough operations.
 func (x *kvRun) put(t *kvThread, rng *rand.Rand, id uint64) error {
 	ctx, p := t.context(), t.p
 	key, value := make([]byte, kvKey), make([]byte, kvValue)
@@ -175,8 +174,7 @@ func (x *kvRun) did(start, now time.Duration) {
 	}
 }
 
-// delete has the threads delete 90 % of the keys at random, and give back the chunks
-// that are empty then.
+// delete has the threads delete 90 % of the keys at random, and give back the chunks that get empty.
 func (x *kvRun) delete(threads []*kvThread) {
 	rng := rand.New(rand.NewPCG(x.r.seed, 0))
 	rng.Shuffle(len(x.keys), func(i, j int) { x.keys[i], x.keys[j] = x.keys[j], x.keys[i] })

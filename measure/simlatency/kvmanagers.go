@@ -7,13 +7,13 @@ import (
 	"polder/verbs/sim"
 )
 
-// A kvManager lets the threads of one compute node, the rig's client, borrow no more than
-// so many chunks, all compute nodes together. busy is how many requests the memory
-// node's core has served.
+// A kvManager returns two functions. connect lets the threads of one compute node, the rig's client, borrow chunks;
+// all compute nodes together borrow no more than chunks. busy returns how many requests the memory node's core has
+// served.
 type kvManager func(r *rig, chunks, threads int) (connect func(threads []*kvThread), busy func() int)
 
-// kvStatic is Static-MR: 16 MiB are registered at a time, before they are needed. There
-// is nothing to wait for, and no entry's end makes 16 MiB free.
+// kvStatic is Static-MR: 16 MiB are registered at a time, before they are needed. Nothing is waited for, and deleting
+// entries never makes 16 MiB free.
 func kvStatic(*rig, int, int) (func([]*kvThread), func() int) {
 	return func(threads []*kvThread) {
 		for _, t := range threads {
@@ -22,9 +22,8 @@ func kvStatic(*rig, int, int) (func([]*kvThread), func() int) {
 	}, func() int { return 0 }
 }
 
-// kvRPC is RPC-MW: a message to the node's core, or to one of as many cores as there
-// are threads. With typ 0 it is Premmap-RPC, where no window is bound, and what gives a
-// chunk back is a message, too.
+// kvRPC is RPC-MW: a message to the node's core, or to one of as many cores as there are threads. With typ 0 it is
+// Premmap-RPC: no window is bound, and giving a chunk back takes a message, too.
 func kvRPC(typ verbs.MWType, unlimited bool) kvManager {
 	return func(r *rig, chunks, threads int) (func([]*kvThread), func() int) {
 		cores := 1
@@ -60,8 +59,8 @@ func kvRPC(typ verbs.MWType, unlimited bool) kvManager {
 	}
 }
 
-// kvOneSided is OneSidedMW: chains, with so many pairs of an Alloc and a Free QP for each
-// compute node, or if 0 a pair for each thread.
+// kvOneSided is OneSidedMW: chains, with so many pairs of an Alloc QP and a Free QP for each compute node. If pairs
+// is 0, there is a pair for each thread.
 func kvOneSided(pairs int) kvManager {
 	return func(r *rig, chunks, threads int) (func([]*kvThread), func() int) {
 		node := newLender(r, windows, chunks, 2*threads)
@@ -105,7 +104,7 @@ func kvFineMem(r *rig, chunks, _ int) (func([]*kvThread), func() int) {
 	}, func() int { return 0 }
 }
 
-// release gives back the chunk of an entry of the table, which b has allocated.
+// release gives back a chunk that b has allocated; entry is the chunk's in the node's table.
 func (b *borrower) release(p *sim.Proc, entry uint64) error {
 	if err := b.freeMu.Lock(p); err != nil {
 		return err

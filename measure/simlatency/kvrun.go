@@ -49,8 +49,8 @@ const (
 	boundPolls = "cores that poll and share nothing: the paper's pay for notifications by the NIC, how much it does not say"
 )
 
-// kvPlan is how much is simulated: operations of each thread on one compute node, and of
-// each on six, and the time that a thread rests between two.
+// kvPlan says how much is simulated: how many operations each thread does on one compute node, and on six, and how
+// long a thread rests between two.
 type kvPlan struct {
 	one, six int
 	client   time.Duration
@@ -153,7 +153,7 @@ func simulateKV(ctx context.Context, costs sim.Costs, seed uint64, pl kvPlan, pr
 		put(f)
 	}
 
-	// What a thread does between two operations was chosen.
+	// What a thread does between two operations was chosen, so it is swept.
 	for _, rest := range kvRests {
 		at := func(system string, chunk int) kvOutcome {
 			return get(system, kvLoad{nodes: 1, threads: 24, chunk: chunk, rounds: max(1, pl.one/4), client: rest})
@@ -183,10 +183,10 @@ func simulateKV(ctx context.Context, costs sim.Costs, seed uint64, pl kvPlan, pr
 	return err
 }
 
-// kvExperiments is how many there are.
+// kvExperiments is how many experiments simulateKV runs.
 const kvExperiments = 25 + 4*4
 
-// kvRests are other times that a thread might rest between two operations than kvClient.
+// kvRests are tried instead of kvClient.
 var kvRests = [...]time.Duration{0, 8 * time.Microsecond, 17 * time.Microsecond, 34 * time.Microsecond}
 
 // RunKV simulates figures 6 and 7, and FineMem's YCSB-A, and prints them.
@@ -204,7 +204,7 @@ func (o Options) runKV(ctx context.Context, pl kvPlan) error {
 	})
 }
 
-// print prints what simulate yields.
+// print prints the figures that simulate yields.
 func (o Options) print(bench, heading, notes string, simulate func(yield func(kvFigure) error) error) error {
 	return benchout.Simulation{Bench: bench, Heading: heading, Notes: notes}.Print(o.Out, o.JSON, func(yield func(benchout.Figure) error) error {
 		return simulate(func(f kvFigure) error { return yield(f.figure()) })

@@ -13,22 +13,21 @@ import (
 	"polder/verbs/sim"
 )
 
-// kvBlock is the size of a block, with its header, key and value. The paper's are so
-// large, too: of chunks of 2, 4 and 8 KiB with 10 % of the blocks left, 81.1, 65.6 and
-// 43 % are free, which is 0.9 to the power of 2, 4 and 8.
+// kvBlock is the size of a block, with its header, key and value. The paper's blocks have the same size: with 10 % of
+// the blocks left, 81.1, 65.6 and 43 % of the chunks of 2, 4 and 8 KiB are free, which is 0.9 to the power of 2, 4
+// and 8.
 const (
 	kvBlock = 1024
 	kvKey   = 16
-	kvValue = kvBlock - kvKey - 16 // which is the header's
+	kvValue = kvBlock - kvKey - 16 // 16 bytes are the header's
 )
 
 // store is what package race works on in virtual time: race.Fabric and race.Memory.
 // Blocks are of one size and lie in chunks that a manager lends, and each thread cuts
 // blocks from a chunk of its own, as the paper's two-level allocation does.
 //
-// Chunks are opened by the manager's chains or messages, but entries lie in one region
-// that is registered as a whole, because threads share all chunks of their compute node:
-// that costs the model's NICs the same.
+// The manager's chains or messages open chunks, but entries lie in one region that is registered as a whole, because
+// threads share all chunks of their compute node. That costs the model's NICs the same.
 type store struct {
 	r           *rig
 	size        int      // of a chunk
@@ -63,22 +62,22 @@ type kvThread struct {
 
 	cutting *kvChunk
 	next    int   // block of it
-	failed  error // by which the simulation ends: nothing can be waited for any more
+	failed  error // ends the simulation: t cannot wait for anything any more
 }
 
 const kvBuffer = 16 << 10
 
 type threadKey struct{}
 
-// context is the one that operations of t's have.
+// context returns the context for operations of t, which names t.
 func (t *kvThread) context() context.Context {
 	return context.WithValue(t.store.r.ctx, threadKey{}, t)
 }
 
 // newStore makes a store for so many entries, in so many chunks of a size, and a table in it.
 func newStore(r *rig, entries, chunks, size int) (*store, *race.Table) {
-	// A third of the slots are used at most: nothing is split, as with a table that
-	// has grown before the experiment.
+	// A third of the slots are used at most, so that nothing is split, as with a table that has grown before the
+	// experiment.
 	groups := max(2, entries/8)
 	s := &store{r: r, size: size, at: make(map[*pool.Chunk]verbs.MR),
 		index: r.node.memory(groups*192, windowAccess|verbs.AccessLocalWrite),
@@ -124,7 +123,7 @@ func (s *store) Alloc(ctx context.Context, size int) (malloc.Block, error) {
 	return b, nil
 }
 
-// lend finds a place for a chunk.
+// lend finds a place in data for a chunk.
 func (s *store) lend(give giveBack) *kvChunk {
 	c := &kvChunk{give: give}
 	s.lent++

@@ -8,8 +8,8 @@ import (
 	"polder/verbs/sim"
 )
 
-// windows is how many windows a chunk has, but for tasks that swap: one for the Free QP
-// and one for access, as in section 5.2 of the paper.
+// windows is how many windows a chunk has, except for tasks that swap: one for the Free QP and one for access, as in
+// section 5.2 of the paper.
 const windows = 2
 
 // lender is a memory node that runs OneSidedMW's chains: those of package
@@ -68,9 +68,9 @@ func (r *rig) bind(admin verbs.QP, cq verbs.CQ, m verbs.MR, to verbs.QP) (key ve
 	return key
 }
 
-// offload makes a queue pair of the node's that carries a chain, to free, or to
-// allocate beside one that frees, and connects it to a client's. As in the paper's
-// experiment there are no budgets.
+// offload makes a queue pair of the node's that carries a chain, and connects it to a client's. If free is nil, the
+// chain frees chunks. Otherwise it allocates them, and free is the queue pair that carries the chain that frees them.
+// As in the paper's experiment there are no budgets.
 func (l *lender) offload(client verbs.QP, free verbs.QP) (front verbs.QP) {
 	n := l.r.node
 	cfg := &chain.Config{Table: l.table, Queue: l.queue, ChunkSize: page,
@@ -121,8 +121,8 @@ func (r *rig) loop(ring verbs.MR, depth int) verbs.QP {
 	return qp
 }
 
-// start posts what the front of a chain, which has been posted, does, and lets the
-// first request in.
+// start posts the work requests of a chain's front, and lets the first request in. The chain itself must have been
+// posted.
 func (r *rig) start(qp verbs.QP, depth int, front verbs.QP, answers []verbs.SendWR, recv []verbs.SGE) {
 	check(front.PostSend(answers...))
 	check(front.PostRecv(verbs.RecvWR{SGL: recv}, verbs.RecvWR{SGL: recv}))
@@ -130,7 +130,7 @@ func (r *rig) start(qp verbs.QP, depth int, front verbs.QP, answers []verbs.Send
 	check(qp.EnableSend(uint64(depth)))
 }
 
-// borrower is a client's Alloc QP, beside which there is a Free QP.
+// borrower is a client's Alloc QP, and the Free QP beside it.
 type borrower struct {
 	accessor          // its queue pair is the Alloc QP
 	front    verbs.QP // the node's end of it
@@ -156,8 +156,7 @@ const (
 	handleOff = page + 128
 )
 
-// allocate takes a chunk for a, with a window that belongs to the node's queue
-// pair of a number.
+// allocate takes a chunk for a, with a window that belongs to the node's queue pair with that number.
 func (b *borrower) allocate(a *accessor, number uint32) error {
 	le, buf := binary.LittleEndian, b.buf.Bytes()
 	le.PutUint32(buf[page:], number)
@@ -177,8 +176,8 @@ func (b *borrower) allocate(a *accessor, number uint32) error {
 	return nil
 }
 
-// oneSided are threads that access memory through the queue pair that they
-// allocate it with: every one carries offloaded logic.
+// oneSided makes threads that access memory through the queue pair that they allocate it with: each queue pair
+// carries offloaded logic.
 func oneSided(r *rig, threads, rounds int) []thread {
 	node := newLender(r, windows, threads*most(rounds), 2*threads)
 	return repeat(threads, func(int) thread {
@@ -190,8 +189,8 @@ func oneSided(r *rig, threads, rounds int) []thread {
 	})
 }
 
-// separated are threads that access memory through queue pairs of their own and
-// allocate it with a number of Alloc QPs that they have in common.
+// separated makes threads that access memory through queue pairs of their own, and allocate it with a number of Alloc
+// QPs that they share.
 func separated(pairs int) manager {
 	return func(r *rig, threads, rounds int) []thread {
 		pairs := min(pairs, threads)
@@ -215,8 +214,8 @@ func separated(pairs int) manager {
 	}
 }
 
-// besides are threads that access registered memory while queue pairs that
-// carry offloaded logic wait for requests which do not come.
+// besides makes threads that access registered memory while queue pairs with offloaded logic wait for requests that
+// do not come.
 func besides(offloads int) manager {
 	return func(r *rig, threads, rounds int) []thread {
 		node := newLender(r, windows, 1, offloads)

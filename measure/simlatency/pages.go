@@ -8,11 +8,10 @@ import (
 	"polder/verbs/sim"
 )
 
-// pageNode is a memory node that runs ODRP's chains as the product does: those of
-// package memnode/chain. One chain serves the first touch of a page and every
-// other, so the client need not know which it is, and a client that lies about it
-// gains nothing; the price is that requests which allocate are executed as NOPs
-// where there is a page already.
+// pageNode is a memory node that runs ODRP's chains as the product does: those of package memnode/chain. One chain
+// serves both the first touch of a page and all later ones. So the client need not know which it is, and gains
+// nothing if it lies about it. The price: where there is a page already, the work requests that allocate one are
+// executed as NOPs.
 type pageNode struct {
 	r       *rig
 	memory  verbs.MR
@@ -94,8 +93,7 @@ func (s *toucher) move(write bool, entry int) error {
 	return err
 }
 
-// odrp are threads whose every access is a request: the first of a page
-// allocates it.
+// odrp makes threads whose every access is a request: the first access to a page allocates it.
 func odrp(r *rig, threads, rounds int) []thread {
 	g := newPageNode(r)
 	return repeat(threads, func(int) thread {

@@ -9,7 +9,7 @@ type variant struct {
 	// What the paper gives, in microseconds, for 1 and 24 threads; 0 where
 	// its text gives nothing.
 	access, allocate [2]float64
-	// kind is what the row of an allocation is if it is no prediction.
+	// kind is what the row's figures of allocation are, if they are not predictions.
 	kind kind
 }
 

@@ -15,8 +15,8 @@ import (
 // page is what an access reads or writes, and the size of a chunk.
 const page = 4096
 
-// distinct is how many chunks have memory of their own; the others lie over
-// them. Nobody looks at what is in it, and it keeps the simulation small.
+// distinct is how many chunks have memory of their own; the other chunks share it. Nobody looks at its contents, and
+// sharing keeps the simulation small.
 const distinct = 1024
 
 // failure carries an error of must through the set-up of an experiment.
@@ -34,7 +34,7 @@ func check(err error) {
 	}
 }
 
-// caught makes an error of what check has thrown.
+// caught is deferred: it turns what check has thrown into an error.
 func caught(err *error) {
 	switch f := recover().(type) {
 	case nil:
@@ -118,7 +118,7 @@ func (r *rig) do(f func(p *sim.Proc) error) {
 	check(r.w.Run(r.ctx))
 }
 
-// await waits for the next completion of cq, which is to be a success.
+// await waits for the next completion of cq, and returns an error if it is not a success.
 func (r *rig) await(cq verbs.CQ) (verbs.WC, error) {
 	var wc [1]verbs.WC
 	if err := cq.Wait(r.ctx); err != nil {
@@ -141,8 +141,8 @@ type thread struct {
 // warm is how many rounds of each thread come first and do not count.
 func warm(rounds int) int { return rounds / 4 }
 
-// most is how many rounds a thread may do: those that are through go on until
-// all are, so that the load stays.
+// most is how many rounds a thread may do at most: threads that have done theirs go on until all have, so that the
+// load stays the same.
 func most(rounds int) int { return rounds + 3*warm(rounds) }
 
 // latencies are means over all threads.

@@ -107,9 +107,9 @@ func simulate(ctx context.Context, costs sim.Costs, seed uint64, rounds int, yie
 	return sweep(ctx, costs, seed, max(1, rounds/4), yield)
 }
 
-// sweep varies what was chosen: the contexts on the chip, which separation depends on,
-// the service time of an RPC, which its row is nearly the answer to, and what was assumed
-// of the NIC, which OneSidedMW's allocation depends on.
+// sweep varies what was chosen: the contexts on the chip, on which the gain of separation depends; the service time
+// of an RPC, which nearly gives RPC-MW's allocation; and what was assumed of the NIC, on which OneSidedMW's
+// allocation depends.
 func sweep(ctx context.Context, costs sim.Costs, seed uint64, rounds int, yield func(figure) error) error {
 	at := func(c sim.Costs, m manager) (latencies, error) {
 		return measure(ctx, c, seed, m, threadCounts[1], rounds)
@@ -162,7 +162,7 @@ func sweep(ctx context.Context, costs sim.Costs, seed uint64, rounds int, yield 
 // swept begins the names of figures where what was assumed of the NIC is varied.
 const swept = calibrated + ", 24 threads, "
 
-// assumed is what was assumed of the NIC, varied one by one.
+// assumed varies, one by one, what was assumed of the NIC.
 var assumed = []struct {
 	name string
 	set  func(*sim.Costs)

@@ -13,10 +13,9 @@ import (
 	"polder/verbs/softnic"
 )
 
-// A swapLoad is what an experiment does: tasks on compute nodes go through memory of which
-// half is far, over and over. To bring a page, another one is written out. Far memory is
-// borrowed by the segment, when the first page is written to it, and given back when the
-// last one has been read.
+// A swapLoad says what an experiment does: tasks on compute nodes go through memory of which half is far, over and
+// over. To bring a page in, a task writes another one out. It borrows far memory by the segment, when it writes the
+// first page to it, and gives it back when it has read the last one.
 type swapLoad struct {
 	nodes, tasks int           // compute nodes, tasks of all of them
 	segment      int           // pages that are borrowed at a time
@@ -31,19 +30,18 @@ type swapLoad struct {
 const (
 	// ahead is how many pages a fault brings: Linux reads ahead eight.
 	ahead = 8
-	// resident is how many segments of a task are far: they are written first.
+	// resident is how many segments of a task are far; each task writes them before it begins.
 	resident = 2
 	// swapSegment is a MiB in pages, which the paper's tasks borrow at a time.
 	swapSegment = 256
-	// swapCompute is what k-means does with a page, on average. Assumed: the least with
-	// which 48 tasks do not wait for the node's link, which the paper's cannot have done
-	// either, since they would have waited for it with every manager. It is swept.
+	// swapCompute is how long k-means computes on a page, on average. Assumed: the least with which 48 tasks do not
+	// wait for the node's link. The paper's tasks cannot have waited for the link either, since they would have
+	// waited for it with every manager. It is swept.
 	swapCompute = 16 * time.Microsecond
-	// swapWriters is how many cores of a compute node write pages out. A window of type 2 is for
-	// one queue pair, so that whoever reads a page uses those of the core that borrowed its
-	// segment ("selects the appropriate QP group based on the target chunk", section 5.1), and
-	// without grouping has but one for all it does. Assumed: Fastswap has one core that evicts
-	// for all others. It is swept.
+	// swapWriters is how many cores of a compute node write pages out. A window of type 2 is for one queue pair. So
+	// whoever reads a page uses the queue pairs of the core that borrowed the page's segment ("selects the
+	// appropriate QP group based on the target chunk", section 5.1); without grouping, that core has only one for
+	// everything. Assumed: one, as Fastswap has one core that evicts for all others. It is swept.
 	swapWriters = 1
 	// swapRPC is how long the node's core is busy with a request. Fitted to figure 2(b): with
 	// 48 tasks and windows of type 2 it is busy for 56 % of the time.
@@ -59,7 +57,7 @@ type lane struct {
 	posted, done   int // requests that were signaled
 
 	polled bool     // one of the tasks waits for a completion
-	others sim.Cond // those that wait for what it finds
+	others sim.Cond // the other tasks, which wait for what it finds
 }
 
 func (r *rig) lane() *lane {
@@ -107,7 +105,8 @@ func (n *lane) wait(p *sim.Proc, until int) error {
 	return nil
 }
 
-// ask sends so many bytes at an offset of the buffer, and waits for an answer to another.
+// ask sends size bytes at an offset of the buffer, and waits for an answer of up to most bytes, which is put at the
+// offset answer.
 func (n *lane) ask(at, size, answer, most int) error {
 	if err := n.qp.PostRecv(verbs.RecvWR{SGL: []verbs.SGE{local(n.buf, answer, most)}}); err != nil {
 		return err
@@ -123,8 +122,8 @@ func (n *lane) ask(at, size, answer, most int) error {
 	return err
 }
 
-// swapSpace is far memory that has been borrowed, and the keys for what waits and for
-// what nobody waits for.
+// swapSpace is a segment of far memory that has been borrowed. now is the key for reads that a task waits for at
+// once, soon for reads and writes that it does not wait for at once.
 type swapSpace struct {
 	addr      uint64
 	now, soon verbs.RKey
@@ -139,13 +138,14 @@ type swapper struct {
 	give      func(p *sim.Proc, s *swapSpace) error // nil: nothing to do
 }
 
-// A swapManager makes the ways of the tasks on one compute node, the rig's client.
+// A swapManager makes the swappers of the tasks on one compute node, the rig's client.
 type swapManager struct {
 	name  string
 	build func(r *rig, l swapLoad, chunks int) (node func(tasks int) []swapper, busy func() int)
 }
 
-// shared makes the ways of so many tasks, of which there are as many as cores that write out.
+// shared makes the swappers of so many tasks. Tasks share them: there are no more than there are cores that write
+// out.
 func shared(tasks, writers int, way func() swapper) []swapper {
 	ways := repeat(min(tasks, writers), func(int) swapper { return way() })
 	return repeat(tasks, func(i int) swapper { return ways[i%len(ways)] })
@@ -167,9 +167,9 @@ func swapStatic(r *rig, _ swapLoad, _ int) (func(int) []swapper, func() int) {
 	}, func() int { return 0 }
 }
 
-// swapCore is RPC-MW: a message to the node's core. Windows of type 1 open for all queue
-// pairs, and to bind one again takes back what it was bound to; one of type 2 is for the
-// queue pair that asked, and to give it back is a message, too.
+// swapCore is RPC-MW: a message to the node's core. A window of type 1 is open to all queue pairs, and binding it
+// again takes back what it was bound to. A window of type 2 is for the queue pair that asked, and giving it back
+// takes a message, too.
 func swapCore(typ verbs.MWType) func(*rig, swapLoad, int) (func(int) []swapper, func() int) {
 	return func(r *rig, l swapLoad, chunks int) (func(int) []swapper, func() int) {
 		c := newCore(r, typ, 2*chunks)
@@ -203,9 +203,9 @@ func swapCore(typ verbs.MWType) func(*rig, swapLoad, int) (func(int) []swapper, 
 	}
 }
 
-// swapChains is OneSidedMW: the chains that memory nodes run. With group, a chunk has a
-// window for each of two queue pairs of a task, and with separate, those carry no chain:
-// the compute node has one Alloc QP and one Free QP, as in section 5.1.
+// swapChains is OneSidedMW: the chains that memory nodes run. With group, a chunk has a window for each of two queue
+// pairs of a task. With separate, these queue pairs carry no chain: the compute node has one Alloc QP and one Free
+// QP, as in section 5.1.
 func swapChains(group, separate bool) func(*rig, swapLoad, int) (func(int) []swapper, func() int) {
 	return func(r *rig, l swapLoad, chunks int) (func(int) []swapper, func() int) {
 		windows := 2
@@ -289,11 +289,11 @@ const (
 	swapNoneName   = "OneSidedMW without both"
 )
 
-// swapOutcome is what an experiment has shown.
+// swapOutcome is the result of an experiment.
 type swapOutcome struct {
 	page time.Duration // what a task takes for a page, on average
-	wait time.Duration // of it, for a fault's first page, once in ahead
-	cpu  float64       // of the time that the node's core worked
+	wait time.Duration // how long it waits for a fault's first page, on average
+	cpu  float64       // share of the time that the node's core worked
 	lent float64       // segments that a task has borrowed, on average, beyond what its far pages fill
 }
 
@@ -306,7 +306,7 @@ func measureSwap(ctx context.Context, costs sim.Costs, seed uint64, m swapManage
 	x := &swapRun{r: r, l: l}
 	node, busy := m.build(r, l, l.tasks*(resident+3*l.rounds+4))
 	x.busy = busy
-	var all []*swapTask // which are made before any of them runs
+	var all []*swapTask // all tasks are made before any of them runs
 	for i := range l.nodes {
 		tasks := (l.tasks + l.nodes - 1 - i) / l.nodes
 		if tasks == 0 {
@@ -343,14 +343,14 @@ type swapRun struct {
 
 	begun, ended  int           // tasks that have begun and ended what counts
 	start, end    time.Duration // from the first that began to the last that ended
-	served        int           // requests, by start, and then until end
+	served        int           // requests that the core served: until start; after the end, from start to end
 	pages, faults int
 	spent, waited time.Duration
 	excess        float64
 }
 
-// swapNode is a compute node. Its map from segments to far memory is locked while one is
-// borrowed or given back, so that all tasks that write pages out wait for it.
+// swapNode is a compute node. Its map from segments to far memory is locked while a segment is borrowed or given
+// back, so all tasks that write pages out wait for that.
 type swapNode struct{ segments sim.Mutex }
 
 // locked runs f with the node's segments locked.
@@ -369,7 +369,7 @@ type swapTask struct {
 	node    *swapNode
 	rng     *rand.Rand
 	far     []*swapSpace // the oldest first; pages are written to the last and read from the first
-	written int          // what to wait for of the pages that were written last
+	written int          // what to wait for until the pages written last have arrived
 }
 
 func (t *swapTask) run(p *sim.Proc) error {
@@ -412,8 +412,8 @@ func (t *swapTask) pause(p *sim.Proc, d time.Duration) error {
 	return p.Sleep(time.Duration(t.rng.Int64N(int64(2*d) + 1)))
 }
 
-// fault brings a page and those behind it, and computes on them. At some time meanwhile,
-// as many pages are written out.
+// fault brings a page and those behind it, and computes on them. At some point in between, it writes as many pages
+// out.
 func (t *swapTask) fault(p *sim.Proc, counts bool) error {
 	s, start := t.far[0], p.Now()
 	first, err := t.now.post(verbs.OpRead, s.addr, s.now)
@@ -476,8 +476,7 @@ func (t *swapTask) fault(p *sim.Proc, counts bool) error {
 	return nil
 }
 
-// out writes as many pages out as a fault brings, once those of the time before have been
-// written.
+// out writes out as many pages as a fault brings, after those of the call before have been written.
 func (t *swapTask) out(p *sim.Proc) error {
 	if err := t.soon.wait(p, t.written); err != nil {
 		return err

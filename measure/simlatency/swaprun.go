@@ -22,7 +22,7 @@ const (
 type swapPlan struct {
 	rounds   int             // segments of each task that count
 	tasks    []int           // columns of figure 9, on six compute nodes
-	computes []time.Duration // what is tried instead of swapCompute
+	computes []time.Duration // tried instead of swapCompute
 	writers  []int           // cores that write out, tried instead of swapWriters
 }
 
