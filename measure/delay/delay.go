@@ -13,9 +13,9 @@ import (
 // timers are idle timers of the kernel's, of type *os.File.
 var timers sync.Pool
 
-// Sleep waits for d, as exactly as the kernel can. time.Sleep takes up to a millisecond more
-// in a process that has nothing else to do, and a system call that sleeps holds a processor of
-// the Go runtime's, so that few goroutines can do so at a time.
+// Sleep waits for d, as exactly as the kernel can. time.Sleep takes up to a millisecond more in a process that has
+// nothing else to do. A system call that sleeps holds a processor of the Go runtime's, so that only few goroutines
+// can sleep that way at a time.
 func Sleep(d time.Duration) error {
 	if d <= 0 {
 		return nil
@@ -26,7 +26,7 @@ func Sleep(d time.Duration) error {
 		if err != nil {
 			return os.NewSyscallError("timerfd_create", err)
 		}
-		t = os.NewFile(uintptr(fd), "timer") // in the runtime's poller, as it does not block; closed by the garbage collector
+		t = os.NewFile(uintptr(fd), "timer") // the file is non-blocking, so it is in the runtime's poller; the garbage collector closes it
 	}
 	raw, err := t.SyscallConn()
 	if err != nil {

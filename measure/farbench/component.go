@@ -15,15 +15,16 @@ import (
 // What far component measures with.
 const (
 	columnLength   = 4 << 20   // int64s
-	componentRAM   = 128 << 20 // of the client at the node
-	structureLocal = 8 << 20   // of a heap with a column, or a map
-	tableKeys      = 400_000   // of a map, whose words have no room in local memory
+	componentRAM   = 128 << 20 // that the client may use at the node
+	structureLocal = 8 << 20   // local memory of a heap with a column, or a map
+	tableKeys      = 400_000   // of a map; its words do not fit into local memory
 	tableValue     = 64
 )
 
-// RunComponent compares what the memory node computes where the data is with reading the data, and with the same in
-// local memory: a far array, most of it evacuated, is added up and searched, and some of its elements are brought, copied
-// and shuffled; keys of a map are looked up whose leaves of the index are far, too.
+// RunComponent compares three ways to compute something from data: the memory node computes it where the data is, the
+// program reads the data from there, or the data is in local memory. A far array, most of it evacuated, is added up
+// and searched, and some of its elements are brought, copied and shuffled; then keys are looked up in a map, of whose
+// index the leaves are far, too.
 func RunComponent(ctx context.Context, o Options) error {
 	for _, fabric := range fabrics {
 		if err := o.component(ctx, fabric); err != nil {
@@ -55,7 +56,8 @@ type way struct {
 	do   func() error
 }
 
-// compare measures reading, having it computed and local memory, in this order, with so many callers, in turns.
+// compare measures three ways, in turns: reading, having it computed, and local memory, in this order. It does so
+// once for each number of callers in crowds.
 func (o *Options) compare(what string, rounds int, span time.Duration, ways [3]way, crowds ...int) error {
 	for _, callers := range crowds {
 		var rates [3][]float64
@@ -92,8 +94,8 @@ func (o *Options) compare(what string, rounds int, span time.Duration, ways [3]w
 	return nil
 }
 
-// structure measures sums of an array in a heap, and a search in it, of which most is far: by reading it and by having it
-// computed where it is.
+// structure measures sums of an array, and a search in it. Most of the array is far: it is read, or the node computes
+// where it is.
 func (o *Options) structure(ctx context.Context, fabric string, l *lender) (err error) {
 	heap, err := far.NewHeap(l.store(), far.Config{Local: structureLocal})
 	if err != nil {
@@ -113,12 +115,12 @@ func (o *Options) structure(ctx context.Context, fabric string, l *lender) (err 
 	}
 	x := far.Itself[int64]()
 	rounds, span, crowds := 7, 300*time.Millisecond, []int{1, 16}
-	if o.Short { // of 16 that read at once each takes many seconds
+	if o.Short { // with 16 callers that read at once, a read takes many seconds
 		rounds, span, crowds = 3, 100*time.Millisecond, crowds[:1]
 	}
 	for _, c := range []struct {
 		name   string
-		least  int64 // that counts
+		least  int64 // the least element that counts
 		search bool
 	}{
 		{"array, sum of 32 MiB", 0, false},
@@ -152,7 +154,7 @@ func (o *Options) structure(ctx context.Context, fabric string, l *lender) (err 
 				return check(sum, s.Err())
 			}},
 			{"computed", func() error {
-				if c.search { // its elements are their indices
+				if c.search { // each element is its own index
 					var sum int64
 					for i, err := range far.Filter(ctx, a, conditions...) {
 						if err != nil {
@@ -181,9 +183,9 @@ func (o *Options) structure(ctx context.Context, fabric string, l *lender) (err 
 	return nil
 }
 
-// move measures elements of an array, of which most is far, that are brought to local memory, or to another array: some at
-// random, and those of which a condition is true. The objects that have them are read, or the elements are taken out of
-// them where they are.
+// move measures bringing elements of an array, most of which is far, to local memory or to another array: random
+// elements, and elements that meet a condition. Either the objects with the elements are read, or the node takes the
+// elements out of them where they are.
 func (o *Options) move(ctx context.Context, fabric string, l *lender) (err error) {
 	const some, shuffled = 4096, 1 << 16
 	local, indices, vs := make([]int64, columnLength), make([]int, shuffled), make([]int64, shuffled)
@@ -268,15 +270,15 @@ func (o *Options) move(ctx context.Context, fabric string, l *lender) (err error
 			{"read", func() error { return c.far(0) }},
 			{"computed", func() error { return c.far(1) }},
 			{"local", func() error { c.local(); return nil }},
-		}, 1); err != nil { // of 16 that read at once each takes many seconds
+		}, 1); err != nil { // with 16 callers that read at once, a read takes many seconds
 			return err
 		}
 	}
 	return nil
 }
 
-// lookup measures reads of keys at random, 256 in a call or one, of a map whose index is far: leaf and entry are read one
-// after the other, or the entry is found where the leaf is.
+// lookup measures reads of random keys, one or 256 in a call, from a map whose index is far. Either the leaf and then
+// the entry are read, or the node finds the entry where the leaf is.
 func (o *Options) lookup(ctx context.Context, fabric string, l *lender) (err error) {
 	type value [tableValue]byte
 	open := func(s far.Store) (*far.Heap, *far.Map[uint64, value], error) {

@@ -77,7 +77,7 @@ func (t *setting) run(ctx context.Context, heap *far.Heap, rounds int, out bench
 			}
 		}
 	}
-	// The objects are a ring, for those who chase.
+	// The objects form a ring, for the contestants that chase.
 	for k, i := range t.order {
 		next := int64(t.order[(k+1)%len(t.order)])
 		t.plain[i][1] = next
@@ -99,7 +99,7 @@ func (t *setting) run(ctx context.Context, heap *far.Heap, rounds int, out bench
 		{name: "Ptr, one scope, chased", run: (*setting).chaseOneScope},
 		{name: "Ptr, a scope per access, chased", run: (*setting).chaseScopes},
 	}
-	// What other programs do while this one is preempted is not its time.
+	// The thread's clock does not count what other programs do while this one is preempted.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var sum int64
@@ -118,7 +118,7 @@ func (t *setting) run(ctx context.Context, heap *far.Heap, rounds int, out bench
 			c.ns = append(c.ns, float64((end-begin).Nanoseconds())/float64(t.loops*len(t.order)))
 		}
 	}
-	if sum < 0 { // it is used, so that it is computed
+	if sum < 0 { // sum is used, so that it is computed
 		return fmt.Errorf("the sum of zeros and of numbers of objects is %d", sum)
 	}
 	rivals := map[int]int{1: 0, 2: 0, 4: 3, 6: 5, 7: 5}

@@ -1,15 +1,13 @@
 // Package farbench measures package far: what a dereference costs beside a plain
 // pointer, and whether the evacuator keeps out of the mutators' way.
 //
-// How fast its structures are, beside Go's own, beside a redis-server, and beside
-// what raw reads of the same run allow, it measures with the memory node in a
-// process of its own, over tcp and over shm, and how far compression and a web
-// front end get with a part of their data local.
+// It also measures how fast far's structures are, beside Go's own, beside a redis-server, and beside what raw reads
+// of the same run allow; and how fast compression and a web front end are with a part of their data local. For that,
+// the memory node runs in a process of its own, over tcp and over shm.
 //
-// For the runtime alone, RunDeref and in part RunPause, far memory is a far.MemStore
-// in the same process. Rounds of what is compared alternate, and the median round
-// counts. The more other work there is on the machine, the more the figures say
-// about its scheduler: a program that waits for its node, or for another of its
+// To measure the runtime alone, in RunDeref and in part of RunPause, far memory is a far.MemStore in the same
+// process. Rounds of what is compared alternate, and the median round counts. The more other work there is on the
+// machine, the more the figures say about its scheduler: a program that waits for its node, or for another of its
 // threads that was preempted, loses more than one that never waits.
 package farbench
 
@@ -26,13 +24,12 @@ type Options struct {
 	Short bool
 	// Out receives the figures.
 	Out benchout.Printer
-	// Polder is the file of the program, which runs the memory nodes. What needs
-	// none does not look at it.
+	// Polder is the path of the polder program, which runs the memory nodes. Benchmarks that need no node ignore it.
 	Polder string
 	// Note, if not nil, is told what is left out, and why.
 	Note func(string)
-	// Corpus is the directory of what far scan compresses. The default is
-	// the source of the Go installation.
+	// Corpus is the directory of the files that far scan compresses and far words indexes. The default is the source
+	// of the Go installation.
 	Corpus string
 	// Plots, if not nil, receives what RunPause has seen over time, as SVG.
 	Plots io.Writer

@@ -12,31 +12,30 @@ import (
 	"time"
 )
 
-// job is what is to be done with memory: by this process with a mapping, or by a swapped
-// one with its own (see swapped).
+// job is work on memory. This process does it on a mapping, a swapped process on its own memory (see swapped).
 type job struct {
-	Do      string // fill, touch or check: with the objects that lie in the memory, of Size bytes
+	Do      string // fill, touch or check the objects of Size bytes that lie in the memory
 	Size    int
-	First   int           // so many of them are checked, all if it is 0
+	First   int           // how many of them are checked; all if it is 0
 	Threads int           // that touch objects
 	Span    time.Duration // for how long
-	Update  bool          // what is touched is written, too
-	Turn    int           // another one touches other objects
+	Update  bool          // objects that are touched are written, too
+	Turn    int           // seeds the choice of objects
 
-	Program  string // of programs: Do is prepare, run or check
-	Accesses int    // of those programs that read pages in an order
+	Program  string // the name of one of programs; then Do is prepare, run or check
+	Accesses int    // how many pages are read, by programs that read pages in an order
 }
 
 // result is what came of a job.
 type result struct {
 	Rate  float64 // objects touched in a second
-	Count int64   // objects touched; versions that all of them have, if they are checked
-	Sum   uint64  // what a program has found
-	Took  float64 // by a program, in milliseconds
+	Count int64   // objects touched; after a check, the sum of the objects' versions
+	Sum   uint64  // what the program has found
+	Took  float64 // how long the program ran, in milliseconds
 	Err   string  // of a swapped process
 }
 
-// with does one of programs with mem.
+// with does the job, which is one of programs, on mem.
 func (j job) with(mem []byte, programs []program) (r result, err error) {
 	i := slices.IndexFunc(programs, func(p program) bool { return p.name == j.Program })
 	if i < 0 {
@@ -55,7 +54,7 @@ func (j job) with(mem []byte, programs []program) (r result, err error) {
 	return r, err
 }
 
-// do does the job with mem.
+// do does the job, which is about objects, on mem.
 func (j job) do(ctx context.Context, mem []byte) (r result, err error) {
 	n := len(mem) / j.Size
 	at := func(i int) []byte { return mem[i*j.Size:][:j.Size] }
@@ -85,8 +84,8 @@ func (j job) do(ctx context.Context, mem []byte) (r result, err error) {
 	return r, err
 }
 
-// touches has threads touch any of n objects at random, as start's functions do. No two
-// write to an object at the same time.
+// touches has j.Threads goroutines touch random ones of n objects. Each uses the function that start returns for it.
+// No two write to an object at the same time.
 func (j job) touches(n int, start func(thread int) func(i int) error) (rate float64, count int64, err error) {
 	var total counter
 	locks := make([]sync.Mutex, 1<<14)
@@ -113,11 +112,10 @@ func (j job) touches(n int, start func(thread int) func(i int) error) (rate floa
 	return rate, total.n.Load(), err
 }
 
-// objectBase is the least bits of object i. What is far cannot be compressed.
+// objectBase is the random number of which the words of object i are made: what is far cannot be compressed.
 func objectBase(i int) uint64 { return rand.NewPCG(uint64(i), 17).Uint64() }
 
-// fillObject makes b object i, in version 0: its k-th word has its base 2k+1 times, and its
-// version.
+// fillObject makes b object i, in version 0: its word k is 2k+1 times the object's base, plus the version.
 func fillObject(b []byte, i int) {
 	base := objectBase(i)
 	for k := 0; k < len(b); k += 8 {
@@ -125,8 +123,8 @@ func fillObject(b []byte, i int) {
 	}
 }
 
-// touchObject reads all of object i, and makes it its next version if update. It returns
-// the version that it had.
+// touchObject reads all of object i, and, with update, makes it its next version. It returns the version that it has
+// read.
 func touchObject(b []byte, i int, update bool) (version uint64, err error) {
 	base, words, sum := objectBase(i), uint64(len(b)/8), uint64(0)
 	version = binary.LittleEndian.Uint64(b) - base

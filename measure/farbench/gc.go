@@ -10,13 +10,12 @@ import (
 	"polder/measure/benchout"
 )
 
-// goLimit is the memory that the Go runtime may use beside a far heap while its
-// garbage collection is measured: less than the heap of Go's map, by far.
+// goLimit is how much memory the Go runtime may use beside a far heap while its garbage collection is measured: far
+// less than the heap of Go's map.
 const goLimit = 32 << 20
 
-// collections measures what garbage collection costs a program that makes
-// garbage, a fresh copy of every value that it gets, with the data in Go's map
-// and in a far one of which everything is local.
+// collections measures what garbage collection costs a program that makes garbage: a fresh copy of every value that
+// it gets. The data are in Go's map, and then in a far map that is all local.
 func (b *mapBench) collections(ctx context.Context) error {
 	seq := newZipf(b.scale.entries, 0.99).sequence(1<<20, 2)
 	plain := newCollections()
@@ -57,7 +56,7 @@ type collections struct {
 
 	pause float64 // p99.9, us
 	share float64 // of the CPU time of the program, %
-	heap  float64 // largest goal of it, MiB
+	heap  float64 // objects in it at the end, MiB
 }
 
 const (
@@ -74,7 +73,7 @@ func newCollections() *collections {
 		c.before = append(c.before, metrics.Sample{Name: name})
 		c.after = append(c.after, metrics.Sample{Name: name})
 	}
-	runtime.GC() // the CPU times are those of the last collection
+	runtime.GC() // the runtime brings the CPU times up to date in a collection
 	metrics.Read(c.before)
 	return c
 }
@@ -83,15 +82,14 @@ func (c *collections) end() {
 	metrics.Read(c.after)
 	c.pause = 1e6 * quantile(c.before[0].Value.Float64Histogram(), c.after[0].Value.Float64Histogram(), 0.999)
 	took := func(i int) float64 { return c.after[i].Value.Float64() - c.before[i].Value.Float64() }
-	// What it did on processors that had nothing else to do costs nobody.
+	// What the collector did on idle processors costs nobody.
 	if gc := took(1) - took(2); gc > 0 {
 		c.share = 100 * gc / (gc + took(3))
 	}
 	c.heap = float64(c.after[4].Value.Uint64()) / (1 << 20)
 }
 
-// quantile is the one of what after counts and before does not, the upper end of
-// its bucket.
+// quantile returns a quantile of what after counts and before does not: the upper end of its bucket.
 func quantile(before, after *metrics.Float64Histogram, q float64) float64 {
 	total := uint64(0)
 	for i, n := range after.Counts {

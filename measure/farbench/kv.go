@@ -202,8 +202,7 @@ func (b *kvBench) measure(ctx context.Context, workload byte, z *zipf) error {
 	return printAll(b.out, rows)
 }
 
-// round lets the workers use a store for a while, and returns how many operations that
-// were in a second.
+// round lets the workers use a store for a while, and returns how many operations a second they did.
 func (b *kvBench) round(ctx context.Context, s *kvStore, workload byte, z *zipf, round uint64) (float64, error) {
 	reads := map[byte]float64{'A': 0.5, 'B': 0.95, 'C': 1, 'D': 0.95}[workload]
 	places := scatter(s.keys)
@@ -284,16 +283,15 @@ func (s redisStore) put(ctx context.Context, key, value []byte, _ bool) error {
 
 const roundTripsName = "round trips"
 
-// roundTrips does what RACE's operations must do (Zuo et al.), at places of memory that a
-// key has, so that those of popular keys are in the processor's cache as a table's are. It
-// looks at nothing.
+// roundTrips makes the round trips that RACE's operations must make (Zuo et al.), and ignores what it reads. Each key
+// has places of its own in memory, so that the places of popular keys are in the processor's cache, as a table's are.
 type roundTrips struct {
 	seed    maphash.Seed
 	pool    *pool.Pool
 	chunk   *pool.Chunk
 	value   int       // bytes
 	block   int       // bytes, with header and key
-	index   int64     // bytes, the first of chunk, which buckets are in
+	index   int64     // how many bytes at the beginning of chunk buckets are in
 	scratch sync.Pool // of *trip
 }
 
@@ -308,7 +306,7 @@ type trip struct {
 
 const (
 	bucketPair       = 128 // bytes of a main bucket and the overflow bucket beside it
-	indexBytesOfRace = 16  // for a key: half of the slots of 8 bytes are in use, about
+	indexBytesOfRace = 16  // for a key: about half of the slots of 8 bytes are in use
 )
 
 func newRoundTrips(ctx context.Context, p *pool.Pool, value, keys int) (*roundTrips, error) {
@@ -329,12 +327,12 @@ func (t *roundTrips) begin(key []byte) *trip {
 	return s
 }
 
-// op is an operation at the next of a key's places, which buf would fit, in its block.
+// op returns an operation at the next of the key's places, anywhere in the chunk, at a multiple of buf's length.
 func (t *roundTrips) op(s *trip, kind pool.OpKind, buf []byte) pool.Op {
 	return t.within(s, t.chunk.Size(), kind, buf)
 }
 
-// lookup is op in the index, which is small, and so nearer to the processor.
+// lookup is op within the index, which is small, and so nearer to the processor.
 func (t *roundTrips) lookup(s *trip, kind pool.OpKind, buf []byte) pool.Op {
 	return t.within(s, t.index, kind, buf)
 }
@@ -361,9 +359,8 @@ func (t *roundTrips) get(ctx context.Context, key, buf []byte) ([]byte, bool, er
 	return append(buf, s.block[16+keySize:][:t.value]...), true, err
 }
 
-// put writes the block beside the READs of the buckets; then the old block is read, and
-// the slot is swapped; or, of a new key, the slot is swapped and the buckets are read
-// again.
+// put writes the block and reads the buckets in one round trip. Then, for a key that exists, it reads the old block,
+// and swaps the slot; for a new key, it swaps the slot, and reads the buckets again.
 func (t *roundTrips) put(ctx context.Context, key, value []byte, insert bool) error {
 	s := t.begin(key)
 	defer t.scratch.Put(s)

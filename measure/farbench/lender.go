@@ -25,7 +25,8 @@ var fabrics = []string{"tcp", "shm"}
 // startTimeout bounds the start of a node or a rival.
 const startTimeout = 15 * time.Second
 
-// patience bounds operations on a node. They take long where many wait for an emulated processor, and are measured all the same.
+// patience bounds operations on a node. Where many goroutines wait for an emulated processor, operations take long,
+// and are measured all the same.
 const patience = time.Minute
 
 // lender is a memory node in a process of its own, and a pool that borrows from
@@ -36,8 +37,8 @@ type lender struct {
 	dir  string
 }
 
-// startLender starts a node that lends so many bytes over a fabric, with more
-// flags if there are any. The program polder is the file that it runs.
+// startLender starts a node that lends so many bytes over a fabric, with more flags if there are any. polder is the
+// path of the program that it runs.
 func startLender(ctx context.Context, polder, fabric string, lend int64, flags ...string) (l *lender, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -107,11 +108,11 @@ func newRawReader(ctx context.Context, p *pool.Pool, memory int64, size int) (*r
 	return &rawReader{pool: p, chunk: c, size: size}, nil
 }
 
-// slots is how many reads of n bytes, side by side, there are.
+// slots is how many reads of n bytes fit into the chunk side by side.
 func (r *rawReader) slots(n int) int { return int(r.chunk.Size()) / n }
 
-// rate is how many reads, at random places, complete in a second while workers
-// goroutines have batch of them each on their way.
+// rate returns how many reads at random places complete in a second while each of workers goroutines has batch of
+// them under way.
 func (r *rawReader) rate(ctx context.Context, workers, batch int, span time.Duration) (float64, error) {
 	return crowd(workers, span, func(id int, over func() bool) (int, error) {
 		ops, buf := make([]pool.Op, batch), make([]byte, batch*r.size)
@@ -132,8 +133,8 @@ func (r *rawReader) rate(ctx context.Context, workers, batch int, span time.Dura
 	})
 }
 
-// crowd lets workers goroutines work for span, and returns how much they did in
-// a second, all in all. It returns the first error: when a node is gone, all have the same.
+// crowd lets workers goroutines work for span, and returns how much they did in a second, all together. If one fails,
+// all are told to stop, and crowd returns the first error: when a node is gone, all have the same.
 func crowd(workers int, span time.Duration, work func(id int, over func() bool) (int, error)) (float64, error) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -148,7 +149,7 @@ func crowd(workers int, span time.Duration, work func(id int, over func() bool) 
 			begun := false
 			n, err := work(id, func() bool {
 				last := begun && stop.Load()
-				begun = true // everybody does something, however late it comes to that
+				begun = true // each worker does something, however late it begins
 				return last
 			})
 			mu.Lock()

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// lockedMap is Go's map as several goroutines share it: cut into shards, each behind a lock, as many as a
-// far map of the same size has.
+// lockedMap is Go's map as several goroutines share it: cut into shards, each behind a lock. It has as many shards as
+// a far map of the same size.
 type lockedMap struct {
 	seed   maphash.Seed
 	shards []lockedShard
@@ -16,7 +16,7 @@ type lockedMap struct {
 type lockedShard struct {
 	mu sync.Mutex
 	m  map[string][]byte // under mu
-	_  [112]byte         // nobody else's cache lines
+	_  [112]byte         // keeps shards on cache lines of their own
 }
 
 // newLockedMap makes a map for so many bytes in all.

@@ -21,8 +21,8 @@ const (
 	entryBytes = 112
 	keySize    = load.KeySize
 	valueSize  = 64
-	// indexBytes is what an entry of a far map takes of local memory in any case,
-	// at the most: words of 8 bytes in buckets that are half full when they split.
+	// indexBytes is how much local memory an entry of a far map always takes, at most: words of 8 bytes in buckets
+	// that are half full when they split.
 	indexBytes = 16
 )
 
@@ -37,10 +37,9 @@ type mapScale struct {
 }
 
 const (
-	// mapWorkers is how many goroutines read, and mapBatch how many misses each
-	// of them gathers before it reads them together. The raw reads of which the
-	// bound is made are as many goroutines', in batches of the same length and
-	// of reads of the same size, and look nothing up.
+	// mapWorkers is how many goroutines read, and mapBatch how many misses each of them gathers before it reads them
+	// together. The bound is made of raw reads by as many goroutines, in batches of the same length, of the same
+	// size; they look nothing up.
 	mapWorkers = 8
 	mapBatch   = 64
 )
@@ -276,8 +275,8 @@ type farReader struct {
 	buf    []byte
 	key    [keySize]byte
 	late   [mapBatch][keySize]byte // keys that are far
-	keys   [mapBatch][]byte        // slices of them
-	n      int                     // of them
+	keys   [mapBatch][]byte        // slices of late
+	n      int                     // how many keys late has
 	misses int
 }
 
@@ -362,7 +361,7 @@ func (b *mapBench) measure(ctx context.Context, s float64) error {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
-		runtime.GC() // so that nobody pays for it
+		runtime.GC() // so that no contestant pays for it
 		v, err := b.plainGets(plain, b.scale.span, false)
 		if err != nil {
 			return err
@@ -412,7 +411,7 @@ func (b *mapBench) measure(ctx context.Context, s float64) error {
 		row.Metric, row.Value = "reads of its index", 100*indexReads[i]
 		rows = append(rows, row)
 		row.Metric, row.Unit, row.Value = "get", "op/s", median(rate[i])
-		// An entry of which the index is far takes a read of that, too.
+		// An entry whose leaf of the index is far takes a read of the leaf, too.
 		read := median(rawRate[i*len(b.raw)/len(b.far)])
 		bound := func(local float64) float64 { return 1 / ((1-miss)/local + (miss+indexReads[i])/read) }
 		rows = append(rows,

@@ -30,24 +30,22 @@ type pagesScale struct {
 	percents []int64 // of the programs' memory that are local
 }
 
-// RunPages measures what it costs to touch a page that is far, of memory that polder pager
-// serves, beside a raw READ of as many bytes from the same node, and beside a page that was never written, which needs no far
-// memory; and how much slower programs
-// become if a part of their memory is local, beside ordinary memory: reading whole pages, in
-// sequence, every seventh, at random, or as a Zipfian with s = 0.99 says, k-means, quicksort,
-// compressing and a hash join. Then it runs them in a process whose memory the kernel swaps to
-// zram, and, over NBD, to memory of a node, where that is possible; that process has 8 MiB more for
-// itself.
+// RunPages measures what it costs to touch a far page of memory that polder pager serves, beside a raw READ of as
+// many bytes from the same node, and beside a page that was never written, which needs no far memory. It also
+// measures how much slower programs get if only a part of their memory is local, beside ordinary memory. The programs
+// read whole pages (in sequence, every seventh, at random, or by Zipf's law with s = 0.99), or are k-means,
+// quicksort, compressing and a hash join. Then it runs them in a process whose memory the kernel swaps to zram, and,
+// over NBD, to memory of a node, where that is possible; that process has 8 MiB more for itself.
 //
-// Reading pages in sequence stands beside two bounds. One is what the wire carries: the pages that are not local, as fast as they can
-// be read raw, by two goroutines with 256 KiB on their way each, in reads of 4, 16 or 64 KiB; it leaves out that somebody has to put
-// them into the program's memory. The other one is what the kernel takes for that (package kernelpart), and the program, on all
-// processors; it leaves out far memory. Neither is less than the program takes with all of its memory local.
+// Reading pages in sequence stands beside two bounds, neither of which is less than the program takes with all of its
+// memory local. The first is what the wire carries: the pages that are not local, read raw as fast as possible, by
+// two goroutines that each have 256 KiB under way, in reads of 4, 16 or 64 KiB. It leaves out that somebody has to
+// put the pages into the program's memory. The second is the time that the kernel takes to put them there (package
+// kernelpart), plus the program's own, spread over all processors; it leaves out far memory.
 //
-// Placement matters more than anything else on an idle machine: with "one CPU" the program,
-// the pager and the node share one, with "two CPUs" the program has one and the others
-// another, and otherwise the scheduler decides. With less than two CPUs only the last is
-// measured.
+// Placement matters more than anything else on an idle machine: with "one CPU" the program, the pager and the node
+// share one, with "two CPUs" the program has one and the others another, and otherwise the scheduler decides. With
+// less than two CPUs only the last is measured.
 func RunPages(ctx context.Context, o Options) error {
 	s := pagesScale{size: 256 << 20, work: 32 << 20, accesses: 1 << 14, rounds: 3, timed: 20_000, percents: []int64{25, 50, 75}}
 	if o.Short {
@@ -114,14 +112,14 @@ func (s pagesScale) run(ctx context.Context, o Options, fabric string) (err erro
 	return nil
 }
 
-// bound is the least time that a page takes which is far, in ms.
+// bound is the least time that a far page takes, in ms.
 type bound struct {
 	wire   float64 // to read it from far memory; 0 if that is not known
-	kernel float64 // a processor, to place it and to take another one out
+	kernel float64 // for a processor to place it and to take another page out
 }
 
-// scanBound measures the bounds of reading pages in sequence. Those who read them raw have 256 KiB on their way each, in reads of
-// the size that is best: a pager that knows what comes next may read as it likes.
+// scanBound measures the bounds of reading pages in sequence. The goroutines that read raw have 256 KiB under way
+// each, in reads of the size that is best: a pager that knows what comes next may read as it likes.
 func scanBound(ctx context.Context, raw *rawReader) (b bound, err error) {
 	for _, n := range []int{1, 4, 16} { // pages of a read
 		r := *raw
@@ -143,7 +141,7 @@ func scanBound(ctx context.Context, raw *rawReader) (b bound, err error) {
 	return b, err
 }
 
-// mapPages makes a region of which so much is local, and writes to every page.
+// mapPages makes a region of which local bytes are local, and writes to every page.
 func (s pagesScale) mapPages(ctx context.Context, pager *pager, local int64) (*region.Region, error) {
 	r, err := pager.mapping(ctx, s.size, local)
 	if err != nil {
@@ -161,7 +159,8 @@ func (s pagesScale) mapPages(ctx context.Context, pager *pager, local int64) (*r
 	return r, nil
 }
 
-// touch returns how many us accesses to single pages at random take, sorted. Each begins with what want says.
+// touch accesses single pages at random, and returns how many µs each access took, sorted. want says what the page at
+// an offset begins with.
 func (s pagesScale) touch(r *region.Region, want func(at int) uint64) ([]float64, error) {
 	rnd, n := rand.New(rand.NewPCG(1, 2)), int(s.size/pages.Size)
 	took, b := make([]float64, s.timed), r.Bytes()
@@ -217,8 +216,8 @@ func (s pagesScale) latency(ctx context.Context, o Options, name string, pager *
 	return nil
 }
 
-// slowdown runs programs with memory of which a part is local, as ours does it, beside ordinary
-// memory. Least is what a page takes that is brought, if it is known.
+// slowdown runs the programs of list in memory of which percent % are local, where ours runs them, beside ordinary
+// memory. least has the bounds for a page that is brought, if they are known.
 func (s pagesScale) slowdown(ctx context.Context, o Options, where string, percent int64, list []program, least bound, ours func(context.Context, job) (result, error)) error {
 	plain := make([]byte, s.work)
 	theirs := func(_ context.Context, j job) (result, error) { return j.with(plain, list) }
@@ -226,7 +225,7 @@ func (s pagesScale) slowdown(ctx context.Context, o Options, where string, perce
 		var took [2][]float64
 		for round := range s.rounds + 1 {
 			if round == 0 && !p.again {
-				continue // which only warms up
+				continue // round 0 only warms up
 			}
 			var sums [2]uint64
 			for i, do := range []func(context.Context, job) (result, error){ours, theirs} {
@@ -258,7 +257,7 @@ func (s pagesScale) slowdown(ctx context.Context, o Options, where string, perce
 		if p.name == "sequential" && least.wire > 0 {
 			local, far := median(took[1]), float64(s.accesses)*float64(100-percent)/100
 			rows = append(rows, row.Against("bound by bandwidth", max(far*least.wire, local), benchout.Lower))
-			// All processors do nothing else than the kernel's part and the program.
+			// The bound assumes that all processors do nothing but the kernel's part and the program.
 			rows = append(rows, row.Against("bound by the kernel", max((far*least.kernel+local)/float64(runtime.NumCPU()), local), benchout.Lower))
 		}
 		if err := printAll(o.Out, rows); err != nil {
@@ -271,7 +270,7 @@ func (s pagesScale) slowdown(ctx context.Context, o Options, where string, perce
 // swap runs the programs in a process whose memory the kernel swaps out, to zram, and then to
 // borrowed memory over NBD.
 func (s pagesScale) swap(ctx context.Context, o Options) error {
-	if least := int64(32 << 20); s.work < least { // beside which what the process has for itself is little
+	if least := int64(32 << 20); s.work < least { // beside this, what the process has for itself is little
 		s.work, s.accesses = least, s.accesses*int(least/s.work)
 	}
 	for _, to := range []struct {

@@ -25,18 +25,16 @@ type pagingScale struct {
 	swap   bool          // the kernel's swapping is measured, too
 }
 
-// RunPaging measures the same program with far objects and with pages of 4 KiB that polder
-// pager serves, and, where there is the right to make control groups, with memory that the
-// kernel swaps out, to zram if there is some, and by polder swap to a node if there is an NBD
-// client: it reads, or reads and writes, objects of 64 B to 4 KiB at
-// random. A quarter of what the objects take is local to it: for far objects that includes
-// their headers and pointers, and the pager has its least memory besides. It prints how many
-// objects a second, how many bytes are moved for each that the program reads or writes (the
-// paper's figure 1), and how long an access takes that finds nothing local, beside a raw READ
-// of the object (figures 2 and 12b).
+// RunPaging measures a program that reads, or reads and writes, objects of 64 B to 4 KiB at random. They are far
+// objects; or they lie in pages of 4 KiB that polder pager serves; or, where there is the right to make control
+// groups, in memory that the kernel swaps out: to zram if there is some, and by polder swap to a node if there is an
+// NBD client. A quarter of what the objects take is local: for far objects that includes their headers and pointers,
+// and the pager has its least memory besides. RunPaging prints how many objects are accessed in a second, how many
+// bytes are moved for each byte that the program reads or writes (the paper's figure 1), and how long an access takes
+// that finds nothing local, beside a raw READ of the object (figures 2 and 12b).
 //
-// Each has the number of threads, or goroutines, with which it is the fastest: those are
-// tried first. Rounds of the contestants alternate.
+// Each contestant has the number of threads, or goroutines, with which it is the fastest: several numbers are tried
+// first. Rounds of the contestants alternate.
 func RunPaging(ctx context.Context, o Options) error {
 	s := pagingScale{data: 256 << 20, sizes: []int{64, 256, 1024, 4096}, rounds: 5, span: 300 * time.Millisecond, timed: 10_000, swap: true}
 	if o.Short {
@@ -82,7 +80,8 @@ func (s pagingScale) run(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-// all compares objects of all sizes with pages, if so, and with the kernel's swapping, if there is some and it can swap enough out.
+// all compares objects of all sizes with pages, if pages is set, and with the kernel's swapping, if swap is not nil
+// and the kernel can swap enough out.
 func (s pagingScale) all(ctx context.Context, o Options, fabrics []string, pages bool, swap *swapping) error {
 	for _, size := range s.sizes {
 		for _, fabric := range fabrics {
@@ -146,12 +145,12 @@ type side struct {
 	tried   []int // numbers of threads
 	updates int64 // that were made
 	rates   []float64
-	used    int64 // bytes
-	bytes   int64 // moved for that
+	used    int64 // bytes that the program read or wrote
+	bytes   int64 // bytes that were moved for that
 }
 
-// compare lets far objects, pages if so, and a process that is swapped out, if there is one, access
-// objects of a size.
+// compare lets contestants access objects of a size: far objects, pages if pages is set, and a process that is
+// swapped out if swap is not nil.
 func (s pagingScale) compare(ctx context.Context, o Options, fabric string, size int, pages bool, swap *swapping) (err error) {
 	l, err := startLender(ctx, o.Polder, fabric, 8*s.data)
 	if err != nil {

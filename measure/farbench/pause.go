@@ -64,7 +64,7 @@ type world struct {
 	changed sync.Cond
 	stop    bool
 	running int
-	asked   atomic.Bool // stop, to be looked at often
+	asked   atomic.Bool // stop, to be read often and without mu
 }
 
 func newWorld() *world {
@@ -137,14 +137,13 @@ func (w *world) poll(s *far.Scope) {
 
 const (
 	mutators = 4
-	// paced is the part of what both evacuators can sustain that the mutators
-	// write.
+	// paced is how fast the mutators write, as a part of what both evacuators can sustain.
 	paced = 0.3
-	// slowWrite is how long a write takes where it takes long.
+	// slowWrite is how long a write to a slowStore takes.
 	slowWrite = 5 * time.Millisecond
 )
 
-// slowStore is far memory in the same process whose writes take as long as slowWrite.
+// slowStore is far memory in the same process whose writes take slowWrite each.
 type slowStore struct{ *far.MemStore }
 
 type slowSegment struct{ far.Segment }
@@ -184,7 +183,8 @@ type pauseRun struct {
 	node   *lender
 }
 
-// store is new far memory for size bytes, where a name of one of stores says.
+// store returns new far memory for size bytes: at the node for "tcp", a slowStore for "5 ms a write", and otherwise
+// in this process.
 func (p *pauseRun) store(where string, size int64) far.Store {
 	inProcess := far.NewMemStore(2<<20, int(2*size>>21)+64)
 	switch where {
@@ -199,7 +199,7 @@ func (p *pauseRun) store(where string, size int64) far.Store {
 // evacuations are the ways to evacuate that RunPause compares.
 var evacuations = []struct {
 	name    string
-	world   bool   // is stopped
+	world   bool   // the world is stopped
 	without string // the mechanism that is left out
 }{
 	{name: "stop-the-world", world: true},
@@ -208,13 +208,12 @@ var evacuations = []struct {
 	{name: "without priority", without: "far.priority"},
 }
 
-// RunPause measures an iteration of a mutator that dirties 4 MB while the
-// evacuator works, beside one that stops the world (figure 14), at a rate that
-// both can sustain and from the time at which it was due: over far memory in the same
-// process, over a node, and where each write takes 5 ms. Then it lets 100
-// goroutines read 1 MB each in a scope that they go on holding (figure 15). Both are
-// measured as well without the evacuator's priority, for which it sleeps before it is preempted,
-// and without admission, which lets only as many goroutines into a scope as there is memory for.
+// RunPause measures how long an iteration of a mutator takes that dirties 4 MB while the evacuator works, beside an
+// evacuator that stops the world (figure 14). Iterations begin at a rate that both can sustain, and are timed from
+// when they were due: over far memory in the same process, over a node, and where each write takes 5 ms. Then it lets
+// 100 goroutines read 1 MB each in a scope that they go on holding (figure 15). Both are measured as well without the
+// evacuator's priority, for which it sleeps before it is preempted, and without admission, which lets only as many
+// goroutines into a scope as there is memory for.
 func RunPause(ctx context.Context, o Options) (err error) {
 	p := &pauseRun{Options: o, length: 5 * time.Second, rounds: 4, local: 256 << 20}
 	if o.Short {
@@ -264,8 +263,8 @@ func RunPause(ctx context.Context, o Options) (err error) {
 // dirty measures iterations with each of evacuations.
 func (p *pauseRun) dirty(ctx context.Context, where string) ([]iterations, error) {
 	name := "dirty 4 MB, " + where
-	// What those sustain that are compared, without a pause between iterations, comes first: who
-	// writes faster than that waits for memory and not for the evacuator.
+	// First comes what the two compared evacuators sustain, without a pause between iterations: a mutator that writes
+	// faster waits for memory and not for the evacuator.
 	least := math.Inf(1)
 	for i, ev := range evacuations[:2] {
 		it, err := p.iterate(ctx, where, i, 0)
@@ -282,7 +281,7 @@ func (p *pauseRun) dirty(ctx context.Context, where string) ([]iterations, error
 	for i := range taken {
 		taken[i].total = hdrhistogram.New(1, 60e6, 3)
 	}
-	for round := range p.rounds { // in turn, so that what else the machine does hits all
+	for round := range p.rounds { // in turn, so that other work of the machine hits all
 		for i := range evacuations {
 			it, err := p.iterate(ctx, where, i, time.Duration(float64(mutators*time.Second)/(least*paced)))
 			if err != nil {
@@ -308,10 +307,10 @@ func (p *pauseRun) dirty(ctx context.Context, where string) ([]iterations, error
 // iterations is how long iterations took.
 type iterations struct {
 	total  *hdrhistogram.Histogram // microseconds
-	points []plot.Point            // when they ended, in seconds, and milliseconds
+	points []plot.Point            // when each ended, in seconds, and how long it took, in milliseconds
 }
 
-// add adds those of another run, which is drawn from at on.
+// add adds the iterations of another run, whose points it shifts by at.
 func (it *iterations) add(other iterations, at time.Duration) {
 	it.total.Merge(other.total)
 	for _, p := range other.points {
@@ -319,8 +318,8 @@ func (it *iterations) add(other iterations, at time.Duration) {
 	}
 }
 
-// iterate lets each mutator begin an iteration every interval, and
-// counts from when it was due.
+// iterate lets each mutator begin an iteration every interval, timed from when it was due; if interval is 0, each
+// begins when the one before has ended.
 func (p *pauseRun) iterate(ctx context.Context, where string, evacuation int, interval time.Duration) (iterations, error) {
 	const pages = 4 << 20 / 4096
 	ev := &evacuations[evacuation]
@@ -376,8 +375,8 @@ func (p *pauseRun) iterate(ctx context.Context, where string, evacuation int, in
 	return it, errors.Join(failed, ctx.Err())
 }
 
-// dirty writes to n pages from first on, in one scope; it begins again where it
-// was if the scope gets no more memory.
+// dirty writes to n pages from first on, in one scope. If the scope gets no more memory, dirty leaves it, enters it
+// again, and goes on where it was.
 func (a *array) dirty(s *far.Scope, w *world, first, n int) error {
 	w.enter(s)
 	defer func() { w.leave(s) }()

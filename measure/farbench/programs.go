@@ -13,7 +13,7 @@ import (
 	"polder/pages"
 )
 
-// program is one that works on memory as it is, in one goroutine.
+// program is a program that works on plain memory, in one goroutine.
 type program struct {
 	name string
 	// prepare fills the memory.
@@ -23,12 +23,12 @@ type program struct {
 	run func(mem []byte) uint64
 	// check, if not nil, looks at what run has left in the memory.
 	check func(mem []byte) error
-	// again: run leaves the memory as it was.
+	// again: run leaves the memory as it was, and can run again without prepare.
 	again bool
 }
 
-// programs are those that read pages of size bytes of memory in an order, accesses in all, and
-// those that compute.
+// programs returns programs for size bytes of memory: some read pages in an order, accesses of them in all; the
+// others compute.
 func programs(size int64, accesses int) (list []program) {
 	n := int(size / pages.Size)
 	for _, order := range []struct {
@@ -52,8 +52,8 @@ func programs(size int64, accesses int) (list []program) {
 		program{name: "hash join", prepare: prepareJoin, run: hashJoin})
 }
 
-// pageStride is by how many pages strided accesses go on. It does not divide how many there
-// are, so that they come to all.
+// pageStride is the distance between strided accesses, in pages. It does not divide the number of pages, so the
+// accesses come to all of them.
 const pageStride = 7
 
 func pageOrder(accesses int, page func(r *rand.Rand, i int) int) []uint32 {
@@ -89,7 +89,7 @@ func (w words) get(i int) uint64    { return binary.LittleEndian.Uint64(w.mem[8*
 func (w words) set(i int, v uint64) { binary.LittleEndian.PutUint64(w.mem[8*i:], v) }
 func (w words) len() int            { return len(w.mem) / 8 }
 
-// scrambled is the i-th of so many numbers that look like chance, all different.
+// scrambled is number i of a series of numbers that look random and are all different.
 func scrambled(i int) uint64 { return bits.ReverseBytes64(uint64(i+1) * 0x9e3779b97f4a7c15) }
 
 func prepareWords(mem []byte) {
@@ -207,8 +207,8 @@ func kmeans(mem []byte) uint64 {
 	return found
 }
 
-// textBytes is how much of the memory is text; what it is compressed to goes behind it, block
-// by block, each where it has room in the worst case.
+// textBytes is how much of the memory is text. The compressed text goes behind it, block by block, with room for each
+// block in the worst case.
 func textBytes(mem []byte) int { return len(mem) / 9 * 4 / snappyBlock * snappyBlock }
 
 func packedBlock(mem []byte, off int) []byte {
@@ -251,9 +251,8 @@ func checkText(mem []byte) error {
 	return nil
 }
 
-// A row of a table is a key and what belongs to it. Of the memory of a join half is a hash
-// table, with a slot for each row of the smaller table, and as many more; the other half is the
-// larger table.
+// joinRow is the size of a row of a table, in bytes: a key and its payload. Half of the memory of a join is a hash
+// table, with twice as many slots as the smaller table has rows; the other half is the larger table.
 const joinRow = 1 << 10
 
 func joinSlots(mem []byte) int { return 1 << (bits.Len(uint(len(mem)/2/joinRow)) - 1) }
@@ -264,11 +263,12 @@ func prepareJoin(mem []byte) {
 	slots := joinSlots(mem)
 	clear(mem[:slots*joinRow])
 	for i := slots; i < len(mem)/joinRow; i++ {
-		joinRows(mem, i).set(0, scrambled(i*7%slots)) // of which half have a row
+		joinRows(mem, i).set(0, scrambled(i*7%slots)) // half of these keys are in the smaller table
 	}
 }
 
-// hashJoin builds the table, and returns the sum of what belongs to those keys that are in it.
+// hashJoin builds the hash table of the smaller table, and returns the sum of the payloads that the keys of the
+// larger table have in it.
 func hashJoin(mem []byte) (sum uint64) {
 	slots := joinSlots(mem)
 	slot := func(key uint64) words {

@@ -24,11 +24,10 @@ type scanScale struct {
 	passes int   // over it
 }
 
-// RunScan measures how fast a goroutine reads an array of elements of 4 KiB in
-// sequence, a quarter of which is local, with more and less work on each, beside
-// a plain slice, and beside a program that does nothing else than the reads,
-// enough of them ahead, and the same work. Then it compresses and decompresses
-// files from one far array to another: the paper's figure 11.
+// RunScan measures how fast a goroutine reads an array of elements of 4 KiB in sequence, with more and less work on
+// each; a quarter of the array is local. The rivals are a plain slice, and a program that does nothing but raw reads,
+// enough of them ahead, and the same work. Then it compresses and decompresses files from one far array to another:
+// the paper's figure 11.
 func RunScan(ctx context.Context, o Options) error {
 	us := func(v ...float64) (works []time.Duration) {
 		for _, w := range v {
@@ -118,7 +117,7 @@ func runScanOver(ctx context.Context, o Options, sc scanScale, fabric string, pl
 		}
 		return s.Err()
 	}}
-	// From which work on all are within 5 % of local.
+	// The amount of work from which on all rates are within 5 % of local; -1 for none.
 	near, nearRaw := time.Duration(-1), time.Duration(-1)
 	for _, work := range sc.works {
 		loops := int(turns * float64(work) / float64(time.Microsecond))
@@ -175,8 +174,7 @@ func fillPage(p *page, i int) {
 	}
 }
 
-// sumPage is the sum of the words of a page, of number i if it is as fillPage
-// wrote it.
+// sumPage is the sum of the words of a page.
 func sumPage(p *page) (sum uint64) {
 	for k := 0; k < len(p); k += 8 {
 		sum += binary.LittleEndian.Uint64(p[k:])
@@ -184,7 +182,7 @@ func sumPage(p *page) (sum uint64) {
 	return sum
 }
 
-// pageSum is what sumPage returns for page number i.
+// pageSum is what sumPage returns for page number i as fillPage wrote it.
 func pageSum(i int) uint64 {
 	const words = uint64(len(page{}) / 8)
 	return words*uint64(i) + 8*(words*(words-1)/2)
@@ -231,8 +229,8 @@ func (sc *scan) rate(ctx context.Context, span time.Duration, loops int) (float6
 	return float64(n) / time.Since(begin).Seconds(), wrong
 }
 
-// turn computes for a while that grows with n: work that the clock does not
-// know of, so that being interrupted is not taken for it.
+// turn computes for a time that grows with n. It does not look at the clock, so that an interruption does not count
+// as work.
 func turn(n int) uint64 {
 	x := uint64(n) | 1
 	for range n {
@@ -255,8 +253,8 @@ func turnsIn(d time.Duration) float64 {
 	return float64(d) * n / best
 }
 
-// scan is scan.rate with raw reads in batches, some ahead, of pages in sequence:
-// what no far array can beat.
+// scan is like scan.rate, but with raw reads of pages in sequence, in batches, some of them ahead: what no far array
+// can beat.
 func (r *rawReader) scan(ctx context.Context, span time.Duration, loops int) (float64, error) {
 	const ahead, batch = 4, 32
 	type slot struct {

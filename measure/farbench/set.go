@@ -16,17 +16,18 @@ import (
 // setScale is how large a run of far set is.
 type setScale struct {
 	local int64
-	times int64   // as much live data as the local budget
-	full  []int64 // per cent of what the node lends that live, ascending; times is for the first
+	times int64   // live data, as a multiple of the local budget
+	full  []int64 // live data in per cent of what the node lends, ascending; times is for the first
 	span  time.Duration
-	warm  float64 // SETs before that for each key, so that the cleaner has come to a steady state
+	warm  float64 // SETs for each key before that, so that the cleaner has come to a steady state
 }
 
-// setWorkers is how many goroutines set keys: as many clients as redis-benchmark has unless it is told otherwise.
+// setWorkers is how many goroutines set keys: as many as redis-benchmark has clients by default.
 const setWorkers = 50
 
-// RunSet measures SETs of random keys in a map that is a hundred times as large as its local memory: how many there are in
-// a second, and what each of them moves, when 65 and when 80 per cent of what the node lends live.
+// RunSet measures SETs of random keys in a map that is a hundred times as large as its local memory: how many there
+// are in a second, and how many bytes each of them moves, when 65 and when 80 per cent of what the node lends is
+// live.
 func RunSet(ctx context.Context, o Options) error {
 	sc := setScale{local: 8 << 20, times: 100, full: []int64{65, 80}, span: 10 * time.Second, warm: 0.6}
 	if o.Short {
@@ -122,7 +123,7 @@ func (b *setBench) fill(ctx context.Context, live int64) error {
 	return nil
 }
 
-// sets sets keys at random for a while, at least so many in each goroutine, and returns how many in a second.
+// sets sets random keys for a while, at least so many in each goroutine, and returns how many it set in a second.
 func (b *setBench) sets(ctx context.Context, span time.Duration, least int) (float64, error) {
 	return crowd(setWorkers, span, func(id int, over func() bool) (int, error) {
 		r := rand.New(rand.NewPCG(rand.Uint64(), uint64(id)))

@@ -144,7 +144,7 @@ func newCodec() *codec {
 	}
 }
 
-// only hides what else its Reader or Writer can do.
+// only hides all other methods of its Reader or Writer.
 type only struct {
 	io.Reader
 	io.Writer
@@ -164,8 +164,8 @@ func (c *codec) unpack(dst io.Writer, src io.Reader) error {
 	return err
 }
 
-// runSnappy compresses data from one far array to another, and decompresses it
-// to a third, with more and less of it local, by turns with slices.
+// runSnappy compresses data from one far array to another, and decompresses them to a third, with 20 % and with 50 %
+// of them local. Passes over far arrays alternate with passes over slices.
 func runSnappy(ctx context.Context, o Options, sc scanScale, fabric string, data []byte) (err error) {
 	l, err := startLender(ctx, o.Polder, fabric, 8*int64(len(data))+(128<<20))
 	if err != nil {
@@ -218,7 +218,7 @@ func runSnappy(ctx context.Context, o Options, sc scanScale, fabric string, data
 	return nil
 }
 
-// files is what is compressed, the result, and what comes of that.
+// files are the data to be compressed, the compressed data, and what decompressing them gives.
 type files struct {
 	heap            *far.Heap
 	in, packed, out *file
@@ -258,7 +258,7 @@ func (f *files) close() error {
 	return f.heap.Close()
 }
 
-// check reports whether f holds want.
+// check returns an error unless f, read from where it is, holds want.
 func (f *file) check(want []byte) error {
 	if f.size != len(want) {
 		return fmt.Errorf("%d bytes came of compressing and decompressing %d", f.size, len(want))

@@ -28,11 +28,12 @@ type zram struct {
 
 const zramControl = "/sys/class/zram-control/"
 
-// diskSize is that of a disk for so many bytes of a process. While more than half of its swap is in use the kernel gives up the
-// place of a page that it brings back, and has to write it again even if it was only read.
+// diskSize is the size of a swap disk for a process with data bytes. It is more than twice as large: while more than
+// half of its swap is in use, the kernel gives up the place of a page that it brings back, and has to write the page
+// again even if it was only read.
 func diskSize(data int64) int64 { return 2*data + (16 << 20) }
 
-// newZram makes one for so many bytes of a process. That takes root, and a kernel that has zram.
+// newZram makes a zram for a process with data bytes. That takes root, and a kernel that has zram.
 func newZram(ctx context.Context, data int64) (z *zram, err error) {
 	b, err := os.ReadFile(zramControl + "hot_add")
 	if err != nil {
@@ -60,7 +61,7 @@ func (z *zram) dev() string             { return "/dev/" + z.name }
 func (z *zram) sys(file string) string  { return filepath.Join("/sys/block", z.name, file) }
 func (z *zram) number() (number string) { return strings.TrimPrefix(z.name, "zram") }
 
-// moved is how many bytes were read from it and written to it.
+// moved is how many bytes were read from the zram and written to it.
 func (z *zram) moved() (int64, error) { return blockMoved(z.name) }
 
 // close has the kernel bring back what is left there, and removes it.
@@ -94,15 +95,15 @@ type swapDisk interface {
 	close() error
 }
 
-// borrowed is a disk in memory of a node on this machine, which polder swap on has the kernel swap to over NBD.
+// borrowed is a disk in the memory of a node on this machine. polder swap on has the kernel swap to it over NBD.
 type borrowed struct {
 	polder string
 	l      *lender
 	device string // nbd0, for example
 }
 
-// newBorrowed makes one for so many bytes of a process. That takes root, a kernel that has an NBD client, and the
-// tools for it.
+// newBorrowed makes such a disk for a process with data bytes. That takes root, a kernel that has an NBD client, and
+// the tools for it.
 func newBorrowed(ctx context.Context, polder string, data int64) (_ *borrowed, err error) {
 	d, size := &borrowed{polder: polder}, diskSize(data)
 	if d.l, err = startLender(ctx, polder, "tcp", size+size/8); err != nil { // as docs/how-to/swap.md says
@@ -122,7 +123,8 @@ func newBorrowed(ctx context.Context, polder string, data int64) (_ *borrowed, e
 	return d, nil
 }
 
-// borrowedLocal is the budget of the process that serves the disk: its least, so that what is swapped out is at the node.
+// borrowedLocal is the budget of the process that serves the disk: the least there is, so that what is swapped out is
+// at the node.
 const borrowedLocal = far.MinLocal
 
 func (d *borrowed) moved() (int64, error) { return blockMoved(d.device) }
@@ -137,8 +139,8 @@ func (d *borrowed) close() error {
 	return d.l.close()
 }
 
-// ownMemory is what a swapped process may have besides the memory that jobs use: of Go's
-// runtime, above all, and what the kernel needs of it while it swaps.
+// ownMemory is how much local memory a swapped process may have besides the memory that jobs use: for Go's runtime,
+// above all, and for what the kernel needs while it swaps.
 const ownMemory = 8 << 20
 
 // swapped is a process in a control group, part of whose memory the kernel swaps out.
@@ -151,7 +153,7 @@ type swapped struct {
 	w     *io.PipeWriter
 }
 
-// errSwapped: there is no process whose memory is swapped out, or no more.
+// errSwapped: a process whose memory is swapped out cannot be started, or it has ended.
 var errSwapped = errors.New("no process can be swapped out here")
 
 // startSwapped starts a process with size bytes of memory, of which so much may be local.
@@ -186,7 +188,7 @@ func startSwapped(polder string, size, local int64) (_ *swapped, err error) {
 // do has the process do a job. When ctx ends it is killed.
 func (s *swapped) do(ctx context.Context, j job) (r result, err error) {
 	defer context.AfterFunc(ctx, s.p.Kill)()
-	_ = s.enc.Encode(j) // if it is gone, it does not answer
+	_ = s.enc.Encode(j) // if the process is gone, there will be no answer
 	line, err := s.lines.ReadBytes('\n')
 	if err == nil {
 		err = json.Unmarshal(line, &r)
@@ -220,8 +222,8 @@ func (s *swapped) close() (err error) {
 // SwappedCommand is the hidden subcommand of bench that runs Swapped.
 const SwappedCommand = "swapped"
 
-// Swapped does jobs with size bytes of its own memory, one JSON object a line from file
-// descriptor 3 on, until that ends.
+// Swapped does jobs with size bytes of its own memory, and writes their results to out. It reads jobs, one JSON
+// object a line, from file descriptor 3 until that ends.
 func Swapped(ctx context.Context, size int, out io.Writer) error {
 	in := os.NewFile(3, "jobs")
 	if in == nil || size <= 0 {
@@ -238,7 +240,8 @@ func Swapped(ctx context.Context, size int, out io.Writer) error {
 		} else if err != nil {
 			return err
 		}
-		if mem == nil { // the control group counts it
+		// Not before the first job: by then the process is in its control group, which counts the memory.
+		if mem == nil {
 			var err error
 			if mem, err = unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
 				return err

@@ -18,10 +18,9 @@ type threadsScale struct {
 	span       time.Duration
 }
 
-// RunThreads measures how many gets a far map answers in a second when four of
-// five miss, by the number of goroutines that each wait for their own: the
-// paper's figure 10b. The rival is what as many goroutines get that do nothing
-// but raw reads, and hits at the cost of an all-local map.
+// RunThreads measures how many gets a far map answers in a second when four of five miss, with different numbers of
+// goroutines, each of which waits for its own get: the paper's figure 10b. The bound beside it is what as many
+// goroutines would get if a miss cost a raw read, and a hit what it costs in an all-local map.
 func RunThreads(ctx context.Context, o Options) error {
 	sc := threadsScale{entries: 1 << 19, goroutines: []int{1, 2, 4, 8, 16, 32, 64, 128, 160, 256, 512}, rounds: 5, span: 300 * time.Millisecond}
 	if o.Short {

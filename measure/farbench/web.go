@@ -44,17 +44,15 @@ type picture [8 << 10]byte
 // stands for.
 type webValue [32]byte
 
-// pictures is how many there are for so many pairs: in the paper 62 % of the
-// data, where values are 15 %.
+// pictures is how many pictures there are for so many pairs: in the paper, pictures are 62 % of the data and values
+// 15 %.
 func pictures(pairs int) int { return max(pairs*webPair*62/15/len(picture{}), 1) }
 
-// RunWeb measures a web front end as that of the paper's section 8.1.1: a request
-// looks up 32 keys, whose popularity has a skew of 0.8, encrypts the picture that
-// the values say by AES-CBC, and compresses it by Snappy. Of the data, 19 % is
-// local, shared by values and pictures as the evacuator decides; pictures are
-// accessed with and without the hint that they are not used again soon. The
-// rivals are the same program with everything local, and one over Go's own map
-// and slice. Then requests come at given rates, and latency is measured (figure 6).
+// RunWeb measures a web front end like that of the paper's section 8.1.1: a request looks up 32 keys, whose
+// popularity has a skew of 0.8, encrypts by AES-CBC the picture that the last value names, and compresses it by
+// Snappy. Of the data, 19 % is local, shared by values and pictures as the evacuator decides; pictures are accessed
+// with and without the hint that they are not used again soon. The rivals are the same program with everything local,
+// and one over Go's own map and slice. Then requests come at given rates, and latency is measured (figure 6).
 func RunWeb(ctx context.Context, o Options) error {
 	sc := webScale{pairs: 1 << 20, rounds: 7, span: 500 * time.Millisecond, settle: 3 * time.Second}
 	if o.Short {
@@ -72,7 +70,7 @@ type webData struct {
 	which []uint32 // key of a rank
 }
 
-// value is that of the key of a rank. Pictures are as popular as the keys.
+// value returns the value of the key of a rank. Pictures are as popular as the keys.
 func (d *webData) value(rank, pictures int) (v webValue) {
 	n := rank * pictures / len(d.which)
 	binary.LittleEndian.PutUint64(v[:], uint64(d.which[rank])<<32|uint64(scattered(n, pictures)))
@@ -94,13 +92,13 @@ func fillPicture(p *picture, i int) {
 	}
 }
 
-// frontEnd answers requests, which data structures it has them in.
+// frontEnd answers requests, whatever data structures it has the data in.
 type frontEnd interface {
 	// look returns the values of keys in vs.
 	look(ctx context.Context, keys *[webLookups]uint64, vs *[webLookups]webValue) error
 	// show calls use with picture i.
 	show(ctx context.Context, i int, use func(p *picture) error) error
-	// close ends what goroutine of the front end's user is done with.
+	// close ends the front end when the goroutine that uses it is done.
 	close()
 }
 
@@ -176,7 +174,7 @@ func (f *farSite) frontEnd(stream bool) func(ctx context.Context) frontEnd {
 
 func (f *farFrontEnd) close() { f.s.Close() }
 
-// look reads what is far together.
+// look reads all values that are far together.
 func (f *farFrontEnd) look(ctx context.Context, keys *[webLookups]uint64, vs *[webLookups]webValue) error {
 	if err := f.values.GetMany(ctx, keys[:], vs[:], f.found[:]); err != nil {
 		return err
@@ -319,8 +317,8 @@ func (d *webData) requests(ctx context.Context, round int, span time.Duration, o
 	return rate, int(total.n.Load()), err
 }
 
-// offered lets requests come rate times a second, evenly, for span, and adds how long each took from when
-// it was due, in microseconds: one that waits for those before it is late, too.
+// offered lets requests come evenly, rate times a second, for span. It adds to took how many microseconds each
+// request took from when it was due: a request that waits for those before it is late, too.
 func (d *webData) offered(ctx context.Context, round int, span time.Duration, rate float64, open func(context.Context) frontEnd, took *hdrhistogram.Histogram) error {
 	interval := time.Duration(float64(webWorkers*time.Second) / rate)
 	begin := time.Now()
@@ -352,8 +350,8 @@ func (d *webData) offered(ctx context.Context, round int, span time.Duration, ra
 	return err
 }
 
-// webLoads are the loads at which latency is measured, in % of the requests that are answered in a second
-// while everything is local and nobody waits for a request to come.
+// webLoads are the loads at which latency is measured, in % of the rate at which requests are answered while
+// everything is local and the next request is always there.
 var webLoads = []int{20, 40, 60, 80, 90}
 
 // latencies measures how long requests take at each of webLoads (figure 6).
@@ -363,7 +361,7 @@ func (d *webData) latencies(ctx context.Context, o Options, sc webScale, all []*
 		for i := range took {
 			took[i] = hdrhistogram.New(1, 60e6, 3)
 		}
-		for round := range sc.rounds { // in turn, so that what else the machine does hits all
+		for round := range sc.rounds { // in turn, so that other work of the machine hits all
 			for i, c := range all {
 				if err := d.offered(ctx, round, sc.span, most*float64(load)/100, c.open, took[i]); err != nil {
 					return fmt.Errorf("%s: %w", c.name, err)
@@ -392,12 +390,13 @@ type webRival struct {
 	site  *farSite   // nil for those with everything local
 	raw   *rawReader // of the site's node, for pictures
 	rates []float64
-	// Of all rounds: reads of the map, also of its index, gets and pictures that missed, and requests.
+	// Of all rounds: reads for the map and its index, gets of the map that missed, pictures that missed, and
+	// requests.
 	reads, misses, fetched, shown uint64
 }
 
-// bound is how many requests there would be in a second if each took what one with everything local takes, and the reads that it
-// takes, all of the map's in one batch, were raw ones.
+// bound returns how many requests there would be in a second if each took as long as with everything local, and then
+// as long as raw reads take for what it reads, with all reads for the map in one batch.
 func (c *webRival) bound(ctx context.Context, local float64, span time.Duration) (float64, error) {
 	reads, fetched := float64(c.reads)/float64(max(c.shown, 1)), float64(c.fetched)/float64(max(c.shown, 1))
 	pairs := rawReader{c.raw.pool, c.raw.chunk, webPair}
@@ -493,7 +492,7 @@ func runWeb(ctx context.Context, o Options, sc webScale) (err error) {
 			return err
 		}
 	}
-	// Of the two ways to show pictures, the first.
+	// Pictures are shown in the first of the two ways.
 	return d.latencies(ctx, o, sc, []*webRival{all[1], all[2], all[4]}, median(all[1].rates))
 }
 

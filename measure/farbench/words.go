@@ -17,8 +17,8 @@ import (
 	"polder/measure/benchout"
 )
 
-// RunWords measures how fast an inverted index is built whose local memory is 8 MiB: of each word of Go's source tree, or of
-// another corpus, the files that it is in. The rival is Go's map, all of it local.
+// RunWords measures how fast an inverted index is built with 8 MiB of local memory: for each word of Go's source
+// tree, or of another corpus, the files that it is in. The rival is Go's map, all of it local.
 func RunWords(ctx context.Context, o Options) error {
 	files := 1 << 20
 	if o.Short {
@@ -88,7 +88,7 @@ func wordsOver(ctx context.Context, o Options, fabric string, texts [][]string, 
 	return o.Out.Print(row)
 }
 
-// readWords reads up to most Go files under dir, and returns the words of each, every one once.
+// readWords reads up to most Go files under dir, and returns the words of each file, without repetitions.
 func readWords(ctx context.Context, dir string, most int) (texts [][]string, err error) {
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
@@ -121,7 +121,7 @@ func readWords(ctx context.Context, dir string, most int) (texts [][]string, err
 	return texts, err
 }
 
-// buildIndex calls add for each word of each file, by several goroutines, and returns how many that were.
+// buildIndex calls add for each word of each file, by several goroutines, and returns how many calls that were.
 func buildIndex(texts [][]string, add func(word string, file []byte) error) (postings int, err error) {
 	for _, words := range texts {
 		postings += len(words)

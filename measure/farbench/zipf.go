@@ -6,9 +6,8 @@ import (
 	"sort"
 )
 
-// zipf draws numbers below n of which the one of rank i, counted from 1, comes
-// with a probability proportional to 1/i^s. It is exact for every s from 0 on,
-// where closed forms are for s below 1 only, or above. Ranks are the numbers
+// zipf draws numbers below n. The number of rank i, counted from 1, comes with a probability proportional to 1/i^s.
+// It is exact for every s from 0 on; closed forms are only for s below 1, or only for s above. Ranks are the numbers
 // themselves unless scatter is used.
 type zipf struct {
 	upTo []float64 // the probability of the ranks up to this one
@@ -32,7 +31,7 @@ func (z *zipf) rank(r *rand.Rand) int {
 	return min(sort.SearchFloat64s(z.upTo, u), len(z.upTo)-1)
 }
 
-// sequence draws length numbers, the popular of which lie anywhere.
+// sequence draws length numbers, of which the popular ones lie anywhere.
 func (z *zipf) sequence(length int, seed uint64) []uint32 {
 	r := rand.New(rand.NewPCG(seed, 0x5eed))
 	places := scatter(len(z.upTo))
@@ -43,7 +42,7 @@ func (z *zipf) sequence(length int, seed uint64) []uint32 {
 	return seq
 }
 
-// scatter is where each of n ranks lies, always the same.
+// scatter returns which number each of n ranks has: a permutation, always the same.
 func scatter(n int) []uint32 {
 	places := make([]uint32, n)
 	for i := range places {
