@@ -26,7 +26,8 @@ func Sleep(d time.Duration) error {
 		if err != nil {
 			return os.NewSyscallError("timerfd_create", err)
 		}
-		t = os.NewFile(uintptr(fd), "timer") // the file is non-blocking, so it is in the runtime's poller; the garbage collector closes it
+		// The file does not block, so it is in the runtime's poller. The garbage collector closes it.
+		t = os.NewFile(uintptr(fd), "timer")
 	}
 	raw, err := t.SyscallConn()
 	if err != nil {

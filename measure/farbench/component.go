@@ -23,8 +23,8 @@ const (
 
 // RunComponent compares three ways to compute something from data: the memory node computes it where the data is, the
 // program reads the data from there, or the data is in local memory. A far array, most of it evacuated, is added up
-// and searched, and some of its elements are brought, copied and shuffled; then keys are looked up in a map, of whose
-// index the leaves are far, too.
+// and searched, and some of its elements are brought, copied and shuffled. Then keys are looked up in a map; the
+// leaves of its index are far, too.
 func RunComponent(ctx context.Context, o Options) error {
 	for _, fabric := range fabrics {
 		if err := o.component(ctx, fabric); err != nil {

@@ -21,8 +21,8 @@ const (
 	entryBytes = 112
 	keySize    = load.KeySize
 	valueSize  = 64
-	// indexBytes is how much local memory an entry of a far map always takes, at most: words of 8 bytes in buckets
-	// that are half full when they split.
+	// indexBytes is how much local memory the index takes at most for an entry of a far map, wherever the entry is:
+	// words of 8 bytes in buckets that are half full when they split.
 	indexBytes = 16
 )
 

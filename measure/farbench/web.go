@@ -492,7 +492,7 @@ func runWeb(ctx context.Context, o Options, sc webScale) (err error) {
 			return err
 		}
 	}
-	// Pictures are shown in the first of the two ways.
+	// Latency is measured with the first of the two ways to access pictures.
 	return d.latencies(ctx, o, sc, []*webRival{all[1], all[2], all[4]}, median(all[1].rates))
 }
 

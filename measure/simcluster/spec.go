@@ -36,7 +36,7 @@ type Cluster struct {
 	Partition   int     `json:"far_mib_per_server_when_static"`
 	Jobs        int     `json:"jobs"`
 	Seconds     float64 `json:"arrivals_uniform_over_s"`
-	ReclaimCPUs int     `json:"reclaim_cpus_per_server"` // processors of each server that reclaiming takes when there is far memory
+	ReclaimCPUs int     `json:"reclaim_cpus_per_server"` // what reclaiming takes if there is far memory
 }
 
 // Kind is a kind of job.

@@ -62,8 +62,7 @@ type area struct {
 	full bool
 	dead bool // it has been given back, or is about to be
 
-	// how many copies it had when it was borrowed
-	copies int
+	copies int // how many it had when it was borrowed
 }
 
 // noLock is a sync.Locker that does nothing, for use where only one task runs at a time.
