@@ -50,7 +50,7 @@ func (o *Options) component(ctx context.Context, fabric string) (err error) {
 	return o.lookup(ctx, fabric, l)
 }
 
-// A way is one of several to get at the same thing.
+// A way is one of several ways to get the same result.
 type way struct {
 	name string
 	do   func() error

@@ -26,7 +26,7 @@ type job struct {
 	Accesses int    // how many pages are read, by programs that read pages in an order
 }
 
-// result is what came of a job.
+// result is what a job has found.
 type result struct {
 	Rate  float64 // objects touched in a second
 	Count int64   // objects touched; after a check, the sum of the objects' versions

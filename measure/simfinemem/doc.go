@@ -4,10 +4,9 @@
 //
 // # The experiment
 //
-// Every thread allocates blocks of one size, as fast as it can. When it has
-// sixteen it frees one of them, at random, before every further one, and there is
-// memory for twice as many as the threads can have. Allocations are timed from
-// the application's call to its return. Contestants:
+// Every thread allocates blocks of one size, as fast as it can. When it has sixteen, it frees one of them, at random,
+// before every further allocation, and there is memory for twice as many blocks as the threads can have. Allocations
+// are timed from the application's call to its return. Contestants:
 //
 //   - FineMem, as package pool/finemem runs it: two layers of bitmaps changed by
 //     CMP_SWAP, from the allocation service of each compute node, over the memory node's

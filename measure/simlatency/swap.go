@@ -270,7 +270,7 @@ func (n *lane) borrow(qps []verbs.QP) (*swapSpace, error) {
 	return s, nil
 }
 
-// swapManagers are the rows of figure 9, and what its factors are compared with.
+// swapManagers are the rows of figure 9, and OneSidedMW without separation, and without grouping as well.
 var swapManagers = []swapManager{
 	{swapStaticName, swapStatic},
 	{swapRPC1Name, swapCore(verbs.MWType1)},
@@ -341,7 +341,7 @@ type swapRun struct {
 	l    swapLoad
 	busy func() int
 
-	begun, ended  int           // tasks that have begun and ended what counts
+	begun, ended  int           // tasks that have begun the rounds that count, and that have ended them
 	start, end    time.Duration // from the first that began to the last that ended
 	served        int           // requests that the core served: until start; after the end, from start to end
 	pages, faults int
