@@ -41,8 +41,9 @@ const (
 	clusterPipeline = 16
 )
 
-// RunCluster measures servers that share the partitions of a durable heap: the processor time of all servers for a command, with one
-// server, two and four; and for how long clients wait for a reply while partitions go to a server that joins, and when one is killed.
+// RunCluster measures servers that share the partitions of a durable heap: the processor time that a command takes at
+// all servers together, with one server, two and four; how long clients wait for a reply while partitions move to a
+// server that joins; and how long it takes until all partitions answer again after a server was killed.
 func RunCluster(ctx context.Context, cfg Config) error {
 	if cfg.Progress == nil {
 		cfg.Progress = func(int, int, string) {}
@@ -94,7 +95,7 @@ func runCluster(ctx context.Context, cfg Config, scale clusterScale) (err error)
 	return c.kill(ctx)
 }
 
-// shared is servers that share a heap.
+// shared is a set of servers that share a heap.
 type shared struct {
 	b       *bench
 	w       *world
@@ -109,14 +110,14 @@ func (c *shared) close() (err error) {
 	return err
 }
 
-// client is one of a cluster, which begins at the first server.
+// client returns a cluster client, which asks the first server for the map of slots.
 func (c *shared) client() *redis.ClusterClient {
 	return redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: []string{c.servers[0].Addr("redis")}, ReadTimeout: startTimeout, WriteTimeout: startTimeout,
 	})
 }
 
-// grow has n servers share the heap, each of which has its share.
+// grow starts servers until n of them share the heap, and waits until each owns 1/n of the slots.
 func (c *shared) grow(ctx context.Context, n int) error {
 	for len(c.servers) < n {
 		p, err := child.StartReady(ctx, c.w.server("shared", "127.0.0.1:0", c.scale.local, "--partitions", strconv.Itoa(c.scale.partitions)))
@@ -137,14 +138,15 @@ func (c *shared) grow(ctx context.Context, n int) error {
 	})
 }
 
-// How often is asked whether all slots are served: often where the answer is what is measured, and seldom where clients measure meanwhile, who would wait for
-// the processors that asking takes.
+// Intervals at which until asks whether all slots are served: often where the time until then is the result, and
+// seldom where the result is how long clients wait meanwhile, because asking takes processor time from them.
 const (
 	often  = time.Millisecond
 	seldom = 50 * time.Millisecond
 )
 
-// until waits until all slots are served, and is says that the servers, by address, have as many as they should.
+// until asks at intervals of every, and returns when all slots are served and is returns true for the number of slots
+// of each server, by address. what describes the condition in the error.
 func (c *shared) until(ctx context.Context, what string, every time.Duration, is func(owned map[string]int) bool) error {
 	for {
 		owned, err := c.owned(ctx)
@@ -159,7 +161,7 @@ func (c *shared) until(ctx context.Context, what string, every time.Duration, is
 	}
 }
 
-// owned is how many slots each server has, if a key in each partition is answered.
+// owned returns how many slots each server has, by address. It fails unless a GET in each partition is answered.
 func (c *shared) owned(ctx context.Context) (map[string]int, error) {
 	owners, err := c.owners(ctx)
 	if err != nil {
@@ -170,7 +172,7 @@ func (c *shared) owned(ctx context.Context) (map[string]int, error) {
 		first, last := partition.Range(p, c.scale.partitions)
 		owned[owner] += last - first + 1
 	}
-	plain := redis.NewClient(&redis.Options{Addr: c.servers[0].Addr("redis"), MaxRetries: -1}) // which has not asked where slots are
+	plain := redis.NewClient(&redis.Options{Addr: c.servers[0].Addr("redis"), MaxRetries: -1}) // has not asked for the map of slots, so the server forwards for it
 	defer plain.Close()
 	for p := range c.scale.partitions {
 		if err := plain.Get(ctx, c.keyIn(p)).Err(); err != nil && !errors.Is(err, redis.Nil) {
@@ -180,7 +182,7 @@ func (c *shared) owned(ctx context.Context) (map[string]int, error) {
 	return owned, nil
 }
 
-// keyIn is a key in a partition.
+// keyIn returns a key in partition p.
 func (c *shared) keyIn(p int) string {
 	for i := 0; ; i++ {
 		key := "in " + strconv.Itoa(i)
@@ -190,7 +192,7 @@ func (c *shared) keyIn(p int) string {
 	}
 }
 
-// processor is the time in seconds that all servers have taken of processors.
+// processor returns the processor time in seconds that all servers together have taken so far.
 func (c *shared) processor(ctx context.Context) (sum float64, err error) {
 	for _, p := range c.servers {
 		cl := redis.NewClient(&redis.Options{Addr: p.Addr("redis"), MaxRetries: -1})
@@ -211,8 +213,9 @@ func (c *shared) processor(ctx context.Context) (sum float64, err error) {
 	return sum, nil
 }
 
-// cost is the processor time, in microseconds, that a command takes at all servers: half are SETs, half GETs, in pipelines to a partition each. As many
-// clients as there are servers more send them, so that a server has as many requests at a time.
+// cost returns the processor time, in microseconds, that a command takes at all servers together. Half of the
+// commands are SETs and half GETs; each pipeline goes to one partition. There are clusterClients clients for each
+// server, so that with more servers each still has as many requests at a time.
 func (c *shared) cost(ctx context.Context) (float64, error) {
 	c.b.cfg.Progress(c.b.done, c.b.total, fmt.Sprintf("commands at %d servers", len(c.servers)))
 	c.b.done++
@@ -267,7 +270,8 @@ func (c *shared) cost(ctx context.Context) (float64, error) {
 	return (after - before) * 1e6 / float64(rounds*clusterPipeline), err
 }
 
-// waits runs do while a client writes to each partition without a pause, and returns for how long each has waited at most for a reply.
+// waits runs do while each partition has a client that writes to it again and again, 1 ms after the last reply. It
+// returns the longest time that each client waited for a reply, by partition.
 func (c *shared) waits(ctx context.Context, do func() error) ([]time.Duration, error) {
 	cl := c.client()
 	defer cl.Close()
@@ -292,14 +296,14 @@ func (c *shared) waits(ctx context.Context, do func() error) ([]time.Duration, e
 			}
 		})
 	}
-	time.Sleep(100 * time.Millisecond) // they have connections
+	time.Sleep(100 * time.Millisecond) // until the clients have connections
 	err := do()
 	ended.Store(true)
 	wg.Wait()
 	return longest, errors.Join(err, errors.Join(errs...))
 }
 
-// moves measures the waiting while a server joins.
+// moves measures how long clients wait while a server joins: those of partitions that move, beside the others.
 func (c *shared) moves(ctx context.Context) error {
 	c.b.cfg.Progress(c.b.done, c.b.total, "a server joins")
 	c.b.done++
@@ -343,7 +347,7 @@ func (c *shared) moves(ctx context.Context) error {
 	return c.b.cfg.Printer.Print(row.Against("partitions that stay", median(rest), benchout.Lower))
 }
 
-// owners are the addresses of the servers that have the partitions.
+// owners returns the address of the server that has each partition, as the first server knows it.
 func (c *shared) owners(ctx context.Context) ([]string, error) {
 	first := redis.NewClient(&redis.Options{Addr: c.servers[0].Addr("redis"), MaxRetries: -1})
 	defer first.Close()
@@ -359,7 +363,8 @@ func (c *shared) owners(ctx context.Context) ([]string, error) {
 	return owners, err
 }
 
-// kill measures when it is known that a server that was killed is dead, and how long it takes from then until there are answers for all partitions.
+// kill kills the last server. It measures how long it takes until the first server's map no longer names the dead
+// server, and how long from then until all partitions answer.
 func (c *shared) kill(ctx context.Context) error {
 	c.b.cfg.Progress(c.b.done, c.b.total, "a server is killed")
 	c.b.done++

@@ -9,8 +9,8 @@ import (
 	"polder/measure/delay"
 )
 
-// distance is a network of the benchmark's own: what is sent through it arrives later by a
-// fixed time, in both directions, however much it is.
+// distance is a relay in front of a server, which stands for a slow network: it delays all data by
+// a fixed time, in both directions, however much it is.
 type distance struct {
 	lis  net.Listener
 	to   string
@@ -22,7 +22,7 @@ type distance struct {
 	conns  map[net.Conn]struct{} // guarded by mu
 }
 
-// newDistance puts a server so far away.
+// newDistance starts a relay to the server at address to, which delays data by late.
 func newDistance(to string, late time.Duration) (*distance, error) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -48,7 +48,7 @@ func (d *distance) carry(near net.Conn) {
 	defer near.Close()
 	far, err := net.Dial("tcp", d.to)
 	if err != nil {
-		return // as the client sees
+		return // the client sees that its connection is closed
 	}
 	defer far.Close()
 	d.mu.Lock()
@@ -68,13 +68,13 @@ func (d *distance) carry(near net.Conn) {
 	d.mu.Unlock()
 }
 
-// parcel is something on its way.
+// parcel is data on its way, which pass writes when it is due.
 type parcel struct {
 	due   time.Time
 	bytes []byte
 }
 
-// pass carries what one side says to the other. When it ends, both are closed, so that the
+// pass carries data from one connection to the other. When it ends, it closes both, so that the
 // other direction ends, too.
 func (d *distance) pass(from, to net.Conn) {
 	way := make(chan parcel, 64)
@@ -102,7 +102,7 @@ func (d *distance) pass(from, to net.Conn) {
 		}
 		if err != nil {
 			from.Close()
-			for range way { // the reader may wait for room
+			for range way { // the reader may be waiting for room in way
 			}
 			return
 		}
@@ -115,7 +115,7 @@ func (d *distance) close() error {
 	d.mu.Lock()
 	d.closed = true
 	for c := range d.conns {
-		if e := c.Close(); !errors.Is(e, net.ErrClosed) { // else its other end has ended it just now
+		if e := c.Close(); !errors.Is(e, net.ErrClosed) { // ErrClosed: pass or carry has just closed it
 			err = errors.Join(err, e)
 		}
 	}

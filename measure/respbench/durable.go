@@ -25,7 +25,7 @@ type durableScale struct {
 	duration time.Duration // of a measurement
 	warmup   time.Duration
 	keys     int           // that are written
-	heaps    map[int][]int // keys that are there when a server is killed, by size of their values
+	heaps    map[int][]int // by size of values: the numbers of keys with which a server is killed
 }
 
 var (
@@ -36,9 +36,11 @@ var (
 // durableSize is the size of values that are written.
 const durableSize = 64
 
-// RunDurable measures servers whose answers survive a crash: in the memory of two nodes, with a disk beside them, and on a disk alone, which
-// is the one that dir is on; beside redis-server with its append-only file there, and with a replica that must have each SET (WAIT 1). It measures
-// SETs, what reads cost that do without a lease, the time from start to the first answer after a server was killed, and the time until another one has taken over.
+// RunDurable measures servers whose answers survive a crash. They keep their data in the memory of two nodes, there
+// and on a disk as well, or on a disk alone; the disk is the one of dir. Their rivals are redis-server with its
+// append-only file on that disk, and redis-server with a replica that must have each SET (WAIT 1). RunDurable
+// measures SETs, reads that do without a lease, the time from the start of a server that was killed to its first
+// answer, and the time until another server has taken over from one that was killed.
 func RunDurable(ctx context.Context, cfg Config, dir string) error {
 	if cfg.Progress == nil {
 		cfg.Progress = func(int, int, string) {}
@@ -77,7 +79,8 @@ func startDurable(ctx context.Context, polder, dir, durable string, local int64)
 	}})
 }
 
-// durable measures SETs at servers of ours and of Redis's that promise something, at the same time so that all have the same neighbours.
+// durable measures SETs at servers of ours and Redis's that promise durability, and GETs with and without a lease.
+// All run at once and take turns, so that whatever else runs on the machine disturbs them alike.
 func (b *bench) durable(ctx context.Context, dir string, scale durableScale) (err error) {
 	start, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -187,8 +190,9 @@ func startAOF(ctx context.Context, dir, fsync string, more ...string) (*child.Re
 	return child.StartRedis(ctx, append([]string{"--dir", dir, "--appendonly", "yes", "--appendfsync", fsync}, more...)...)
 }
 
-// recovery measures how long after the start of a server that was killed it gives its first answer, with a fifth of the data
-// in local memory; and how long redis-server takes to read its append-only file, and a file of its own format.
+// recovery measures how long a server that was killed takes from its start to its first answer, with a local budget
+// for a fifth of the data, and how long it takes until a standby has taken over. Beside them, it measures how long
+// redis-server takes to its first answer with an append-only file, and with an RDB file.
 func (b *bench) recovery(ctx context.Context, dir string, size, keys int) (err error) {
 	defer func() {
 		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, "kept")), os.RemoveAll(filepath.Join(dir, "redis")))
@@ -226,7 +230,8 @@ func (b *bench) recovery(ctx context.Context, dir string, size, keys int) (err e
 	b.done++
 	before := []func(*redis.Client) error{
 		func(*redis.Client) error { return nil },
-		// While it syncs, redis-server may not even have written what it has answered.
+		// While it syncs in the background, redis-server may not even have written what it has answered.
+		// A SET under "always" writes and syncs all of that.
 		func(c *redis.Client) error {
 			return errors.Join(c.ConfigSet(ctx, "appendfsync", "always").Err(), c.Set(ctx, "last", "", 0).Err())
 		},
@@ -259,7 +264,8 @@ func killer(p *child.Process) func() error {
 	}
 }
 
-// killed fills a server, has before do its part, kills it, and measures in milliseconds how long it takes from its start to the right answer.
+// killed fills a server, calls before, kills the server, starts it again, and returns the milliseconds from that
+// start to the first right answer.
 func (b *bench) killed(ctx context.Context, name string, start func(context.Context) (string, func() error, error), keys, size int, before func(*redis.Client) error) (ms float64, err error) {
 	limited, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()

@@ -17,7 +17,7 @@ import (
 	"polder/pool"
 )
 
-// idleChunk is a size of chunks in which what is idle is lent, and the goal for giving back a GiB of it.
+// idleChunk is a size of chunks in which a node lends idle memory, and the goal for giving back a GiB of it.
 type idleChunk struct {
 	size int64
 	name string
@@ -29,11 +29,12 @@ var idleChunks = []idleChunk{
 	{2 << 20, "chunks of 2 MiB, in huge pages", 100 * time.Millisecond},
 }
 
-// idleRounds is how often memory is given back, of which the median counts.
+// idleRounds is how often memory is given back; the median counts.
 const idleRounds = 5
 
-// givenBack measures how long it takes, from the demand to the answer that the host has its memory, until a node that lends
-// what is idle has given back what its client has permitted it to drop, all of which has been written to.
+// givenBack measures how fast a node that lends idle memory gives it back: the time from the operator's demand to the
+// node's answer that the host has the memory. The client has written to all of that memory, and has permitted the
+// node to drop it.
 func (b *bench) givenBack(ctx context.Context, c idleChunk, scale surviveScale) (err error) {
 	b.cfg.Progress(b.done, b.total, "memory given back, "+c.name)
 	dir, err := os.MkdirTemp("", "polder-bench-")
@@ -96,8 +97,8 @@ func (b *bench) givenBack(ctx context.Context, c idleChunk, scale surviveScale) 
 		Against("goal", gib*float64(c.goal.Milliseconds()), benchout.Lower))
 }
 
-// giveBackOnce borrows so many bytes, permits the node to drop them, demands them, and returns the milliseconds until the node
-// has said that they are the host's.
+// giveBackOnce borrows idle bytes, permits the node to drop them, demands them from the node, and returns the
+// milliseconds until the node has answered that the host has them.
 func (b *bench) giveBackOnce(ctx context.Context, p *pool.Pool, borrow func() (*pool.Chunk, error), c idleChunk, admin, secret string, idle int64) (float64, error) {
 	var chunks []*pool.Chunk
 	for range idle / c.size {
@@ -129,7 +130,9 @@ func (b *bench) giveBackOnce(ctx context.Context, p *pool.Pool, borrow func() (*
 	if _, err := console.Lend(ctx, nil, secret, admin, math.MaxInt64, recoveryTimeout); err != nil {
 		return 0, err
 	}
-	for { // the node lends more only when the host has been short of nothing for a while, but the operator's word was no shortage
+	// Wait until the node lends again. After a shortage of the host that would take a while, but the operator's
+	// demand was no shortage.
+	for {
 		m, err := p.Alloc(ctx, c.size)
 		if err == nil {
 			return took.Seconds() * 1000, m.Free(ctx)

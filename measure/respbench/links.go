@@ -17,24 +17,27 @@ import (
 	"polder/measure/benchout"
 )
 
-// On loopback three processes share the processors, and what is repaired is read in place, so what is measured there is processors. Here the network is the limit: each node is in a network namespace of its own, which a pair of veth devices limited by a token
-// bucket filter connects to the server's. All of it is within a namespace of the process that measures, RunLinks, so that nobody else's network changes, and
-// nothing of it is left when that process and those of the nodes have ended, however they end.
+// On loopback, three processes share the processors and repair reads its source in place, so repair is limited by the
+// processors. Here the network is the limit: each node is in a network namespace of its own, which a pair of veth
+// devices, limited by a token bucket filter, connects to the server's namespace. The process that calls RunLinks is
+// itself in a namespace of its own, so that nobody else's network changes; all of it disappears when that process and
+// the nodes' processes have ended, however they end.
 
 const (
 	linkNodes = 4 // of which one is killed
-	// linkTimeout bounds what is measured over links of one rate.
+	// linkTimeout bounds the measurements over links of one rate.
 	linkTimeout = time.Minute
 	// linkSize is the size of a value.
 	linkSize = 4 << 10
-	// linkRaw is for how long plain writing is measured.
+	// linkRaw is how long plain writing is measured.
 	linkRaw = 500 * time.Millisecond
 )
 
-// limits makes a pair of devices and limits one: what has to work before something can be measured.
+// limits is a script that makes a pair of devices and limits the rate of one. If it fails, nothing here can be
+// measured.
 const limits = "ip link add here type veth peer name there && tc qdisc add dev here root tbf rate 1gbit burst 512kb latency 100ms"
 
-// canLimit says why links cannot be limited here, if they cannot.
+// canLimit returns nil if links can be limited on this machine, and otherwise the reason why not.
 func canLimit(ctx context.Context) error {
 	for _, tool := range []string{"ip", "tc", "nsenter"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -54,8 +57,9 @@ func canLimit(ctx context.Context) error {
 	return p.Err()
 }
 
-// overLinks has a process in a network namespace of its own measure repair over links of such rates, of so many bytes, and prints what it
-// has found; or says why that cannot be measured here.
+// overLinks starts a process in a network namespace of its own, which measures how size bytes of values are repaired
+// over links of each of the rates gbits, in Gbit/s, and prints its figures. Where links cannot be limited, it notes
+// why and returns nil.
 func (b *bench) overLinks(ctx context.Context, gbits []int, size int64) error {
 	if len(gbits) == 0 {
 		return nil
@@ -100,11 +104,11 @@ func (b *bench) overLinks(ctx context.Context, gbits []int, size int64) error {
 	return nil
 }
 
-// LinksCommand is the subcommand of polder bench that calls RunLinks, for RunSurvive.
+// LinksCommand is the subcommand of polder bench that calls RunLinks. RunSurvive starts it.
 const LinksCommand = "survive-links"
 
-// RunLinks measures repair over links of such rates, in Gbit/s, with so many bytes of values. It is called in a network namespace in
-// which nothing else is.
+// RunLinks measures how size bytes of values are repaired over links of each of the rates gbits, in Gbit/s. Call it
+// in a network namespace that is empty.
 func RunLinks(ctx context.Context, cfg Config, gbits []int, size int64) error {
 	b := &bench{cfg: cfg}
 	b.cfg.Progress = func(int, int, string) {}
@@ -119,7 +123,7 @@ func RunLinks(ctx context.Context, cfg Config, gbits []int, size int64) error {
 	return nil
 }
 
-// overLink measures repair over links of so many Gbit/s beside plain writing over one of them.
+// overLink measures repair over links of gbit Gbit/s beside plain writing over one of them.
 func (b *bench) overLink(ctx context.Context, gbit int, size int64) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, linkTimeout)
 	defer cancel()
@@ -162,7 +166,8 @@ func (b *bench) overLink(ctx context.Context, gbit int, size int64) (err error) 
 	return err
 }
 
-// connect connects the network namespace of a process to this one by a link of so many Gbit/s in either direction, the ith: 10.0.i.1 is here, 10.0.i.2 there.
+// connect makes link number i, with gbit Gbit/s in either direction, from this network namespace to that of process
+// pid. This end's address is 10.0.i.1, the other's 10.0.i.2.
 func connect(ctx context.Context, pid, i, gbit int) error {
 	limit := fmt.Sprintf("root tbf rate %dgbit burst 512kb latency 100ms", gbit)
 	return shell(ctx, fmt.Sprintf(`set -e

@@ -14,7 +14,7 @@ import (
 	"polder/measure/benchout"
 )
 
-// startOrigin runs a cache in soft memory before a Redis.
+// startOrigin runs a cache in soft memory in front of a Redis.
 func startOrigin(ctx context.Context, polder, name, redis string, budget int64) (*server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -28,16 +28,16 @@ func startOrigin(ctx context.Context, polder, name, redis string, budget int64) 
 	return &server{name: name, addr: p.Addr("redis"), admin: p.Addr("admin"), close: p.Stop, reads: originReads}, nil
 }
 
-// originSize is the size of values before which a cache is measured.
+// originSize is the size of the values in the Redis that is cached.
 const originSize = 1 << 10
 
-// away is a round trip to a Redis in the same building, by a network that is busy.
+// away is the round-trip time of the relay: about that to a Redis in the same building over a busy network.
 const away = time.Millisecond
 
-// fewConns are what the relay carries without being what is measured.
+// fewConns is how many connections the relay carries without becoming the bottleneck.
 const fewConns = 4
 
-// origin measures a cache before a Redis beside that Redis alone, here and at a distance.
+// origin measures a cache in front of a Redis beside that Redis alone, on this host and at a distance.
 func (b *bench) origin(ctx context.Context) (err error) {
 	keys := min(int(b.scale.data)/2/(load.KeySize+originSize), b.scale.most)
 	redis, err := startRedis(ctx)
@@ -59,7 +59,8 @@ func (b *bench) origin(ctx context.Context) (err error) {
 	return b.originAt(ctx, fmt.Sprintf("origin %v away,", away), &server{name: rival, addr: d.addr(), conns: fewConns}, keys, false)
 }
 
-// originAt measures a cache, which has room for half of the data, before a Redis.
+// originAt measures a cache, which has room for half of the data, in front of a Redis, and if stale is set, also for
+// how long it returns old values.
 func (b *bench) originAt(ctx context.Context, name string, redis *server, keys int, stale bool) (err error) {
 	cache, err := startOrigin(ctx, b.cfg.Polder, name, redis.addr, max(int64(keys)*(load.KeySize+originSize+entryOverhead)/2, 16<<20))
 	if err != nil {
@@ -92,7 +93,7 @@ func (b *bench) staleness(ctx context.Context, origin, cache *server) (err error
 			return fmt.Errorf("cannot write at the origin: %w", err)
 		}
 		written := time.Now()
-		var old float64 // when an old value was asked for, that came
+		var old float64 // when the last GET that returned the old value was sent, in µs after the write
 		for {
 			asked := time.Since(written)
 			n, err := through.Get(ctx, "stale").Int()

@@ -38,7 +38,7 @@ const (
 	sequenceLength = 4 << 20
 
 	rival   = "redis"
-	farPart = 5 // the local budget is one part in so many
+	farPart = 5 // the local budget is 1/farPart of the memory that the data takes
 )
 
 var (
@@ -47,7 +47,7 @@ var (
 	ops       = []load.Op{load.Get, load.Set}
 )
 
-// scale is how much is done.
+// scale is how much a run does.
 type scale struct {
 	rounds   int
 	duration time.Duration // of a measurement
@@ -129,9 +129,9 @@ func (b *bench) size(ctx context.Context, size int) (err error) {
 	uniform := load.Sequence(load.Uniform(keys), sequenceLength, uint64(size))
 	err = b.fill(ctx, local, keys, size)
 	if err == nil {
-		// Overwrite until every page of the budget has been touched: what
-		// the operating system takes for a page's first use is not the
-		// server's, and Redis had its share of it in the fill.
+		// Overwrite until every page of the budget has been touched: the time
+		// that the operating system takes for the first use of a page is not the
+		// server's, and Redis has spent it during the fill.
 		err = b.set(ctx, local, uniform, int(ample/int64(load.KeySize+size)), size)
 	}
 	if err == nil {
@@ -179,21 +179,21 @@ func (b *bench) set(ctx context.Context, s *server, sequence []uint32, count, si
 	return err
 }
 
-// figures are what one server showed in one case, a value a round.
+// figures are the results of one server in one case, with one value for each round.
 type figures struct {
 	throughput, p50, p99 []float64
-	hits                 []float64 // commands for which nothing was read elsewhere, in per cent
+	hits                 []float64 // commands that the server answered from local memory, in per cent
 }
 
-// phase measures servers, the rival first, in every case, and prints.
+// phase measures the servers in every case, and prints the medians beside the rival's. The rival is servers[0].
 func (b *bench) phase(ctx context.Context, servers []*server, sequence []uint32, size int) error {
 	for _, pipeline := range pipelines {
 		for _, op := range ops {
 			got := make([]figures, len(servers))
 			for range b.scale.rounds {
-				// The same keys for all, others every round. Another order
-				// every round, so that nobody always follows the same
-				// neighbour.
+				// Within a round all servers get the same keys; the next
+				// round has other keys. The servers' order changes, too, so
+				// that no server always runs after the same one.
 				offset := rand.IntN(len(sequence))
 				for _, i := range rand.Perm(len(servers)) {
 					s := servers[i]

@@ -17,9 +17,9 @@ type server struct {
 	addr  string
 	admin string // administrative address; "" for Redis
 	close func() error
-	conns int // on which it is loaded; 0 for as many as all others
-	// reads is how many commands a server of ours has run, and for how many it has
-	// read elsewhere.
+	conns int // connections of the load generator; 0 for the usual number
+	// reads returns from the metrics of a server of ours how many commands it has run, and how
+	// often it has read from far memory or from the origin for them.
 	reads func(console.Metrics) (commands, fetches int64)
 }
 
@@ -32,7 +32,7 @@ func originReads(m console.Metrics) (commands, fetches int64) {
 	return m.Int("polder_origin_hits_total") + fetches, fetches
 }
 
-// counted is what reads says now.
+// counted returns what reads says of the server's metrics now.
 func (s *server) counted(ctx context.Context) (commands, fetches int64, err error) {
 	state, err := console.Query(ctx, nil, "", s.admin, 0)
 	if err != nil {
@@ -55,7 +55,7 @@ func startRedis(ctx context.Context) (*server, error) {
 	return &server{name: rival, addr: r.Addr, close: r.Close}, nil
 }
 
-// startUp runs everything in one process.
+// startUp runs polder up: server and lent memory in one process.
 func startUp(ctx context.Context, polder, name string, local, lend int64, flags ...string) (*server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

@@ -24,10 +24,10 @@ type surviveScale struct {
 	warmup   time.Duration
 	keys     int
 	copies   []int
-	second   time.Duration // in which GETs are measured when a node is killed
-	idle     int64         // bytes that a node that lends what is idle has to give back
+	second   time.Duration // how long GETs are measured before a node is killed, and again after
+	idle     int64         // bytes that a node that lends idle memory has to give back
 	gbits    []int         // rates of links over which repair is measured, in Gbit/s
-	linked   int64         // bytes of values then
+	linked   int64         // bytes of values that are repaired over the links
 }
 
 var (
@@ -37,14 +37,16 @@ var (
 
 const (
 	surviveSize  = 1 << 10
-	surviveNodes = 5 // of which two are killed, where three copies are to be made
-	// surviveRepair is after how long a node that was killed is taken for lost.
+	surviveNodes = 5 // two are killed, and the other three must be enough for three copies
+	// surviveRepair is how long after its death a node counts as lost, so that repair begins.
 	surviveRepair = 100 * time.Millisecond
 )
 
-// RunSurvive measures servers that keep far memory at one, two and three nodes of five, all on this machine and read in place, with a fifth of the data local, beside
-// each other and redis-server, alone and with a replica that has to have each SET (WAIT 1); what the end of a node costs them, also where the network is what
-// limits repair; and how fast a node that lends what is idle gives memory back.
+// RunSurvive measures servers that keep one, two and three copies of far memory, at five nodes each, beside each
+// other, beside redis-server alone, and beside redis-server with a replica that must have each SET (WAIT 1). All
+// nodes are on this machine and are read in place; a fifth of the data is local. It also measures what the death of a
+// node costs a server, there and where the network limits repair, and how fast a node that lends idle memory gives it
+// back.
 func RunSurvive(ctx context.Context, cfg Config) error {
 	if cfg.Progress == nil {
 		cfg.Progress = func(int, int, string) {}
@@ -116,7 +118,8 @@ func runSurvive(ctx context.Context, cfg Config, scale surviveScale) (err error)
 	return nil
 }
 
-// copies measures one operation at all servers: redis, redis with a replica, and ours, of which the first has one copy.
+// copies measures one operation at all servers. servers[0] is Redis, servers[1] Redis with a replica; the others are
+// ours, and the first of them has one copy.
 func (b *bench) copies(ctx context.Context, servers []*server, op load.Op, sequence []uint32, scale surviveScale) error {
 	got := make([]figures, len(servers))
 	for range scale.rounds {
@@ -125,7 +128,7 @@ func (b *bench) copies(ctx context.Context, servers []*server, op load.Op, seque
 			s, does := servers[i], op
 			if i == 1 {
 				if op == load.Get {
-					continue // it is what redis-server does alone
+					continue // a GET is the same as without a replica
 				}
 				does = load.SetWait
 			}
@@ -153,8 +156,9 @@ func (b *bench) copies(ctx context.Context, servers []*server, op load.Op, seque
 	return nil
 }
 
-// kill measures GETs of a server before and after one of its nodes is killed, and how long it takes until everything has its copies
-// again, beside the plain writing of as many bytes to a node.
+// kill measures GETs of a server before and after one of its nodes is killed. Then it kills another node without load
+// and measures how fast repair copies bytes, beside plain WRITEs to a node, and how long it takes until all segments
+// have their copies again.
 func (b *bench) kill(ctx context.Context, s *survivor, sequence []uint32, scale surviveScale) error {
 	get := load.Config{Pipeline: 1, Op: load.Get, ValueSize: surviveSize, Sequence: sequence, Offset: rand.IntN(len(sequence)), Duration: scale.second, Warmup: scale.warmup}
 	b.cfg.Progress(b.done, b.total, s.name+" loses a node")
@@ -228,8 +232,8 @@ func (s *survivor) killLast() {
 	s.nodes, s.addrs = s.nodes[:last], s.addrs[:last]
 }
 
-// repaired kills a node, and returns how many bytes a second are copied then, 0 if it had nothing, and how long it takes until everything has
-// its copies again.
+// repaired kills a node. It returns how many bytes a second repair copies, or 0 if the node had none, and how long it
+// takes until all segments have their copies again.
 func (b *bench) repaired(ctx context.Context, s *survivor) (rate float64, took time.Duration, err error) {
 	was, err := copiesState(ctx, s)
 	if err != nil {
@@ -258,7 +262,7 @@ func copiesState(ctx context.Context, s *survivor) (console.Metrics, error) {
 	return state.Metrics, nil
 }
 
-// healed waits until everything has its copies, and returns how long that has taken.
+// healed waits until no segment lacks a copy, and returns how long that has taken.
 func (b *bench) healed(ctx context.Context, s *survivor) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()
@@ -276,10 +280,11 @@ func (b *bench) healed(ctx context.Context, s *survivor) (time.Duration, error) 
 	}
 }
 
-// rawWrite is how many bytes a second a pool writes to a node, by two writers of what repair copies at a time: over what they have written, or
-// to fresh memory, which they borrow and the node's kernel has to find first, as it has for repair.
+// rawWrite returns how many bytes a second a pool writes to a node. Two writers write pieces as large as repair's. If
+// fresh is false, they overwrite the same memory; if it is true, they borrow new memory all the time, which the
+// node's kernel has to find first, as it does for repair.
 func rawWrite(ctx context.Context, addr string, d time.Duration, fresh bool) (float64, error) {
-	p, err := pool.DialTCP(ctx, tcp.Config{Insecure: true}, pool.Config{}, addr) // it is this machine, if not by its loopback address
+	p, err := pool.DialTCP(ctx, tcp.Config{Insecure: true}, pool.Config{}, addr) // the node is on this machine, even if its address is not loopback's
 	if err != nil {
 		return 0, err
 	}
@@ -306,7 +311,7 @@ func rawWrite(ctx context.Context, addr string, d time.Duration, fresh bool) (fl
 				err = c.WriteBulk(ctx, buf, int64(n%(1<<20)))
 			}
 			if errors.Is(err, pool.ErrNoMemory) && n > 0 {
-				err = nil // it has had all that there was
+				err = nil // all of the node's memory has been written
 			}
 			results <- result{n, err}
 		}()
@@ -315,7 +320,8 @@ func rawWrite(ctx context.Context, addr string, d time.Duration, fresh bool) (fl
 	return float64(a.n+z.n) / time.Since(began).Seconds(), errors.Join(a.err, z.err)
 }
 
-// startSurvivor runs nodes, whose memory is read in place, and a server that keeps so many copies at them.
+// startSurvivor runs surviveNodes nodes, whose memory is read in place, and a server that keeps copies copies at
+// them.
 func startSurvivor(ctx context.Context, polder string, copies int, local, lend int64) (s *survivor, err error) {
 	s = new(survivor)
 	for range surviveNodes {
@@ -339,7 +345,7 @@ func (s *survivor) stop() error {
 	return errors.Join(errs...)
 }
 
-// serve runs the server over the nodes, which end if that cannot be.
+// serve runs the server over the nodes. If the server cannot be started, serve ends the nodes.
 func (s *survivor) serve(ctx context.Context, polder string, copies int, local int64) error {
 	name := fmt.Sprintf("%d copies", copies)
 	if copies == 1 {

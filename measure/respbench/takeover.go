@@ -16,14 +16,14 @@ import (
 	"polder/internal/load"
 )
 
-// world is what outlives servers: witnesses and nodes.
+// world is the witnesses and nodes, which outlive the servers.
 type world struct {
 	polder         string
 	witnesses, far []string
 	processes      []*child.Process
 }
 
-// startWorld runs three witnesses, which sync to dir, and two nodes that lend so much each.
+// startWorld runs three witnesses, which sync to dir, and two nodes that lend lend bytes each.
 func startWorld(ctx context.Context, polder, dir string, lend int64) (w *world, err error) {
 	w = &world{polder: polder}
 	defer func() {
@@ -74,7 +74,7 @@ func (w *world) close() (err error) {
 	return err
 }
 
-// server is a durable server of a heap in the memory of the nodes.
+// server returns the command that runs a durable server of a heap in the memory of the nodes.
 func (w *world) server(heap, listen string, local int64, more ...string) child.Command {
 	return child.Command{Path: w.polder, Args: append([]string{
 		"serve", "--listen", listen, "--admin", "127.0.0.1:0", "--log-level", "warn", "--local", fmt.Sprint(local),
@@ -82,13 +82,13 @@ func (w *world) server(heap, listen string, local int64, more ...string) child.C
 	}, more...)}
 }
 
-// taken is what a takeover has taken, in milliseconds from when the server before was killed.
+// taken is how long a takeover has taken, in milliseconds since the owner was killed.
 type taken struct {
-	known float64 // until the one that stood by had the heap
-	first float64 // until its first answer, which was right
+	known float64 // until the standby said that it is the master
+	first float64 // until the standby's first right answer
 }
 
-// takeover fills a server over nodes, kills it, and measures how long it takes until one that stands by answers.
+// takeover fills a server over nodes, kills it, and measures how long it takes until a standby answers in its place.
 func (b *bench) takeover(ctx context.Context, dir string, keys, size int, local int64) (t taken, err error) {
 	ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()
@@ -101,7 +101,7 @@ func (b *bench) takeover(ctx context.Context, dir string, keys, size int, local 
 	if err != nil {
 		return t, err
 	}
-	defer func() { _ = killer(owner)() }() // it was killed, if all went well
+	defer func() { _ = killer(owner)() }() // already dead, if all went well
 	addr := owner.Addr("redis")
 	if _, err := b.load(ctx, &server{name: "durable in memory", addr: addr}, load.Config{Pipeline: 16, Op: load.Set, ValueSize: size, Sequence: load.Ascending(keys), Count: keys}); err != nil {
 		return t, err
@@ -111,7 +111,7 @@ func (b *bench) takeover(ctx context.Context, dir string, keys, size int, local 
 		return t, err
 	}
 	next := lis.Addr().String()
-	_ = lis.Close() // nobody else takes it, most likely
+	_ = lis.Close() // most likely nobody else takes the port before the standby does
 	standby, err := child.Start(w.server("bench", next, local, "--standby"))
 	if err != nil {
 		return t, err

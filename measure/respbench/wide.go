@@ -19,7 +19,7 @@ const wideTimeout = time.Minute
 // wideValue is the value of every field and key.
 const wideValue = "0123456789abcdef"
 
-// wideCase is a command with many arguments, or with a reply that is as long.
+// wideCase is a command with many or large arguments, or with a long reply.
 type wideCase struct {
 	name   string
 	before [][]byte // commands that make every round the same; not measured
@@ -29,7 +29,7 @@ type wideCase struct {
 	warm   int    // rounds that do not count
 }
 
-// command encodes words, and then more with every number from 0 to n.
+// command encodes a command that consists of words and of what more returns for each number from 0 to n-1.
 func command(words []string, n int, more func(i int) []string) []byte {
 	var body []byte
 	count := 0
@@ -46,8 +46,8 @@ func command(words []string, n int, more func(i int) []string) []byte {
 	return append(fmt.Appendf(nil, "*%d\r\n", count), body...)
 }
 
-// wideCases are those with n fields or keys. Where Redis needs the square of n,
-// for WATCH, there are fewer.
+// wideCases returns the cases with n fields or keys. WATCH has a tenth of that, because
+// Redis takes time proportional to the square of the number of keys for it.
 func wideCases(n int) []wideCase {
 	one := func(words ...string) []byte { return command(words, 0, nil) }
 	name := func(i int) string { return fmt.Sprintf("name:%08d", i) }
@@ -79,16 +79,16 @@ func (b *bench) wide(ctx context.Context) error {
 	if b.scale.large == 0 {
 		return nil
 	}
-	// 64MiB and 256MiB for values of 36 MiB. The budget is written to until all of
-	// its pages have been touched: what the operating system takes for a page's
-	// first use is not the server's.
+	// With values of 36 MiB, --max-value is 64 MiB and --client-memory 256 MiB. The first
+	// SETs, which do not count, write until all pages of the budget have been touched: the
+	// time that the operating system takes for the first use of a page is not the server's.
 	most, fit := b.scale.large/9*16, 16
 	cases := largeCases(b.scale.large)
 	cases[0].warm = fit + fit/4
 	return b.alone(ctx, cases, int64(fit*b.scale.large), "--max-value", fmt.Sprint(most), "--client-memory", fmt.Sprint(4*most))
 }
 
-// largeCases are those with one value of n bytes, as a cache of attention has them.
+// largeCases returns SET and GET of one value of n bytes, as an attention cache stores it.
 func largeCases(n int) []wideCase {
 	set := command([]string{"SET", "large", strings.Repeat("0123456789abcdef", n/16)}, 0, nil)
 	head := fmt.Sprintf("$%d\r\n", n)
@@ -98,7 +98,7 @@ func largeCases(n int) []wideCase {
 	}
 }
 
-// alone measures cases one command at a time, everything local.
+// alone measures cases with one command at a time and everything in local memory.
 func (b *bench) alone(ctx context.Context, cases []wideCase, budget int64, flags ...string) (err error) {
 	redis, err := startRedis(ctx)
 	if err != nil {
@@ -166,8 +166,8 @@ func (w *wideClient) measure(c wideCase) (time.Duration, error) {
 	return w.do(c.cmd, c.begins, c.size)
 }
 
-// do sends a command and reads its reply, whose beginning and length must be as
-// expected: so the client, which is measured too, need not look for its end.
+// do sends a command and reads its reply, which must begin with begins and have size
+// bytes: so the client, whose time is measured too, need not search for the reply's end.
 func (w *wideClient) do(cmd []byte, begins string, size int) (time.Duration, error) {
 	if cap(w.buf) < size {
 		w.buf = make([]byte, size)
