@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// echoes are what round trips to the daemon are measured beside: servers in a process
-// of their own that answer at once. One is written as any server in Go; the other, and
-// its clients, block in the system's calls instead of Go's runtime, so that what
-// remains is TCP.
+// echoes are two servers in a process of their own that answer at once. Round trips to
+// the daemon are compared with theirs. One is written like any server in Go; the other,
+// and its clients, block in system calls instead of in Go's runtime, so that hardly more
+// than TCP is measured.
 type echoes struct{ inGo, bare net.Listener }
 
 func startEchoes() (*echoes, error) {
@@ -39,8 +39,8 @@ func blocking(nc net.Conn) (io.ReadWriteCloser, error) {
 	return f, errors.Join(err, nc.Close())
 }
 
-// serveEchoes serves connections until the listener is closed. Each begins with the
-// lengths of its requests and of the answers to them.
+// serveEchoes serves connections until the listener is closed. A client first sends the
+// length of its requests and that of the answers, 4 bytes each.
 func serveEchoes(lis net.Listener, through func(net.Conn) (io.ReadWriteCloser, error)) {
 	for {
 		nc, err := lis.Accept()
@@ -92,7 +92,7 @@ func dialEcho(addr string, bare bool, request, answer int) (*echo, error) {
 	return e, err
 }
 
-// measure adds a round trip.
+// measure makes one round trip and adds its time to s.
 func (e *echo) measure(s *summary) error {
 	began := time.Now()
 	if _, err := e.Write(e.request); err != nil {

@@ -13,20 +13,20 @@ import (
 	"polder/share"
 )
 
-// keysBatch is how many keys one message puts or deletes here.
+// keysBatch is how many keys one message puts or deletes in this benchmark.
 const keysBatch = 128
 
-// runKeys measures what the number of keys costs everybody: how long a request
-// that changes nothing takes while nothing else goes on, while the daemon saves a
-// checkpoint and other keys are put and deleted, while checkpoints fail and the log has
-// no room, and while the client that owns all keys leaves; and how long a daemon that
-// was killed takes to be back.
+// runKeys measures what a large number of keys costs all clients. It measures how long
+// a request that changes nothing takes while nothing else goes on; while the daemon
+// saves checkpoints and another client puts and deletes keys; while checkpoints fail and
+// the log has no room; and while the client that owns all keys leaves. Then it kills the
+// daemon and measures how long a new one takes until it serves.
 func runKeys(ctx context.Context, opt Options, dir string) (err error) {
 	n := 1_000_000
 	if opt.Short {
 		n = 200_000
 	}
-	// In a file of memory, so that it survives the daemon and needs no disk.
+	// A file in tmpfs, if there is one: it survives the daemon and needs no disk.
 	pool, err := os.MkdirTemp("/dev/shm", "polder-bench-share")
 	if err != nil {
 		pool = filepath.Join(dir, "pool")
@@ -98,13 +98,13 @@ func putKeys(ctx context.Context, c *share.Client, prefix string, n int) error {
 	return nil
 }
 
-// stalls are how long a request took that changes nothing.
+// stalls are the times that a request that changes nothing took in each situation.
 type stalls struct{ quiet, busy, failing, leaving summary }
 
-// measureStalls measures a request for a second; then until two more checkpoints
-// have been saved while c puts and deletes keys; then while that goes on and the
-// directory of the log is away, so that no checkpoint can be saved and soon nothing can
-// be put; and then while c, which owns all the keys, is closed.
+// measureStalls measures a request that changes nothing over and over: for a second;
+// while c puts and deletes keys, until two more checkpoints have been saved; while c goes
+// on with that and the log's directory is away, so that no checkpoint can be saved and
+// soon nothing can be put; and while c, which owns all the keys, is closed.
 func measureStalls(ctx context.Context, socket string, c *share.Client, log string) (m stalls, err error) {
 	prober, err := share.Open(ctx, share.Config{Socket: socket})
 	if err != nil {
@@ -169,9 +169,9 @@ func churnOnce(ctx context.Context, c *share.Client, round int) error {
 	return err
 }
 
-// failing takes the log's directory away, as a disk that is full or gone does, and goes
-// on with what churn does: for two seconds from when a checkpoint has failed. It then
-// brings the directory back, and waits until keys can be put.
+// failing takes the log's directory away, which to the daemon is like a disk that is full
+// or gone. It puts and deletes keys, as churn does, until two seconds after a checkpoint
+// has failed. Then it brings the directory back, and waits until a key can be put.
 func failing(ctx context.Context, c *share.Client, log string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -182,7 +182,7 @@ func failing(ctx context.Context, c *share.Client, log string) error {
 	if err != nil {
 		return err
 	}
-	var since time.Time // when a checkpoint had failed
+	var since time.Time // when a checkpoint was first seen to have failed
 	for round := 1; since.IsZero() || time.Since(since) < 2*time.Second; round++ {
 		if err = refused(churnOnce(ctx, c, -round)); err != nil {
 			break
@@ -205,7 +205,7 @@ func failing(ctx context.Context, c *share.Client, log string) error {
 	return err
 }
 
-// refused passes over that nothing can be logged.
+// refused returns err, or nil if err only says that nothing can be logged.
 func refused(err error) error {
 	if errors.Is(err, share.ErrNoLog) {
 		return nil

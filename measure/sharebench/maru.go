@@ -17,12 +17,12 @@ import (
 	"polder/share/server"
 )
 
-// maruBatch is how many keys a client of Maru's looks up at once here.
+// maruBatch is how many keys a client of Maru's looks up at once in this benchmark.
 const maruBatch = 64
 
-// runMaru measures the door for clients of Maru's protocol, over TCP, beside a copy
-// of the same bytes and beside round trips of requests as long to servers that do
-// nothing.
+// runMaru measures the daemon's door for clients of Maru's protocol, over TCP. Stores are
+// compared with a copy of the same bytes, lookups with round trips of equally long
+// messages to servers that do nothing but answer.
 func runMaru(ctx context.Context, opt Options, dir string) (err error) {
 	addrs, err := freeAddrs(2)
 	if err != nil {
@@ -61,9 +61,10 @@ func runMaru(ctx context.Context, opt Options, dir string) (err error) {
 	return nil
 }
 
-// printMaru prints what clients see, and of it, as "served", what is not spent in the
-// client itself: from when a request is given to the system until its answer is there.
-// What of that goes beyond a server in Go that only answers is the daemon's work.
+// printMaru prints how long requests take as a client sees it, and as "served" the part
+// that is not spent in the client itself: from when the request is given to the system
+// until its answer is there. The daemon's own work is what "served" takes beyond a server
+// in Go that only answers.
 func printMaru(opt Options, name string, s map[string]summary) error {
 	const micro = 1e3
 	rows := []benchout.Row{}
@@ -102,7 +103,7 @@ func freeAddrs(n int) (addrs []string, err error) {
 	return addrs, nil
 }
 
-// maruWork stores blobs as a client of Maru's does, and looks them up.
+// maruWork is a worker's task: it stores blobs as a client of Maru's does, and looks them up.
 func maruWork(t task) (res result, err error) {
 	c, err := marutest.Dial(t.Socket, "", "polder bench share")
 	if err != nil {
@@ -175,7 +176,7 @@ func maruWork(t task) (res result, err error) {
 	for j := range keys {
 		keys[j] = t.key(j % t.N)
 	}
-	// Requests and answers of about the sizes that those to the daemon have.
+	// Requests and answers are about as long as those between client and daemon.
 	echoes := map[string]*echo{}
 	for i, how := range []string{" in Go", " bare"} {
 		for what, sizes := range map[string][2]int{"echo": {48, 128}, "echo of a batch": {30 + len(strings.Join(keys, "-")), 20 + 100*maruBatch}} {
@@ -187,7 +188,7 @@ func maruWork(t task) (res result, err error) {
 			echoes[what+how] = e
 		}
 	}
-	// By turns, so that what else the machine does is the same for all.
+	// By turns, so that whatever else runs on the machine disturbs all alike.
 	for i := range max(t.N, 1000) {
 		key := t.key(i % t.N)
 		began := time.Now()

@@ -12,7 +12,7 @@ import (
 )
 
 // redis measures SET and GET of the same blobs over redis-server's Unix socket,
-// with a client that does nothing else.
+// with a client that does no more than these two need.
 func redis(t task) (res result, err error) {
 	conn, err := net.Dial("unix", t.Socket)
 	if err != nil {

@@ -37,8 +37,8 @@ type Options struct {
 	WorkerCommand []string
 	Out           benchout.Printer
 	Short         bool
-	// Dir is where the daemon keeps its log: on the disk that is to be
-	// measured. The default is the temporary directory.
+	// Dir is where the daemon keeps its log: a directory on the disk that is to
+	// be measured. The default is the temporary directory.
 	Dir string
 	// Progress, if not nil, is told how far the run is.
 	Progress func(done, total int, what string)
@@ -184,7 +184,7 @@ func startBoth(ctx context.Context, opt Options, dir string, flags ...string) (*
 	return d, w, nil
 }
 
-// stopAll ends processes, and reports what is wrong with their ends.
+// stopAll ends the workers and then the daemon, and returns the errors of their ends.
 func stopAll(d *aDaemon, ps ...*process) error {
 	var errs []error
 	for _, p := range ps {
@@ -204,7 +204,7 @@ func sizes(short bool) []sizeCase {
 	return []sizeCase{{4 << 10, 20000}, {256 << 10, 2000}, {1 << 20, 1000}, {16 << 20, 64}}
 }
 
-// runSizes measures puts by one process and gets by another one.
+// runSizes measures puts by one process and gets by another, beside redis-server, for each size of blobs.
 func runSizes(ctx context.Context, opt Options, dir string) (err error) {
 	d, w, err := startBoth(ctx, opt, dir, "--pool", "memfd:4GiB")
 	if err != nil {
@@ -256,7 +256,8 @@ func runSizes(ctx context.Context, opt Options, dir string) (err error) {
 	return nil
 }
 
-// runSocket measures puts that go by the socket only: what mailboxes are worth.
+// runSocket measures puts without mailboxes, through the socket alone: the difference to runSizes is what mailboxes
+// gain.
 func runSocket(ctx context.Context, opt Options, dir string) (err error) {
 	d, w, err := startBoth(ctx, opt, dir, "--pool", "memfd:4GiB", "--poll", "0s")
 	if err != nil {
@@ -265,7 +266,7 @@ func runSocket(ctx context.Context, opt Options, dir string) (err error) {
 	defer func() { err = errors.Join(err, stopAll(d, w)) }()
 	for _, c := range sizes(opt.Short) {
 		if c.size > 1<<20 {
-			break // one message is nothing beside such a copy
+			break // the copy takes so long that one message does not count
 		}
 		name := config.FormatSize(int64(c.size))
 		opt.Progress(0, 1, name+" by the socket")
@@ -289,8 +290,8 @@ func runSocket(ctx context.Context, opt Options, dir string) (err error) {
 	return nil
 }
 
-// untouched marks what opens a view and reads none of its bytes, as opposed to a
-// rival's get, which copies them all.
+// untouched marks a case that opens a view and reads none of its bytes, whereas the
+// rival's GET copies them all.
 const untouched = ", no byte touched"
 
 func printSize(out benchout.Printer, name string, put, get, redis map[string]summary) error {
@@ -327,8 +328,8 @@ func printAll(out benchout.Printer, rows []benchout.Row) error {
 	return nil
 }
 
-// runAllocs measures the allocation of regions, with the log on a disk, and what it
-// takes to bring a page to that disk.
+// runAllocs measures the allocation of regions, with the log on a disk, and how long it
+// takes to write and sync a page on that disk.
 func runAllocs(ctx context.Context, opt Options, dir string) error {
 	n := 4000
 	if opt.Short {
@@ -354,7 +355,7 @@ func runAllocs(ctx context.Context, opt Options, dir string) error {
 	return nil
 }
 
-// syncs measures fdatasync after each of n pages that are written over zeros.
+// syncs measures a write and fdatasync of each of n pages of a file whose blocks have been written before.
 func syncs(dir string, n int) (s summary, err error) {
 	f, err := os.CreateTemp(dir, "sync")
 	if err != nil {
@@ -402,7 +403,7 @@ func runAlloc(ctx context.Context, opt Options, dir, name string, n int, flags [
 	return nil
 }
 
-// runTrace replays a trace with several capacities, with eviction and without.
+// runTrace replays a trace with each of the capacities, with eviction and without.
 func runTrace(ctx context.Context, opt Options, dir string) error {
 	if opt.Chunk == 0 {
 		opt.Chunk = 16 << 10
@@ -556,7 +557,7 @@ func (t traceRun) print(got []result, use []float64, took time.Duration) error {
 		row(t.name, "p99", requests.P99/1e3, "µs"),
 		row(t.name, "rate", float64(requests.N)/took.Seconds(), "req/s"),
 	}
-	// Virtual seconds: requests come when the trace says, and take as long as above.
+	// In virtual time: requests come when the trace says, and take as long as they did above.
 	if own := t.name + ", at the trace's rate"; figures["span"] > 0 {
 		rows = append(rows,
 			row(own, "rate", float64(requests.N)*float64(len(got))/figures["span"], "req/s"),

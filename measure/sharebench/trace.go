@@ -14,8 +14,8 @@ import (
 	"polder/share"
 )
 
-// request is one line of a trace: the blocks of a conversation so far, by the
-// hashes of their prefixes.
+// request is one line of a trace: the blocks of a conversation so far, each
+// named by the hash of the prefix that ends with it.
 type request struct {
 	Timestamp float64 `json:"timestamp"` // milliseconds
 	HashIDs   []int64 `json:"hash_ids"`
@@ -53,7 +53,7 @@ func readTrace(path string, limit int) ([]request, error) {
 	return reqs, nil
 }
 
-// distinct counts the different blocks, and all.
+// distinct returns how many different blocks there are, and how many in all.
 func distinct(reqs []request) (blocks, total int) {
 	seen := map[int64]bool{}
 	for _, r := range reqs {
@@ -65,9 +65,9 @@ func distinct(reqs []request) (blocks, total int) {
 	return len(seen), total
 }
 
-// idealLRU is the share of blocks that one process with one LRU list of so
-// many blocks would find: the leading ones of each request, as only a prefix
-// saves work.
+// idealLRU returns the share of blocks that one process with one LRU list of
+// capacity blocks would find. Of each request only the leading blocks that are
+// there count, because only a prefix saves work.
 func idealLRU(reqs []request, capacity int) float64 {
 	order := list.New()
 	at := map[int64]*list.Element{}
@@ -93,30 +93,30 @@ func idealLRU(reqs []request, capacity int) float64 {
 	return float64(hits) / float64(total)
 }
 
-// arrival is when the request came, since the trace's beginning.
+// arrival returns when the request came, from the trace's beginning.
 func (r request) arrival() time.Duration {
 	return time.Duration(r.Timestamp * float64(time.Millisecond))
 }
 
-// pace is a worker's clock at the trace's own rate. It shows virtual time, in which
-// nobody waits for the next request: it comes when the trace says, and takes as long
-// as it has really taken. The zero pace is idle.
+// pace is a worker's clock at the trace's own rate. It shows virtual time: a request
+// comes when the trace says, and takes as long as it has really taken, but nobody really
+// waits for the next request. The zero pace is idle.
 type pace struct {
 	free time.Duration // when the requests so far are served
 	busy time.Duration // how long that has taken
 }
 
-// serve returns how long a request is there that takes so long: it waits for those
-// before it.
+// serve returns how long a request that takes took is there, from its arrival to its
+// end: it waits until the requests before it have been served.
 func (p *pace) serve(arrival, took time.Duration) time.Duration {
 	p.free = max(p.free, arrival) + took
 	p.busy += took
 	return p.free - arrival
 }
 
-// replay serves the requests of this worker's share of the trace as an
-// inference engine would: it looks at the blocks of the prompt that are there,
-// from the first on, and computes and stores the others.
+// replay serves this worker's share of the trace's requests as an inference
+// engine would: it reads the leading blocks of the prompt up to the first that is
+// missing, and stores all that are missing.
 func (w *worker) replay(ctx context.Context, t task) (result, error) {
 	reqs, err := readTrace(t.Trace, t.Limit)
 	if err != nil {
@@ -169,7 +169,8 @@ func (w *worker) replay(ctx context.Context, t task) (result, error) {
 // storeAtOnce is how many blocks are filled before they are put.
 const storeAtOnce = 16
 
-// store puts blocks, as many as there is room for.
+// store puts blocks for as many of the keys as there is room. It returns how many it
+// stored, and for how many keys the pool was full.
 func (w *worker) store(ctx context.Context, keys []string, src []byte) (stored, full int, err error) {
 	var items []share.Item
 	put := func() error {
@@ -185,7 +186,7 @@ func (w *worker) store(ctx context.Context, keys []string, src []byte) (stored, 
 	for i, key := range keys {
 		p, err := w.c.Alloc(ctx)
 		if errors.Is(err, share.ErrFull) && len(items) > 0 {
-			// All pages may be those that are being filled.
+			// Pages that have not been put yet may be all there are.
 			if err := put(); err != nil {
 				return stored, 0, err
 			}

@@ -28,9 +28,9 @@ type task struct {
 	Page   int
 	Region int
 	Count  int // clients at the same time
-	Rate   int // allocations a second by all clients, 0 for as many as they can
+	Rate   int // allocations a second by all clients together, 0 for as many as they can
 
-	Echoes []string // where the echoes are: in Go, bare
+	Echoes []string // addresses of the echoes: the one in Go, the bare one
 
 	Trace   string // file
 	Index   int    // of this worker
@@ -46,7 +46,7 @@ type result struct {
 	Addrs   []string           `json:",omitempty"` // of the echoes
 }
 
-// summary is what is told of a series of latencies, in nanoseconds.
+// summary sums up a series of latencies, in nanoseconds.
 type summary struct {
 	N              int
 	P50, P99, Mean float64
@@ -61,7 +61,7 @@ type summary struct {
 
 func (s *summary) add(d time.Duration) { s.latencies = append(s.latencies, d) }
 
-// withSamples is finish for what is to be merged.
+// withSamples is finish for a summary that is to be merged with others: it keeps the samples.
 func (s *summary) withSamples() summary {
 	all := s.finish(0)
 	all.Samples = s.latencies
@@ -102,8 +102,8 @@ func (s summary) gbps() float64 {
 	return s.Bytes / s.Total
 }
 
-// Worker carries out the tasks that it reads, until its input ends. It is the
-// inside of the processes that the benchmark starts.
+// Worker carries out the tasks that it reads, until its input ends. The processes
+// that the benchmark starts run it.
 func Worker(ctx context.Context, in io.Reader, out io.Writer) error {
 	w := worker{}
 	defer w.close()
@@ -182,7 +182,7 @@ func (w *worker) do(ctx context.Context, t task) (result, error) {
 
 func (t task) key(i int) string { return fmt.Sprintf("%s/%d", t.Prefix, i) }
 
-// blob is what is stored: bytes that differ from place to place.
+// blob returns the bytes that are stored, which differ from place to place.
 func blob(size int) []byte {
 	b := make([]byte, size)
 	for i := range b {
@@ -191,8 +191,8 @@ func blob(size int) []byte {
 	return b
 }
 
-// put measures puts, each beside a copy of the same bytes into memory of the
-// same kind that is populated, too.
+// put measures puts, each beside a copy of the same bytes into a memfd's memory
+// that is populated, as the region is.
 func (w *worker) put(ctx context.Context, t task) (result, error) {
 	src := blob(t.Size)
 	dst, err := rivalMemory(t.Size * max(t.N, batchSize*batches(t.N)))
@@ -200,7 +200,7 @@ func (w *worker) put(ctx context.Context, t task) (result, error) {
 		return result{}, err
 	}
 	defer dst.Close()
-	// The first page brings the region: that is measured by itself.
+	// The first allocation gets the region, which task "alloc" measures.
 	first, err := w.c.Alloc(ctx)
 	if err != nil {
 		return result{}, err
@@ -236,12 +236,12 @@ func (w *worker) put(ctx context.Context, t task) (result, error) {
 	return result{Series: series}, err
 }
 
-// batchSize is how many blobs are put at once where they are put in batches.
+// batchSize is how many blobs a batch of puts has.
 const batchSize = 8
 
-// putBatches measures puts in batches, as an engine does that stores a prompt,
-// each beside a copy of the same bytes into dst. A sample is a whole batch: what
-// one blob of it takes is not measured, since all wait for one answer.
+// putBatches measures puts in batches, such as an engine makes when it stores a
+// prompt, each beside a copy of the same bytes into dst. A sample is a whole
+// batch, since all of its blobs wait for one answer.
 //
 // Preconditions: dst has room for all batches.
 func (w *worker) putBatches(ctx context.Context, t task, src, dst []byte) (put, copied summary, err error) {
@@ -275,7 +275,7 @@ func (w *worker) putBatches(ctx context.Context, t task, src, dst []byte) (put, 
 	return s.finish(batchSize * t.Size), c.finish(batchSize * t.Size), err
 }
 
-// batches is how many batches are measured where n blobs are put one by one.
+// batches returns how many batches are measured when n blobs are put one by one.
 func batches(n int) int { return max(n/2/batchSize, 1) }
 
 func rivalMemory(size int) (*arena.Mapping, error) {
@@ -294,8 +294,9 @@ func rivalMemory(size int) (*arena.Mapping, error) {
 	return m, nil
 }
 
-// get measures views: of keys that are asked for the first time, of keys whose
-// place is remembered, and with all of their bytes copied out.
+// get measures views in four rounds: of keys that the client asks for the first time;
+// of keys whose places the client remembers; with a first copy of all bytes, which
+// faults the pages in; and with another copy.
 func (w *worker) get(ctx context.Context, t task) (result, error) {
 	want := blob(t.Size)
 	out := make([]byte, t.Size)
@@ -340,7 +341,7 @@ func (w *worker) get(ctx context.Context, t task) (result, error) {
 }
 
 // alloc measures the allocation of regions by several clients at a time: the
-// daemon carves and logs it, and the client maps and populates it.
+// daemon carves and logs each region, and the client maps and populates it.
 func alloc(ctx context.Context, t task) (result, error) {
 	series := make([]summary, t.Count)
 	errs := make([]error, t.Count)
@@ -356,7 +357,7 @@ func alloc(ctx context.Context, t task) (result, error) {
 			}
 			ready.Wait()
 			for range t.N {
-				if t.Rate > 0 { // so many a second, of all clients together
+				if t.Rate > 0 { // all clients together allocate Rate regions a second
 					time.Sleep(time.Duration(rand.ExpFloat64() * float64(time.Second) * float64(t.Count) / float64(t.Rate)))
 				}
 				began := time.Now()
