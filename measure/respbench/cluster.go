@@ -172,7 +172,8 @@ func (c *shared) owned(ctx context.Context) (map[string]int, error) {
 		first, last := partition.Range(p, c.scale.partitions)
 		owned[owner] += last - first + 1
 	}
-	plain := redis.NewClient(&redis.Options{Addr: c.servers[0].Addr("redis"), MaxRetries: -1}) // has not asked for the map of slots, so the server forwards for it
+	// This client has not asked for the map of slots, so the server forwards for it.
+	plain := redis.NewClient(&redis.Options{Addr: c.servers[0].Addr("redis"), MaxRetries: -1})
 	defer plain.Close()
 	for p := range c.scale.partitions {
 		if err := plain.Get(ctx, c.keyIn(p)).Err(); err != nil && !errors.Is(err, redis.Nil) {

@@ -284,7 +284,8 @@ func (b *bench) healed(ctx context.Context, s *survivor) (time.Duration, error) 
 // fresh is false, they overwrite the same memory; if it is true, they borrow new memory all the time, which the
 // node's kernel has to find first, as it does for repair.
 func rawWrite(ctx context.Context, addr string, d time.Duration, fresh bool) (float64, error) {
-	p, err := pool.DialTCP(ctx, tcp.Config{Insecure: true}, pool.Config{}, addr) // the node is on this machine, even if its address is not loopback's
+	// Insecure: the node is on this machine, even if its address is not loopback's.
+	p, err := pool.DialTCP(ctx, tcp.Config{Insecure: true}, pool.Config{}, addr)
 	if err != nil {
 		return 0, err
 	}

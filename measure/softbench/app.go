@@ -15,22 +15,22 @@ import (
 	"polder/soft"
 )
 
-// The wall-clock run is the host in virtual time with real processes, soft
-// heaps and a coordinator in place of simulated ones: the same applications
-// make the same requests. As segments are of 2 MiB, objects are sixteen times as
-// large, and so is the memory.
+// The wall-clock run repeats the run in virtual time with real processes, soft
+// heaps and a coordinator instead of simulated ones: the same applications
+// make the same requests. Because segments have 2 MiB, objects are sixteen times
+// as large as in virtual time, and so is the memory.
 const (
 	larger     = 16
 	wallMemory = larger * vhost.Memory
 )
 
-// wallEvery is how often an application says how it is doing.
+// wallEvery is how often an application reports its throughput.
 const wallEvery = 500 * time.Millisecond
 
 // shop is an application whose services have a soft heap each.
 type shop struct {
 	app    *vhost.App
-	second float64 // of time, for a second of work
+	second float64 // seconds of time that a second of work takes
 	heaps  []*soft.Heap
 	maps   []*soft.Map[int32, []byte]
 	buf    []byte
@@ -62,7 +62,7 @@ func (s *shop) close() error {
 	return errors.Join(errs...)
 }
 
-// get is a vhost.Getter: time of rebuilding is accounted, not spent.
+// get is a vhost.Getter. It does not spend the time of rebuilding, but tells the heap of it and returns it.
 func (s *shop) get(v *vhost.Service, k int32, nested func() float64) float64 {
 	m := s.maps[v.Number]
 	if _, ok := m.Append(s.buf[:0], k); ok {
@@ -71,13 +71,14 @@ func (s *shop) get(v *vhost.Service, k int32, nested func() float64) float64 {
 	cost := v.Rebuild(nested)
 	d := time.Duration(cost * s.second * 1e9)
 	s.heaps[v.Number].Rebuilt(d)
-	_ = m.SetCost(k, s.buf[:v.Sizes[k]*larger], d) // there may be no memory
+	_ = m.SetCost(k, s.buf[:v.Sizes[k]*larger], d) // fails if there is no memory just now
 	return cost
 }
 
-// appWorker is one application: as many requests as it can make, of which the
-// time is waited for in pieces that a timer can measure. It says how much of
-// that time would have been enough with everything in memory.
+// appWorker is one application. It makes as many requests as it can, and sleeps
+// for the time that they would take, several at once, as timers are coarse. Every
+// wallEvery it reports which part of that time would have been enough with
+// everything in memory.
 func appWorker(ctx context.Context, out io.Writer, args []string) error {
 	if len(args) != 4 {
 		return fmt.Errorf("want a socket, a number, a duration and a rate, not %q", args)
@@ -98,7 +99,7 @@ func appWorker(ctx context.Context, out io.Writer, args []string) error {
 	if err != nil {
 		return err
 	}
-	runtime.GOMAXPROCS(1) // there is one worker, and each has a segment open
+	runtime.GOMAXPROCS(1) // there is one worker; a heap keeps a segment open for each processor
 	s, err := newShop(apps[i], args[0], faster)
 	if err != nil {
 		return err
@@ -109,7 +110,7 @@ func appWorker(ctx context.Context, out io.Writer, args []string) error {
 	begin := time.Now()
 	due, say := begin, begin.Add(wallEvery)
 	var spent, needed float64
-	left := int(length / wallEvery) // things to say
+	left := int(length / wallEvery) // reports to make
 	for now := begin; left > 0 && ctx.Err() == nil; {
 		took, base := s.app.Request(s.get, r)
 		spent, needed = spent+took, needed+base
@@ -123,7 +124,7 @@ func appWorker(ctx context.Context, out io.Writer, args []string) error {
 			time.Sleep(due.Sub(now))
 			now = time.Now()
 		} else if due.Before(now.Add(-100 * time.Millisecond)) {
-			due = now // others have the processors
+			due = now // other processes have the processors: do not try to catch up
 		}
 	}
 	<-ctx.Done()

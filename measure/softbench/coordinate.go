@@ -23,8 +23,8 @@ import (
 // under some.
 //
 // Published: 48.7 % of ideal for a static partition, 56.0 % for Cliffhanger,
-// 75.0 % for Midas, with 30 % of the memory. How long that takes is not compared with
-// what is published, because time and memory are scaled here.
+// 75.0 % for Midas, with 30 % of the memory. How long a policy takes to get there is not
+// compared with published figures, because time and memory are scaled here.
 func RunCoordinate(ctx context.Context, o Options) error {
 	panels, err := virtual(ctx, o)
 	if err != nil {
@@ -42,15 +42,15 @@ func RunCoordinate(ctx context.Context, o Options) error {
 	return c.WriteSVG(o.Plots)
 }
 
-// contender is a policy and how it is to be read.
+// contender is a policy with its name in the results.
 type contender struct {
 	name      string
 	make      func() policy.Policy
-	published float64 // per cent of ideal, 0 if there is none
+	published float64 // per cent of ideal, 0 if nothing is published
 }
 
-// thirds is the static partition: a quarter for each application, and
-// SocialNet's in three for its services.
+// thirds is the static partition: a quarter for each application; SocialNet's
+// quarter is divided evenly among its three services.
 var thirds = map[string]float64{
 	"HDSearch": 0.25, "WiredTiger": 0.25, "Storage": 0.25,
 	"SocialNet sessions": 0.25 / 3, "SocialNet timelines": 0.25 / 3, "SocialNet posts": 0.25 / 3,
@@ -117,8 +117,8 @@ func virtual(ctx context.Context, o Options) ([]plot.Panel, error) {
 	return []plot.Panel{{Y: "% of ideal, in virtual time", Lines: lines}}, errors.Join(errs...)
 }
 
-// lineOf is a series to plot, smoothed over ten points, with the time of the
-// applications, which goes faster than that of the points.
+// lineOf returns a series as a line to plot, smoothed over ten points. X is the
+// applications' time, which goes faster times as fast as that of the points.
 func lineOf(name string, series []vhost.Point, faster float64) plot.Line {
 	const smooth = 10
 	l := plot.Line{Name: name}
@@ -133,11 +133,12 @@ func lineOf(name string, series []vhost.Point, faster float64) plot.Line {
 	return l
 }
 
-// wallClock runs the applications as processes of their own, each with a soft
-// heap, under a coordinator that has memory for a third of them. Time of
-// requests and of rebuilding is waited for, not worked: so many cores there
-// are not. Requests come that much faster than in virtual time, so that the
-// caches are warm within the run.
+// wallClock runs the applications as processes of their own, each of whose
+// services has a soft heap, under a coordinator that has 30 % of the memory that
+// they could use. The applications sleep for the time that requests and
+// rebuilding take, because this machine has too few cores to do the work.
+// Requests come 15 times as fast as in virtual time, or 40 times in a short run,
+// so that the caches are warm within the run.
 func wallClock(ctx context.Context, o Options) (plot.Panel, error) {
 	length, faster := 2*time.Minute, 15.0
 	list := []contender{
@@ -179,8 +180,8 @@ func wallClock(ctx context.Context, o Options) (plot.Panel, error) {
 	return panel, nil
 }
 
-// wallShares is the best fixed partition with what a heap has open or keeps
-// free besides.
+// wallShares returns the best fixed partition, with 10 MiB added for each heap,
+// which it keeps open or free.
 func wallShares() map[string]float64 {
 	const overhead = 10. * mib / wallMemory
 	m := make(map[string]float64)
@@ -191,7 +192,7 @@ func wallShares() map[string]float64 {
 	return m
 }
 
-// late is the mean throughput in the last third, as in virtual time.
+// late returns the mean throughput in the last third, as vhost.Result.Throughput is.
 func late(series []vhost.Point) (mean float64) {
 	last := series[len(series)*2/3:]
 	for _, p := range last {
@@ -200,8 +201,8 @@ func late(series []vhost.Point) (mean float64) {
 	return mean
 }
 
-// wallClockPolicy returns the mean of the applications' throughputs, of ideal,
-// over time.
+// wallClockPolicy runs the applications under a policy and returns the mean of their
+// throughputs, each as a part of its ideal, over time.
 func wallClockPolicy(ctx context.Context, o Options, p policy.Policy, length time.Duration, faster float64) (series []vhost.Point, err error) {
 	dir, err := os.MkdirTemp("", "polder-soft-")
 	if err != nil {

@@ -5,11 +5,11 @@
 //	reclaim     how fast memory is taken back, cooperatively and directly
 //	pressure    a service and an antagonist under a hard limit
 //	files       a page cache in soft memory and the kernel's, beside a scan
-//	rebuild     what remains of the throughput, by what rebuilding costs
+//	rebuild     which part of the throughput remains, by the cost of rebuilding
 //	coordinate  four applications that share too little memory
 //
-// Each is a function of a context and Options. What needs processes of its own
-// starts this program again with the hidden subcommand worker.
+// Each is a function of a context and Options. A benchmark that needs processes of
+// its own starts this program again with the hidden subcommand worker.
 //
 // Nothing here is for concurrent use.
 package softbench
@@ -25,8 +25,8 @@ type Options struct {
 	Printer benchout.Printer
 	Short   bool // end within 45 s
 
-	// Polder is the program to start for processes of their own, and Args
-	// what comes before the worker's arguments: "bench", "soft".
+	// Polder is the program to start for worker processes, and Args its arguments
+	// before the worker's: "bench", "soft".
 	Polder string
 	Args   []string
 

@@ -26,7 +26,7 @@ import (
 	"polder/soft"
 )
 
-// fileSize is how long each of the files is that are served.
+// fileSize is the length of each file that is served.
 const fileSize = 64 << 10
 
 // library is a directory of files to serve, with another file that only the antagonist reads.
@@ -39,14 +39,14 @@ type library struct {
 	phase time.Duration
 }
 
-// RunFiles serves files over HTTP, a half of which fit into memory at most: by package files, which
-// is polder serve files, from a page cache in soft memory, and by net/http from the kernel's.
-// Each server is in a control group with the same limit, first alone, and then with an
-// antagonist that reads a file once more than the group's memory, over and over, as a backup
-// does. Reads are what the kernel says that the server has had read from disk.
+// RunFiles serves files over HTTP, at most half of which fit into memory: with package files,
+// as polder serve files does, from a page cache in soft memory, and with net/http from the
+// kernel's page cache. Each server is in a control group with the same limit, first alone, and
+// then together with an antagonist that reads a file of twice the group's memory over and over,
+// as a backup does. "Read from disk" is what the kernel has read from disk for the server.
 //
-// Where no control group can be made it fails: without the limit the kernel's page cache
-// would have everything. Of the kernel's cache only the benchmark's own files are dropped.
+// RunFiles fails where no control group can be made: without the limit the kernel's page cache
+// would have everything. It drops only its own files from the kernel's cache.
 func RunFiles(ctx context.Context, o Options) (err error) {
 	l := &library{count: 16 << 10, limit: 512 * mib, warm: 20 * time.Second, phase: 15 * time.Second}
 	if o.Short {
@@ -110,10 +110,10 @@ func (l *library) write(ctx context.Context) error {
 	return writeCold(l.scan, make([]byte, mib), int(2*l.limit/mib))
 }
 
-// fileName is what the i-th file is called, and begins with.
+// fileName returns the name of the i-th file, with which its content begins, too.
 func fileName(i int) string { return fmt.Sprintf("%08d", i) }
 
-// writeCold writes a file of n pieces, of which nothing stays in the kernel's page cache.
+// writeCold writes a file of n times piece, syncs it, and drops it from the kernel's page cache.
 func writeCold(path string, piece []byte, n int) error {
 	f, err := os.Create(path)
 	if err != nil {
@@ -141,11 +141,12 @@ func (l *library) drop() error {
 	return nil
 }
 
-// serverSize is what a server takes besides its cache, in the same control group: its heap,
-// its sockets, and its program, without which in memory it waits for the disk at every turn.
+// serverSize is the memory of the control group that a server takes besides its cache: for its
+// heap, its sockets, and its program, which must stay in memory so that the server does not wait
+// for the disk at every turn.
 const serverSize = 64 * mib
 
-// served is how a server did for a while.
+// served is the result of a server over a while.
 type served struct {
 	rate, p50, p99 float64 // requests a second, microseconds
 	read           float64 // KiB a request
@@ -192,7 +193,7 @@ func (l *library) measure(ctx context.Context, o Options, kind string) (results 
 // visitors is how many requests are in flight.
 const visitors = 8
 
-// visit asks a server for files for a while.
+// visit asks a server for files, with visitors requests in flight, for length.
 func (l *library) visit(ctx context.Context, server *worker, addr string, length time.Duration) (s served, err error) {
 	transport := &http.Transport{MaxIdleConnsPerHost: visitors}
 	defer transport.CloseIdleConnections()
@@ -233,7 +234,7 @@ func (l *library) visit(ctx context.Context, server *worker, addr string, length
 	}, err
 }
 
-// fetchFile asks for a file, which begins with its name, and reads all of it.
+// fetchFile asks for a file and reads all of it into buf. It fails unless the file begins with its name.
 func fetchFile(ctx context.Context, client *http.Client, url, name string, buf []byte) (err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -253,7 +254,7 @@ func fetchFile(ctx context.Context, client *http.Client, url, name string, buf [
 	return nil
 }
 
-// readBytes is what a process has had read from disk.
+// readBytes returns how many bytes the kernel has read from disk for a process.
 func readBytes(pid int) (int64, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
 	if err != nil {
@@ -272,8 +273,8 @@ func enter(procs string) error {
 	return os.WriteFile(procs, []byte(strconv.Itoa(os.Getpid())), 0o644)
 }
 
-// filesWorker serves the files of a directory, from the kernel's page cache or from a heap of
-// so many bytes.
+// filesWorker serves the files of a directory, from the kernel's page cache or from a soft heap
+// with a budget.
 func filesWorker(ctx context.Context, out io.Writer, args []string) error {
 	if len(args) != 4 {
 		return fmt.Errorf("want a kind, a directory, a size and a control group, not %q", args)
@@ -310,7 +311,7 @@ func filesWorker(ctx context.Context, out io.Writer, args []string) error {
 	return server.Serve(lis)
 }
 
-// scanWorker reads a file over and over, and says when it has read it once.
+// scanWorker reads a file over and over, and reports when it has read all of it for the first time.
 func scanWorker(ctx context.Context, out io.Writer, args []string) error {
 	if len(args) != 2 {
 		return fmt.Errorf("want a file and a control group, not %q", args)
@@ -323,7 +324,7 @@ func scanWorker(ctx context.Context, out io.Writer, args []string) error {
 		return err
 	}
 	defer f.Close()
-	const rate = 128 * mib // bytes a second: others use the disk, too
+	const rate = 128 * mib // bytes a second, which leaves some of the disk to the server
 	begin, buf := time.Now(), make([]byte, mib)
 	for done, passes := int64(0), 0; ctx.Err() == nil; {
 		n, err := f.Read(buf)

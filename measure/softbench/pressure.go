@@ -19,13 +19,13 @@ import (
 )
 
 // RunPressure runs a service with a soft cache beside an antagonist that
-// allocates memory, in one control group with a hard limit: whoever takes too
-// much is killed by the kernel. The antagonist allocates at a moderate rate,
-// holds what it has, lets it go; then as fast as the kernel permits, until
-// only the reserve is left (figures 8, 9 and 10).
+// allocates memory, in one control group with a hard limit: if they take too
+// much, the kernel kills one of them. The antagonist allocates memory at a
+// moderate rate, holds it, and lets it go. Then it does so as fast as the kernel
+// permits, until only the reserve is left (figures 8, 9 and 10).
 //
-// Where no control group can be made it fails: without the limit there would be
-// nothing to show.
+// RunPressure fails where no control group can be made: without the limit there
+// would be no pressure.
 func RunPressure(ctx context.Context, o Options) (err error) {
 	p := pressure{limit: 2 * gib, calm: 10 * time.Second, slow: 10 * time.Second, hold: 4 * time.Second, warm: 90 * time.Second, patience: 60 * time.Second}
 	if o.Short {
@@ -47,9 +47,9 @@ func RunPressure(ctx context.Context, o Options) (err error) {
 }
 
 type pressure struct {
-	limit, reserve   int64 // the coordinator's default
-	calm, slow, hold time.Duration
-	warm, patience   time.Duration // at most, with the first filling and with recovery
+	limit, reserve   int64         // of the control group; the coordinator's default for that
+	calm, slow, hold time.Duration // undisturbed; how long the moderate antagonist allocates; and holds
+	warm, patience   time.Duration // the longest waits for the first filling and for recovery
 	group            *cgroup.Group
 	socket           string
 
@@ -57,27 +57,27 @@ type pressure struct {
 	marks  []plot.Mark
 	mu     sync.Mutex
 	points []point
-	grants []grant // after the antagonist has let go
+	grants []grant // recorded after the antagonist has let its memory go
 }
 
-// grant is how much memory the service might use at a time.
+// grant is how much memory the service was allowed to use at a time.
 type grant struct {
 	at    time.Duration
 	bytes int64
 }
 
-// point is what the service said at a time, with what was free.
+// point is what the service reported at a time, and how much memory was free then.
 type point struct {
 	at         time.Duration
 	ops        float64 // a second
 	p99        float64 // microseconds
-	soft, free int64
-	granted    int64   // of which soft is in use
+	soft, free int64   // bytes: of soft memory in use, and free in the control group
+	granted    int64   // bytes that the service may use; soft is the part in use
 	hits, cpu  float64 // values that were there, and processor time in seconds, since the last point
 	requests   float64 // since the last point
 }
 
-// groupSensor is a host of the size of the control group.
+// groupSensor is a host with the memory of the control group in which process pid is.
 type groupSensor struct{ pid string }
 
 func (g groupSensor) Read() (hostmem.Memory, error) {
@@ -139,7 +139,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 			return fmt.Errorf("the service has ended: %w", err)
 		}
 	}
-	// The cache fills until it evicts: what comes later is compared with a cache that is full.
+	// Wait until the cache is full and evicts: what comes later is compared with a full cache.
 	o.progress(0, 4, "the cache fills")
 	full := func() bool { s := c.Stats(); return s.Clients > 0 && s.Resident >= s.Granted*19/20 }
 	for end := time.Now().Add(p.warm); !full() && time.Now().Before(end); {
@@ -182,10 +182,10 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 		released := time.Since(begin)
 		p.mark(released, "")
 		gone := make(chan time.Duration, 1)
-		go func() { a.stop(); gone <- time.Since(begin) }() // it lets everything go, which takes the kernel a while
-		// What was cold stays away until it is asked for again: recovery takes
-		// as long as the service takes to rebuild it.
-		var back time.Duration // since when the throughput is
+		go func() { a.stop(); gone <- time.Since(begin) }() // the kernel takes a while to free the antagonist's memory
+		// Objects that the cache has lost come back only when they are asked for again: recovery
+		// takes as long as the service takes to rebuild them.
+		var back time.Duration // since when the throughput is back
 		for now := released; back == 0 || now < back+p.calm/2; now = time.Since(begin) {
 			if back == 0 && (now > released+p.patience || p.recovered(released, before.ops, nil) > 0) {
 				back = now
@@ -240,19 +240,21 @@ type phase struct {
 
 // summary is what happened in a part of the run.
 type summary struct {
-	ops, p99  float64 // mean, and worst
+	ops, p99  float64 // the mean; the worst
 	hitRatio  float64
 	perCPU    float64 // requests for each second of processor time
 	leastSoft int64
 	mostSoft  int64
 	leastFree int64
-	rate      float64       // at which the antagonist allocated, GiB/s
-	granted   int64         // at most
-	gone      time.Duration // until the kernel had freed what the antagonist had
-	regrant   time.Duration // from then until it could be used again; 0 if it could before
-	allowed   time.Duration // until the throughput was what the memory in use allows
-	recovery  time.Duration // until the throughput was back
-	refill    time.Duration // that fetching took at least what had been lost
+	rate      float64 // at which the antagonist allocated, GiB/s
+	granted   int64   // the most
+
+	// The following are of the time after the antagonist has let its memory go.
+	gone     time.Duration // until the kernel had freed it
+	regrant  time.Duration // from then until the service might use it again; 0 if it might before
+	allowed  time.Duration // until the throughput was what the memory in use allows
+	recovery time.Duration // until the throughput was back
+	refill   time.Duration // the least time for fetching what the cache had lost
 }
 
 func (p *pressure) between(from, to time.Duration) (s summary) {
@@ -280,9 +282,9 @@ func (p *pressure) between(from, to time.Duration) (s summary) {
 // window is how many points make half a second.
 const window = 5
 
-// recovered is how long after from the throughput is at nine tenths of a level, over
-// half a second; 0 if it never is. The level is what allows says, if there is such a
-// function and that is less.
+// recovered returns how long after from the throughput, over half a second, has first been
+// nine tenths of level, and 0 if it never has. If allows is not nil and allows less for the
+// soft memory in use at a point, that counts there instead of level.
 func (p *pressure) recovered(from time.Duration, level float64, allows func(soft int64) float64) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -304,8 +306,8 @@ func (p *pressure) recovered(from time.Duration, level float64, allows func(soft
 	return 0
 }
 
-// allows is the throughput, over half a second, when so much memory was in use while the
-// cache filled for the first time, with nobody else there. p.mu must be held.
+// allows returns the throughput with soft bytes in use: what it was, over half a second, when
+// the cache had that size while it filled for the first time, undisturbed. p.mu must be held.
 func (p *pressure) allows(soft int64) (ops float64) {
 	n := 0
 	for n < len(p.points) && p.points[n].at <= p.filled && p.points[n].soft <= soft {
@@ -318,8 +320,8 @@ func (p *pressure) allows(soft int64) (ops float64) {
 	return ops / float64(max(len(list), 1))
 }
 
-// regranted is how long after free so much memory may be used again, from released on; 0 if
-// it may before.
+// regranted returns how long after free the coordinator has granted bytes bytes again, and 0 if
+// it has done so before free. Only grants since released count.
 func (p *pressure) regranted(free, released time.Duration, bytes int64) (time.Duration, error) {
 	for _, x := range p.grants {
 		if x.at >= released && x.bytes >= bytes {
@@ -361,7 +363,7 @@ func (p *pressure) plot(o Options) error {
 	return c.WriteSVG(o.Plots)
 }
 
-// print says what happened in parts of the run, beside the undisturbed one.
+// print prints what happened in parts of the run, beside the undisturbed part.
 func (p *pressure) print(o Options, before summary, phases ...phase) error {
 	var errs []error
 	for _, x := range phases {

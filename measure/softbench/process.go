@@ -11,8 +11,8 @@ import (
 	"polder/internal/child"
 )
 
-// worker is a process of this program's that does a part of a benchmark: it
-// says things, one a line, and ends when it is told to.
+// worker is a process of this program that does a part of a benchmark. It
+// reports one thing a line, and runs until stop kills it.
 type worker struct {
 	p     *child.Process
 	lines *bufio.Scanner
@@ -35,7 +35,8 @@ func (o *Options) start(args ...string) (*worker, error) {
 	return &worker{p, bufio.NewScanner(r), w}, nil
 }
 
-// expect waits for a line that begins so, and returns the rest of it.
+// expect waits for a line that begins with prefix, passes over others, and returns the rest
+// of the line.
 func (w *worker) expect(prefix string) (string, error) {
 	for w.lines.Scan() {
 		if rest, ok := strings.CutPrefix(w.lines.Text(), prefix); ok {
@@ -47,7 +48,7 @@ func (w *worker) expect(prefix string) (string, error) {
 
 // stop kills the process and waits for it.
 func (w *worker) stop() {
-	w.w.CloseWithError(io.ErrClosedPipe) // whatever it still writes
+	w.w.CloseWithError(io.ErrClosedPipe) // so that nothing waits to pass on what the process still writes
 	w.p.Kill()
 }
 

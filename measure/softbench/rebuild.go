@@ -11,15 +11,15 @@ import (
 	"polder/soft"
 )
 
-// requestTime is what a request takes in which nothing is rebuilt. It is not published, and
-// neither is how skewed the requests are: this is chosen so that a Zipfian with theta 0.99
-// gives about what is published, and says nothing of which is better. What is measured is
-// how often a heap misses, and what follows from that for other costs.
+// requestTime is how long a request takes when nothing is rebuilt. Neither this time nor the
+// skew of the requests is published. It is fitted: with a Zipfian of theta 0.99 the published
+// figures come out, about, so they say nothing of which system is better. What is measured is
+// how often a heap misses; what rebuilding costs follows from that.
 const requestTime = 100 * time.Microsecond
 
-// RunRebuild sweeps what rebuilding an object costs, with a part of the objects in memory
-// (figure 11): a synthetic application whose requests ask for one object each. Its hits and
-// misses are a heap's, and the time of requests and of rebuilding is added up, not spent.
+// RunRebuild sweeps the time that rebuilding an object takes, with a part of the objects in
+// memory (figure 11): a synthetic application whose requests ask for one object each. Its hits
+// and misses are a real heap's; the time of requests and of rebuilding is computed, not spent.
 //
 // Published: more than 80 % of the ideal throughput up to 128 us an object with 20 % of the
 // objects in memory, up to 256 us with 50 %, up to 1024 us with 80 %.
@@ -33,7 +33,7 @@ func RunRebuild(ctx context.Context, o Options) error {
 	for i, part := range []int{20, 50, 80} {
 		name := fmt.Sprintf("%d %% in memory", part)
 		o.progress(i, 3, name)
-		// Besides objects and their headers there is what a heap keeps open and free.
+		// 8 MiB more than the objects and their headers: for the segments that a heap keeps open and free.
 		cached, misses, err := missRatio(ctx, objects, size, int64(objects)*(size+32)*int64(part)/100+8<<20)
 		if err != nil {
 			return err
@@ -60,8 +60,8 @@ func RunRebuild(ctx context.Context, o Options) error {
 	return nil
 }
 
-// missRatio is how many of the objects a heap holds that has budget bytes for all it needs,
-// and how many of the requests miss once it is warm.
+// missRatio returns which part of the objects a heap with a budget of budget bytes holds, and
+// which part of the requests miss once the heap is warm: those of the second half.
 func missRatio(ctx context.Context, objects, size int, budget int64) (cached, ratio float64, err error) {
 	h, err := soft.Open(soft.Config{Budget: budget, Logger: quiet})
 	if err != nil {

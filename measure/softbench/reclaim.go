@@ -54,15 +54,16 @@ func RunReclaim(ctx context.Context, o Options) error {
 	return nil
 }
 
-// cooperative fills a heap with 64 B objects of which so many per cent are
-// hot, and lets it give back what the cold ones take. What is hot is saved.
+// cooperative fills a heap with 64 B objects, live per cent of which are hot,
+// and lowers its budget, so that the heap gives back the memory of the cold
+// objects. It must save the hot ones.
 func cooperative(ctx context.Context, o Options, live int) error {
 	budget := int64(512 * mib)
 	if o.Short {
 		budget /= 2
 	}
-	// What a heap keeps free while it is full, and what it needs for what it
-	// writes and saves.
+	// slack is what a heap keeps free while it is full, open what it needs for
+	// the segments to which it writes new objects and saves hot ones.
 	const slack, open = 16 * mib, 24 * mib
 	const object = 64 + 32 // payload, header and alignment
 	var rates, alone, kept []float64
@@ -97,7 +98,7 @@ func cooperative(ctx context.Context, o Options, live int) error {
 			}
 		}
 		before := h.Budget()
-		free := h.Stats().Free // costs nothing, and does not count
+		free := h.Stats().Free // giving this back takes no work, so it does not count
 		after := min(int64(n)*object*int64(live)/100+open, before-free-8*mib)
 		began, cpu := time.Now(), cpuTime()
 		if err := h.SetBudget(after); err != nil {
@@ -122,8 +123,8 @@ func cooperative(ctx context.Context, o Options, live int) error {
 	if err := o.Printer.Print(row.Against("Midas, published", midasCooperative[live], benchout.Higher)); err != nil {
 		return err
 	}
-	// On a machine that others use too, what it takes says more than when it
-	// is done.
+	// On a machine that others use too, processor time says more than the time
+	// that has passed.
 	row.Metric, row.Value = "rate for one cpu", median(alone)
 	if err := o.Printer.Print(row.Against("Midas, published", midasCooperative[live], benchout.Higher)); err != nil {
 		return err
@@ -131,7 +132,7 @@ func cooperative(ctx context.Context, o Options, live int) error {
 	return o.Printer.Print(benchout.Row{Bench: "soft reclaim", Case: name, Metric: "hot kept", Value: median(kept), Unit: "%"})
 }
 
-// cpuTime is the processor time that this process has taken.
+// cpuTime returns the processor time that this process has taken.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -140,7 +141,7 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// sensor is a host of which the benchmark says how much is idle.
+// sensor is a host of which the benchmark says how much memory is idle.
 type sensor struct {
 	idle atomic.Int64
 	real hostmem.Host
@@ -184,7 +185,7 @@ func direct(ctx context.Context, o Options, mode string, size int64, rounds int)
 		return err
 	}
 	var rates, raced, alone []float64
-	for round := range rounds + 1 { // the first is discarded: the host has to find memory
+	for round := range rounds + 1 { // the first does not count: in it the host has to find memory
 		host.idle.Store(plenty)
 		if err := waitFor(ctx, func() bool { return c.Stats().Resident >= size*8/10 }); err != nil {
 			return fmt.Errorf("the client does not fill its memory: %w", err)
@@ -233,8 +234,8 @@ func direct(ctx context.Context, o Options, mode string, size int64, rounds int)
 	return o.Printer.Print(row.Against("toucher alone", median(alone), benchout.Higher))
 }
 
-// touch allocates memory and writes to each of its pages, as a program does
-// that needs it, and returns the rate in GiB/s.
+// touch allocates memory and writes to each of its pages, as a program that needs
+// memory does, until stop, if not nil, is true. It returns the rate in GiB/s.
 func touch(size int64, stop *atomic.Bool) (float64, error) {
 	m, err := arena.Anonymous(int(size), false)
 	if err != nil {
@@ -253,7 +254,7 @@ func touch(size int64, stop *atomic.Bool) (float64, error) {
 	return float64(n) / gib / time.Since(began).Seconds(), nil
 }
 
-// waitFor polls for a condition of another process's memory.
+// waitFor polls until f is true, for at most a minute.
 func waitFor(ctx context.Context, f func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
 	defer cancel()

@@ -18,8 +18,8 @@ import (
 	"polder/soft"
 )
 
-// What the service keeps are blocks of a device, of which reading one takes so long, and so
-// many are read at a time.
+// The service caches blocks of a device. Reading a block takes fetchTime, and inFlight requests
+// are served at a time.
 const (
 	objectSize = 4000
 	fetchTime  = 100 * time.Microsecond
@@ -29,7 +29,7 @@ const (
 func fetch() error { return delay.Sleep(fetchTime) }
 
 // serviceWorker answers requests out of a soft cache as fast as it can, and
-// says ten times a second how fast that was.
+// reports ten times a second how fast that was.
 func serviceWorker(ctx context.Context, out io.Writer, args []string) error {
 	if len(args) != 2 {
 		return fmt.Errorf("want a socket and a size, not %q", args)
@@ -100,7 +100,7 @@ func serviceWorker(ctx context.Context, out io.Writer, args []string) error {
 			return nil
 		case <-t.C:
 		}
-		if time.Since(last) < 50*time.Millisecond { // a tick that came late, and the next
+		if time.Since(last) < 50*time.Millisecond { // this tick follows one that came late
 			continue
 		}
 		mu.Lock()
@@ -124,7 +124,7 @@ func serviceWorker(ctx context.Context, out io.Writer, args []string) error {
 }
 
 // antagonistWorker allocates memory at a rate, in bytes a second, or as fast
-// as it can, and keeps it.
+// as it can if the rate is 0, and keeps it.
 func antagonistWorker(ctx context.Context, out io.Writer, args []string) error {
 	if len(args) != 2 {
 		return fmt.Errorf("want a size and a rate, not %q", args)

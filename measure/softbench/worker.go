@@ -10,8 +10,8 @@ import (
 	"polder/soft"
 )
 
-// Worker is what the hidden subcommand worker runs: a part of a benchmark in
-// a process of its own, until it is killed.
+// Worker runs a part of a benchmark in a process of its own, until the process is
+// killed. The hidden subcommand worker calls it.
 func Worker(ctx context.Context, out io.Writer, args []string) error {
 	if len(args) > 0 {
 		switch args[0] {
@@ -34,8 +34,8 @@ func Worker(ctx context.Context, out io.Writer, args []string) error {
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
-// fillWorker fills whatever it is granted with blocks; when it reads, at full
-// speed.
+// fillWorker fills all memory that it is granted with blocks, over and over, at
+// full speed. In mode "running" it does something other than reading after each pass.
 func fillWorker(ctx context.Context, out io.Writer, args []string) error {
 	if len(args) != 3 {
 		return fmt.Errorf("want a socket, a size and a mode, not %q", args)
@@ -61,7 +61,7 @@ func fillWorker(ctx context.Context, out io.Writer, args []string) error {
 			_ = a.Store(i%n, v) // there may be no memory just now
 		}
 		if args[2] == "running" && i%n == 0 {
-			h.Stats() // something else than reading
+			h.Stats() // something other than reading
 		}
 	}
 	return nil

@@ -6,13 +6,13 @@ import (
 	"polder/soft/policy"
 )
 
-// HillClimbing is the paper's policy (section 4.3.2): every period each
-// application's budget is changed by a small probe and the change of its
-// utility watched; then memory moves from the application with the least
+// HillClimbing is the paper's policy (section 4.3.2): in every period it changes
+// each application's budget by a small probe and watches how the application's
+// utility changes; then it moves memory from the application with the least
 // marginal utility to the one with the most.
 //
 // Published: 64 MiB probes and 256 MiB moves every 5 s on a host with 20 GiB
-// to share; the latter two scale with the memory here.
+// to share. Here probes and moves scale with the memory; the period does not.
 type HillClimbing struct {
 	last  time.Duration
 	begun bool
@@ -20,7 +20,7 @@ type HillClimbing struct {
 	state map[uint64]*climber
 }
 
-// climber is what is remembered about one application.
+// climber is what HillClimbing remembers about one application.
 type climber struct {
 	target   int64
 	memory   int64   // at the last observation
@@ -72,7 +72,7 @@ func (h *HillClimbing) step(total int64, apps []policy.App) {
 			c.slope = 0.5*c.slope + 0.5*max(slope, 0)
 		}
 		c.memory, c.utility, c.observed = a.Memory, g, true
-		// Not more to somebody who has not used what he was given.
+		// An application that has not used what it was given gets no more.
 		full := a.Used >= a.Memory*9/10
 		if full && a.Memory < a.Max && (best < 0 || c.slope > h.state[apps[best].ID].slope) {
 			best = i
@@ -85,8 +85,8 @@ func (h *HillClimbing) step(total int64, apps []policy.App) {
 		h.state[apps[best].ID].target += move
 		h.state[apps[worst].ID].target -= min(move, apps[worst].Memory-apps[worst].Min)
 	}
-	// The next probe: one half of the applications gets a little more, the
-	// other a little less, in turns.
+	// The next probe: every other application gets a little more, the rest a
+	// little less, and the other way round in the next step.
 	h.round++
 	for i, a := range apps {
 		if (i+h.round)%2 == 0 {
@@ -97,7 +97,7 @@ func (h *HillClimbing) step(total int64, apps []policy.App) {
 	}
 }
 
-// gamma is an application's utility as the paper defines it.
+// gamma returns an application's utility as the paper defines it.
 func gamma(a *policy.App) float64 {
 	if a.HasUtility {
 		return a.Weight * a.Utility
@@ -106,12 +106,13 @@ func gamma(a *policy.App) float64 {
 }
 
 // Cliffhanger (Cidon et al., NSDI '16) maximises the overall hit rate: each
-// application has a shadow of what it evicted lately, and memory moves to
-// whoever misses most in its shadow: 1/160 of the memory in a second. What a miss
-// costs plays no role.
+// application has a shadow of what it evicted lately. Once a second 1/160 of the
+// memory moves to the application whose misses hit its shadow most often, from the
+// one where they do so least. What a miss costs plays no role.
 type Cliffhanger struct {
-	// Victims is how often each application missed what it had evicted lately, since
-	// the last division and in the order of its applications: the caller sets it.
+	// Victims is how often each application missed an object that it had evicted lately,
+	// since the last call of Divide. The caller sets it before each call, in the order of
+	// the apps that it gives to Divide.
 	Victims []float64
 
 	last   time.Duration

@@ -11,8 +11,8 @@ import (
 	"polder/soft/policy"
 )
 
-// Even gives everybody the same, by weight, and what somebody may not have to
-// the others.
+// Even divides the memory by weight alone. What an application's bounds do not let
+// it have goes to the others.
 type Even struct{}
 
 // Divide implements policy.Policy.
@@ -20,9 +20,9 @@ func (Even) Divide(_ time.Duration, total int64, apps []policy.App) []int64 {
 	return policy.Fit(total, apps, policy.ByWeight(total, apps))
 }
 
-// Static gives each application a share by weight when it first appears, and
-// leaves it at that: what one does not use is used by nobody. Shares are
-// computed anew only when applications come or go.
+// Static gives each application a fixed share, by weight: memory that an
+// application does not use is used by nobody. Shares are computed anew only when
+// applications come or go.
 type Static struct {
 	// Shares, if set, are the operator's, by Name, as fractions of the memory.
 	Shares map[string]float64
@@ -60,8 +60,8 @@ func (s *Static) Divide(_ time.Duration, total int64, apps []policy.App) []int64
 	return out
 }
 
-// Saved is Curves told nothing of how busy the applications are: it maximises the time of
-// rebuilding that is saved, as the paper does, and not their throughput.
+// Saved is policy.Curves without knowing how busy the applications are: so it maximises the
+// rebuilding time that is saved, as the paper does, and not the applications' throughput.
 type Saved struct{ policy.Curves }
 
 // Divide implements policy.Policy.

@@ -15,7 +15,7 @@ import (
 //go:embed socfb-reed98.edges.gz
 var graphFile []byte
 
-// Scale is by how much the host is smaller than the published one, in objects
+// Scale is how many times smaller than the published host this one is, in objects
 // and in requests a second. Time is not scaled.
 const Scale = 256
 
@@ -24,14 +24,14 @@ const (
 	gib = 1 << 30
 )
 
-// App is one of table 1's applications: it works off requests with so many
-// cores, and asks its services' caches.
+// App is one of table 1's applications: it serves requests with a number of
+// cores, and asks its services' caches for objects.
 type App struct {
 	Name     string
 	Services []*Service
 
 	cores   float64
-	base    float64 // seconds of a request in which nothing is rebuilt
+	base    float64 // seconds that a request takes when nothing is rebuilt
 	request func(get Getter, r *rand.Rand) (rebuilding float64)
 
 	requests, spent float64
@@ -44,18 +44,19 @@ type Service struct {
 	Number int     // within its application
 	Sizes  []int32 // of its objects, in bytes
 
-	cost float64 // seconds to rebuild an object, without what it asks for
+	cost float64 // seconds to rebuild an object, without those of the objects that its reconstructor asks for
 
 	*stats
 	cache *cache
 }
 
-// A Getter asks a service's cache for an object, which Rebuild makes if it is
-// not there, and returns the seconds that this took: 0 if it was there.
+// A Getter asks a service's cache for object k. It returns 0 if the object is
+// there; if not, it stores the object and returns the seconds that rebuilding
+// takes, which Rebuild knows.
 type Getter func(s *Service, k int32, nested func() float64) float64
 
-// Rebuild returns how many seconds rebuilding an object takes, with what its
-// reconstructor asks other services for.
+// Rebuild returns how many seconds rebuilding an object takes, with the time that
+// its reconstructor spends asking other services: nested, if not nil, does so.
 func (s *Service) Rebuild(nested func() float64) float64 {
 	if nested == nil {
 		return s.cost
@@ -63,21 +64,21 @@ func (s *Service) Rebuild(nested func() float64) float64 {
 	return s.cost + nested()
 }
 
-// Request makes one request of which the objects are had with get, and returns
-// the seconds that one core takes for it, and how many of them would be left
-// with everything in memory.
+// Request makes one request, which gets its objects with get. It returns the
+// seconds that one core takes for the request, and how many it would take with
+// everything in memory.
 func (a *App) Request(get Getter, r *rand.Rand) (seconds, base float64) {
 	return a.base + a.request(get, r), a.base
 }
 
-// Cores is how many cores the scaled application works with: in a second of
-// time it does so many seconds of work.
+// Cores is how many cores the scaled application works with, which is how many
+// seconds of work it does in a second of time.
 func (a *App) Cores() float64 { return a.cores / Scale }
 
 // zipf draws ranks with probability 1/rank^s and spreads them over the keys.
 type zipf struct {
 	cdf   []float64
-	guide []int32 // where in cdf to begin: for each of so many equal parts of what is drawn
+	guide []int32 // for each of n equal parts of [0, 1): where in cdf to begin if the number drawn is in it
 }
 
 func newZipf(n int, s float64) *zipf {
@@ -124,7 +125,7 @@ func simple(name string, cores, base, cost, bytes float64, size int32, skew floa
 
 // socialNet is a social network over a real friendship graph. A request opens
 // a session with a shard, shows a user's timeline, and, if that has to be
-// composed, fetches posts of friends. So the more timelines are kept, the less
+// composed, fetches posts of friends. So the more timelines are kept, the fewer
 // posts are asked for (appendix C).
 func socialNet() (*App, error) {
 	friends, err := readGraph()
@@ -132,8 +133,8 @@ func socialNet() (*App, error) {
 		return nil, err
 	}
 	users := len(friends)
-	// Who is read: friends of friends meet, so in proportion to degree, with
-	// some stars.
+	// A user's timelines are read in proportion to (degree+1)^1.5: degree,
+	// because people meet through friends; the exponent makes some stars.
 	weight := make([]float64, users)
 	sum := 0.0
 	for u, f := range friends {
@@ -197,11 +198,11 @@ func readGraph() ([][]int, error) {
 	return friends, nil
 }
 
-// Apps are table 1's four applications: cores, reconstruction cost and
-// peak soft memory are the table's. What it does not say (time of a request
-// from memory, skew) is chosen so that figure 1's curves come out: HDSearch
-// 3.3 times faster with half of its state, the page cache saturated early,
-// SocialNet 1.8 times faster.
+// Apps returns table 1's four applications. Cores, reconstruction cost and peak
+// soft memory are the table's. The table does not say how long a request takes
+// with everything in memory, nor how skewed requests are: these are fitted so
+// that figure 1's curves come out: HDSearch 3.3 times faster with half of its
+// state, the page cache saturated early, SocialNet 1.8 times faster.
 func Apps() ([]*App, error) {
 	social, err := socialNet()
 	if err != nil {

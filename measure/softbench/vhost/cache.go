@@ -1,14 +1,14 @@
 package vhost
 
-// cache is an LRU cache over keys 0 to n-1 whose capacity can change, with a
-// shadow of what it evicted lately.
+// cache is an LRU cache over keys 0 to n-1 whose capacity, in bytes, can change.
+// Its shadow is the list of the keys that it evicted lately.
 type cache struct {
 	capacity, used int64
-	shadow         int64 // how many bytes of what was evicted are remembered
+	shadow         int64 // how many bytes the objects in the shadow have together at most
 	shadowUsed     int64
 	size           []int32
 	state          []uint8
-	prev, next     []int32 // rings of both lists; entries n and n+1 are their heads
+	prev, next     []int32 // both lists as rings; entry n is the head of the cached keys, n+1 of the shadow
 }
 
 const (
@@ -35,8 +35,8 @@ func (c *cache) push(head, k int32) {
 	c.prev[c.next[head]], c.next[head] = k, k
 }
 
-// access asks for a key and stores it if it is not there. victim says that it
-// is in the shadow.
+// access asks for a key and stores it if it is not there and fits. victim says that
+// the key was in the shadow.
 func (c *cache) access(k int32) (hit, victim bool) {
 	live, dead := int32(len(c.size)), int32(len(c.size)+1)
 	s := int64(c.size[k])

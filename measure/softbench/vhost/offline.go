@@ -39,10 +39,10 @@ func (h *Host) Fixed(shares map[string]float64) (float64, error) {
 	return sum / seconds, nil
 }
 
-// Best finds the best fixed partition of the memory offline: it knows the
-// applications' throughput at every size, where a policy has to find out. The
-// search climbs on the simulation itself, moving memory between each two
-// services, in steps that become finer.
+// Best searches for the best fixed partition of the memory, offline: it can try
+// any partition, where a policy has to find out while the applications run. The
+// search is hill climbing from start: it moves memory between any two services as
+// long as the simulated throughput rises, in steps that become finer.
 func (h *Host) Best(ctx context.Context, start map[string]float64) (map[string]float64, float64, error) {
 	best := maps.Clone(start)
 	names := slices.Sorted(maps.Keys(start))

@@ -1,7 +1,7 @@
 // Package vhost is a host in virtual time: table 1's four applications share
 // too little memory under a policy, on a machine 256 times smaller than the
-// published one. It answers in seconds what takes a real host hours, and twice
-// the same.
+// published one. It answers in seconds what takes a real host hours, and the
+// answer is the same every time.
 //
 // Nothing here is for concurrent use.
 package vhost
@@ -20,8 +20,8 @@ import (
 const Memory = 20 * gib / Scale
 
 const (
-	unit    = 64 * kib // of curves
-	samples = 4096     // keys of which reuse distances are measured
+	unit    = 64 * kib // bytes of a step of the curves
+	samples = 4096     // number of keys whose reuse distances are measured
 	step    = time.Second
 )
 
@@ -29,13 +29,13 @@ const (
 type stats struct {
 	hits, misses, victims float64 // since the last report
 	rebuild               float64
-	typical               float64 // of rebuilding, lately
+	typical               float64 // seconds of rebuilding an object, on average lately
 	sampler               *mrc.Sampler
 	salt                  uint64
 }
 
-// get asks for an object and returns how long it takes to rebuild it. What a
-// reconstructor asks of other services, nested, is a part of that.
+// get asks for an object and returns how many seconds it takes to rebuild it, or 0
+// if it is cached. That includes nested, which the reconstructor asks of other services.
 func (s *Service) get(k int32, nested func() float64) float64 {
 	hit, victim := s.cache.access(k)
 	cost := s.typical
@@ -69,12 +69,12 @@ func mix(x uint64) uint64 {
 
 // Result is how a policy did.
 type Result struct {
-	Throughput  float64            // of ideal, the applications' mean, at the end
-	Apps        map[string]float64 // of ideal
+	Throughput  float64            // of ideal, the applications' mean, in the last third
+	Apps        map[string]float64 // of ideal, each application's, in the last third
 	Memory      int64              // used at the end
 	Shares      map[string]int64   // budgets at the end
-	Settled     time.Duration      // from when on no budget is off its last by 5 % of the memory
-	Equilibrium time.Duration      // from when on the throughput, 20 s smoothed, is at 97 %
+	Settled     time.Duration      // from then on no budget is off its final mean by over 5 % of Memory
+	Equilibrium time.Duration      // from then on the throughput, smoothed over 20 s, is at 97 % of Throughput
 	Series      []Point
 }
 
@@ -90,7 +90,7 @@ type Host struct {
 	ideal map[string]float64 // requests a second
 }
 
-// New measures the ideal: everything in memory.
+// New computes the ideal: each application's throughput with everything in memory.
 func New(ctx context.Context) (*Host, error) {
 	h := &Host{}
 	apps, err := Apps()
@@ -104,7 +104,7 @@ func New(ctx context.Context) (*Host, error) {
 	return h, ctx.Err()
 }
 
-// IdealMemory is what it takes to keep everything.
+// IdealMemory returns the bytes of all objects together.
 func (h *Host) IdealMemory() (n int64) {
 	apps, err := Apps()
 	if err != nil {
@@ -143,8 +143,8 @@ func (h *Host) start(memory int64) (*sim, error) {
 	return s, nil
 }
 
-// tick lets every application work for one step and returns the mean of their
-// throughputs, of ideal.
+// tick lets every application work for one step. It returns the mean of their
+// throughputs, each as a part of its ideal.
 func (s *sim) tick(h *Host) (mean float64) {
 	for _, w := range s.apps {
 		// In a second the scaled application has cores/Scale seconds of work.
@@ -160,7 +160,7 @@ func (s *sim) tick(h *Host) (mean float64) {
 	return mean
 }
 
-// Run lets a policy divide the memory for so long.
+// Run lets a policy divide the memory for length of virtual time.
 func (h *Host) Run(ctx context.Context, p policy.Policy, length time.Duration) (Result, error) {
 	s, err := h.start(Memory)
 	if err != nil {
@@ -215,14 +215,13 @@ func (h *Host) Run(ctx context.Context, p policy.Policy, length time.Duration) (
 	return res, nil
 }
 
-// report is what the policy is told, and begins the next interval.
+// report returns what the policy is told of each service, and begins the next interval.
 func (s *sim) report() []policy.App {
 	var out []policy.App
 	for _, w := range s.apps {
 		for _, v := range w.Services {
 			v.sampler.Advance(step.Seconds(), 1)
-			// A scaled application rebuilds in as many seconds as it is
-			// smaller; costs are told as the full one's.
+			// Rebuild, the curve and Busy are all the scaled application's.
 			c := v.sampler.Curve()
 			v.sampler.Advance(0, 0.995)
 			out = append(out, policy.App{
@@ -238,8 +237,8 @@ func (s *sim) report() []policy.App {
 	return out
 }
 
-// victims is how often each service missed what it had evicted lately, since the last
-// report and in its order.
+// victims returns how often each service missed an object that it had evicted lately, since the
+// last report and in the report's order.
 func (s *sim) victims() (out []float64) {
 	for _, v := range s.services {
 		out = append(out, v.victims)
@@ -247,8 +246,8 @@ func (s *sim) victims() (out []float64) {
 	return out
 }
 
-// settled is the time from which on no budget is far from its mean over the
-// last quarter.
+// settled returns the time from which on no budget is more than a twentieth of the
+// memory off its mean over the last quarter.
 func settled(history [][]int64) (at time.Duration) {
 	last := history[len(history)*3/4:]
 	for i := range history[0] {
@@ -265,8 +264,8 @@ func settled(history [][]int64) (at time.Duration) {
 	return at
 }
 
-// equilibrium is the time from which on the throughput, smoothed over 20 s,
-// stays at or above a level.
+// equilibrium returns the time from which on the throughput, smoothed over 20 s,
+// stays at or above level.
 func equilibrium(series []Point, level float64) time.Duration {
 	const window = 20
 	at := time.Duration(0)
@@ -283,10 +282,11 @@ func equilibrium(series []Point, level float64) time.Duration {
 	return at
 }
 
-// Reaches is the time from which on the throughput of a, smoothed over so long,
-// stays at or above part of that of b at the same moment. Filling caches takes
-// both the same time; what is left is how long it takes to find out who should
-// have the memory. The points must be evenly spaced.
+// Reaches returns the time from which on the throughput of a stays at or above part
+// times that of b at the same moment, both smoothed over smooth. Both take the same
+// time to fill caches, so what counts is how long a takes to find out who should have
+// the memory. ok is false if a is still below in the last tenth of the time, or if
+// there are no points. The points must be evenly spaced.
 func Reaches(a, b []Point, part float64, smooth time.Duration) (at time.Duration, ok bool) {
 	n := min(len(a), len(b))
 	if n == 0 {
