@@ -1,14 +1,14 @@
 // Package allocbench measures how long it takes to borrow a chunk of remote
-// memory and to give it back, with every way of managing memory, and what that
-// costs the memory node's control goroutine.
+// memory and to give it back, with every way of managing memory, and how much
+// time of the memory node's control goroutine that takes.
 //
 // Node and clients are in one process, each with a device of its own, and share
-// the machine's processors; so what is compared are the ways, and not what a
-// node with processors of its own could do. Rounds of all contestants alternate,
-// and the median round counts.
+// the machine's processors. So the figures compare the ways with each other; they
+// do not show what a node with processors of its own could do. Rounds of all
+// contestants alternate, and the median round counts.
 //
-// [Replay] replays what real allocators have asked their operating system for,
-// instead: blocks of many sizes, where a manager whose chunks have one size
+// [Replay] instead replays what real allocators have asked their operating system
+// for: blocks of many sizes, with which a manager whose chunks have one size
 // wastes memory or time. See [Trace] for the format.
 package allocbench
 
@@ -38,11 +38,11 @@ type Options struct {
 	Short bool
 	// Out receives the figures.
 	Out benchout.Printer
-	// Progress, if set, is told how far it is.
+	// Progress, if set, is told how far the benchmark is.
 	Progress func(done, total int, what string)
 }
 
-// rival is what the others are compared with.
+// rival is the manager with which the others are compared.
 const rival = memnode.RPCMW
 
 const (
@@ -93,7 +93,7 @@ func fabrics() ([]fabric, error) {
 	}}, nil
 }
 
-// names are those of the managers.
+// names returns the managers' names.
 func (f *fabric) names() (names []string) {
 	for _, m := range f.managers {
 		names = append(names, m.Name())
@@ -146,11 +146,11 @@ func run(ctx context.Context, o Options, rounds int, span time.Duration, counts 
 	return nil
 }
 
-// A result is what one round has shown.
+// A result has the figures of one round.
 type result struct {
 	alloc, free [2]float64 // p50 and p99 in microseconds
 	rate        float64    // pairs of an allocation and a free in a second
-	busy        float64    // microseconds of the control goroutine's for each
+	busy        float64    // microseconds of the control goroutine's for each pair
 }
 
 // round starts a node and clients, and lets them allocate and free for span.
@@ -191,7 +191,7 @@ func measure(ctx context.Context, node *memnode.Node, pools []*pool.Pool, span t
 	return r, nil
 }
 
-// work allocates and frees until the time is over, at least once.
+// work allocates and frees until until, at least once.
 func work(ctx context.Context, p *pool.Pool, until time.Time) (allocs, frees []time.Duration, err error) {
 	for t := time.Now(); ; {
 		c, err := p.Alloc(ctx, int64(p.ChunkSize()))

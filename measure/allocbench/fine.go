@@ -12,13 +12,13 @@ import (
 	"polder/verbs/softnic"
 )
 
-// service is one of FineMem's clients, which allocates every size from one node.
+// service is a client of FineMem's, which allocates blocks of any size from one node.
 type service struct {
 	*finemem.Session
 	dev verbs.Device
 }
 
-// dialService connects one.
+// dialService connects a service to the node at addr.
 func (f *fabric) dialService(ctx context.Context, addr string) (s *service, err error) {
 	dev, err := f.newDevice(softnic.Config{Name: "client"})
 	if err != nil {
@@ -59,7 +59,7 @@ func (s *service) close() error {
 	return s.dev.Close()
 }
 
-// startServices starts a node with chunks of twolayer.DefaultUnit, and services.
+// startServices starts a node with chunks of twolayer.DefaultUnit, and n services of it.
 func (f *fabric) startServices(ctx context.Context, cfg memnode.Config, n int) (r *rig, all []*service, err error) {
 	cfg.ChunkSize = twolayer.DefaultUnit
 	if r, err = f.start(ctx, finemem.Manager{}, cfg, 0); err != nil {

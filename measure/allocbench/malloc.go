@@ -18,21 +18,21 @@ import (
 	"polder/pool/malloc"
 )
 
-// The benchmark "malloc": two programs over a heap of package pool/malloc, which takes
-// and gives back pages as it needs them, and over the same heap with coarse chunks, that
-// it cuts into pages and keeps. Programs write to what they allocate, and free while
-// they run.
+// The benchmark "malloc": two programs run over a heap of package pool/malloc, which
+// borrows pages when it needs them and gives them back, and over the same heap with
+// coarse chunks, which the heap cuts into pages and never gives back. The programs write
+// to what they allocate, and free while they run.
 //
-//   - larson: every worker has a number of blocks, and replaces one at random by one of
-//     another size, over and over; from time to time workers exchange all their blocks,
-//     so that blocks are freed by others than allocated them.
-//   - xmalloc: half of the workers allocate blocks, the others free them.
+//   - larson: every worker holds a number of blocks, and replaces a random one by a block
+//     of another size, over and over. From time to time workers exchange all their blocks,
+//     so that a block may be freed by another worker than allocated it.
+//   - xmalloc: half of the workers allocate blocks, the other half free them.
 
 // A mallocSize says how much the programs do.
 type mallocSize struct {
-	rounds, workers, held, ops int // ops of each worker in a round
+	rounds, workers, held, ops int // held: blocks that a worker holds; ops: of each worker in a round
 
-	sweep []int // other numbers of blocks that larson's workers hold
+	sweep []int // other values of held, for sweepHeld
 }
 
 // RunMalloc runs the benchmark "malloc".
@@ -47,13 +47,13 @@ func RunMalloc(ctx context.Context, o Options) error {
 	return nil
 }
 
-// A mallocRun is what a round of a program has shown.
+// A mallocRun has the figures of one round of a program.
 type mallocRun struct {
 	rate        float64 // allocations in a second
-	cpu         float64 // microseconds of this process for an allocation: program, pool and node
-	peak        int64   // bytes taken from the node
-	utilisation float64 // mean of what live blocks need against what is taken, in percent
-	requests    float64 // WRITEs, and requests to borrow and to give back, for a block
+	cpu         float64 // processor time of program, pool and node for an allocation, in microseconds
+	peak        int64   // the most bytes that the heap had taken from the node
+	utilisation float64 // mean of the bytes in live blocks by the bytes taken, in percent
+	requests    float64 // WRITEs, and requests to borrow and to give back, for each block
 }
 
 func runMalloc(ctx context.Context, o Options, size mallocSize) error {
@@ -101,9 +101,9 @@ func runMalloc(ctx context.Context, o Options, size mallocSize) error {
 				}
 			}
 		}
-		// Of each round's pair, since what else the machine does changes from round to round.
-		// Published for FineMem-User: 2.5 to 4.1 %. Processor time depends less on what else
-		// the machine does, and has none of the waiting.
+		// The ratio is computed for each round and then the median is taken, because the load
+		// of the machine changes from round to round. Published for FineMem-User: 2.5 to 4.1 %.
+		// Processor time depends less on what else runs on the machine, and has no waiting in it.
 		for _, m := range []struct {
 			metric string
 			of     func(ours, static *mallocRun) float64
@@ -124,8 +124,8 @@ func runMalloc(ctx context.Context, o Options, size mallocSize) error {
 	return sweepHeld(ctx, o, size)
 }
 
-// sweepHeld prints how the peaks of memory compare when larson's workers hold more blocks, or
-// fewer: how many they are is ours to choose, and the ratio depends on it.
+// sweepHeld prints how the heaps' peaks of memory compare when larson's workers hold more blocks
+// or fewer: nothing published says how many they hold, and the ratio depends on it.
 func sweepHeld(ctx context.Context, o Options, size mallocSize) error {
 	for i, held := range size.sweep {
 		size.held = held
@@ -151,14 +151,14 @@ func sweepHeld(ctx context.Context, o Options, size mallocSize) error {
 	return nil
 }
 
-// mallocHeaps are what the programs run over: ours first.
+// mallocHeaps are the heaps over which the programs run, ours first.
 var mallocHeaps = [...]struct {
 	name string
 	cfg  malloc.Config
 }{{"", malloc.Config{}}, {"static 128KiB", malloc.Config{Static: 128 << 10}}, {"static 2MiB", malloc.Config{Static: 2 << 20}}}
 
-// mallocRound runs a program once, over a node of its own, which lends what the heap
-// takes at a time: 4 KiB, or the coarse chunks.
+// mallocRound runs a program once, over a node of its own. The node's chunks have the size
+// that the heap takes at a time: 4 KiB, or that of the coarse chunks.
 func mallocRound(ctx context.Context, cfg malloc.Config, size mallocSize, run func(context.Context, *malloc.Heap, mallocSize, *mallocMeter) error) (r mallocRun, err error) {
 	f, err := fabrics()
 	if err != nil {
@@ -197,7 +197,7 @@ func mallocRound(ctx context.Context, cfg malloc.Config, size mallocSize, run fu
 	return r, h.Close(ctx)
 }
 
-// processorTime is what this process has taken of processors so far.
+// processorTime returns the processor time that this process has taken so far.
 func processorTime() (time.Duration, error) {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -206,7 +206,7 @@ func processorTime() (time.Duration, error) {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
 }
 
-// A mallocMeter looks at a heap while a program uses it.
+// A mallocMeter samples a heap's statistics while a program uses the heap.
 type mallocMeter struct {
 	heap *malloc.Heap
 	ops  atomic.Int64
@@ -217,7 +217,7 @@ type mallocMeter struct {
 	samples int
 }
 
-// did counts an operation, and looks at the heap from time to time.
+// did counts an operation, and samples the heap at every 64th.
 func (m *mallocMeter) did() {
 	if m.ops.Add(1)%64 != 0 {
 		return
@@ -241,7 +241,7 @@ func (m *mallocMeter) fill(ctx context.Context, size int, data []byte) (malloc.B
 	return b, err
 }
 
-// inParallel runs f for every worker.
+// inParallel runs f for all workers at the same time, and waits for them.
 func inParallel(workers int, f func(id int) error) error {
 	errs := make([]error, workers)
 	var wg sync.WaitGroup
@@ -255,8 +255,8 @@ func inParallel(workers int, f func(id int) error) error {
 // largest is the largest block of the programs, in bytes; most are much smaller.
 const largest = 4096
 
-// blockSize is the size of a block: of 8 to 1024 bytes, as in larson, and now and then
-// of up to 4 KiB.
+// blockSize returns a random size for a block: 8 to 1023 bytes, as in larson, and now and
+// then up to 4 KiB.
 func blockSize(r *rand.Rand) int {
 	if r.IntN(16) == 0 {
 		return 1024 + r.IntN(largest-1024)
@@ -270,7 +270,7 @@ func larson(ctx context.Context, h *malloc.Heap, size mallocSize, m *mallocMeter
 	for turn := range exchanges {
 		err := inParallel(size.workers, func(id int) error {
 			r, data := rand.New(rand.NewPCG(uint64(id), uint64(turn))), make([]byte, largest)
-			mine := held[(id+turn)%size.workers] // another's of the turn before
+			mine := held[(id+turn)%size.workers] // another worker's blocks of the turn before
 			for range size.ops / exchanges {
 				b, err := m.fill(ctx, blockSize(r), data)
 				if err != nil {
@@ -314,7 +314,7 @@ func xmalloc(ctx context.Context, h *malloc.Heap, size mallocSize, m *mallocMete
 	return inParallel(2*pairs, func(id int) (err error) {
 		defer func() {
 			if err != nil {
-				cancel() // or the other half would wait
+				cancel() // else the other half would wait for ever
 			}
 		}()
 		pipe := pipes[id/2]

@@ -13,19 +13,18 @@ import (
 	"polder/pool/finemem"
 )
 
-// A recovery is what happens in the benchmark "finemem".
+// A recovery says how much the benchmark "finemem" does.
 type recovery struct {
-	entries int           // of the client that dies
+	entries int           // allocations of the client that dies
 	others  int           // clients that allocate and free meanwhile
-	alone   time.Duration // how long they do so before it dies
+	alone   time.Duration // how long the others do so before the client dies
 }
 
-// publishedRecovery is how many entries of its log FineMem recovers in a second, in
-// about.
+// publishedRecovery is about how many entries of its log FineMem recovers in a second.
 const publishedRecovery = 1e6
 
-// RunFineMem runs the benchmark "finemem": what its metadata take, and the recovery
-// of what a client leaves behind that dies, over tcp.
+// RunFineMem runs the benchmark "finemem": how much memory FineMem's metadata take,
+// and, over tcp, how fast a node recovers what a client has allocated that dies.
 func RunFineMem(ctx context.Context, o Options) error {
 	if err := runFineMem(ctx, o, recovery{entries: 100_000, others: 8, alone: time.Second}); err != nil {
 		return fmt.Errorf("cannot run the benchmark of FineMem: %w", err)
@@ -43,8 +42,8 @@ func runFineMem(ctx context.Context, o Options, r recovery) error {
 // publishedMetadata is the most that FineMem's metadata take, in percent.
 const publishedMetadata = 0.4
 
-// reportMetadata prints what the metadata of a GiB take, for the least size of an
-// allocation.
+// reportMetadata prints how much memory the metadata of a GiB take, for several least
+// sizes of an allocation.
 func reportMetadata(out benchout.Printer) error {
 	for _, least := range []uint64{4 << 10, 64 << 10, 2 << 20} {
 		l, err := twolayer.NewLayout(1<<30, least)
@@ -69,7 +68,7 @@ func (r recovery) run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	tcp := &f[0]
-	const spare = 1024 // chunks for each of the others
+	const spare = 1024 // chunks for each of the other clients
 	rig, services, err := tcp.startServices(ctx, memnode.Config{
 		Lend: int64(r.entries+(r.others+1)*spare) * twolayer.DefaultUnit, Grace: time.Millisecond,
 	}, r.others)
@@ -112,7 +111,7 @@ func (r recovery) run(ctx context.Context, o Options) (err error) {
 	crowd.turn()
 	progress(2, "recovery")
 	start := time.Now()
-	if err := victim.dev.Close(); err != nil { // without a word
+	if err := victim.dev.Close(); err != nil { // the client dies without a word
 		return errors.Join(err, crowd.stop())
 	}
 	tick := time.NewTicker(time.Millisecond)
@@ -156,16 +155,16 @@ func (r recovery) report(out benchout.Printer, c *crowd, took time.Duration) err
 	return nil
 }
 
-// crowd are clients that allocate and free one chunk over and over, in two phases.
+// crowd is a set of clients that allocate and free one chunk each over and over, in two phases.
 type crowd struct {
 	cancel context.CancelFunc
-	done   chan struct{}    // closed when all have ended
-	first  [2]chan struct{} // closed when there is a latency of the phase
+	done   chan struct{}    // closed when all clients have ended
+	first  [2]chan struct{} // by phase: closed when the first latency of the phase has been measured
 	errs   []error
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	phase     int
-	latencies [2][]time.Duration // of allocations, by phase in which they began
+	latencies [2][]time.Duration // of allocations, by the phase in which they began
 }
 
 func newCrowd(ctx context.Context, services []*service) *crowd {
@@ -192,7 +191,7 @@ func (c *crowd) turn() {
 	c.phase = 1
 }
 
-// wait waits for an allocation in a phase, or until nobody allocates any more.
+// wait waits for the first allocation of a phase, or until all clients have ended.
 func (c *crowd) wait(phase int) {
 	select {
 	case <-c.first[phase]:
@@ -200,14 +199,14 @@ func (c *crowd) wait(phase int) {
 	}
 }
 
-// stop ends the clients.
+// stop ends the clients and returns their errors.
 func (c *crowd) stop() error {
 	c.cancel()
 	<-c.done
 	return errors.Join(c.errs...)
 }
 
-// work allocates and frees until ctx is over.
+// work is one client: it allocates and frees until ctx ends.
 func (c *crowd) work(ctx context.Context, s *service) error {
 	for ctx.Err() == nil {
 		c.mu.Lock()

@@ -22,19 +22,20 @@ import (
 type ReplayOptions struct {
 	Options
 	Traces []*Trace
-	// ASAP ignores the times of arrival: every client goes on as soon as it
-	// has what it asked for.
+	// ASAP ignores the times of arrival: every client makes its next request as
+	// soon as it has the memory of the last.
 	ASAP bool
-	// Clients share every trace, whose requests they make in turn. By
-	// default there are 8.
+	// Clients is how many clients there are. They share every trace: its requests
+	// are dealt out to them in turn. The default is 8.
 	Clients int
-	// ChunkSizes are those of the managers whose chunks have one size, in
-	// bytes. A request gets as many chunks as it needs. By default they are
-	// 128 KiB and 2 MiB: a span and a section of package pool/finemem's.
+	// ChunkSizes are the sizes of chunks, in bytes, with each of which the managers
+	// are measured whose chunks have one size. A request gets as many chunks as it
+	// needs. The default is 128 KiB and 2 MiB: a span and a section of package
+	// pool/finemem's.
 	ChunkSizes []int
 	// Managers are the managers, by name. By default all are measured.
 	Managers []string
-	// Seed is of the order in which blocks are freed.
+	// Seed is the seed of the random order in which blocks are freed.
 	Seed uint64
 }
 
@@ -47,9 +48,9 @@ const (
 // DefaultChunkSizes are the default of ReplayOptions.ChunkSizes.
 func DefaultChunkSizes() []int { return []int{128 << 10, 2 << 20} }
 
-// In a short run the replays may take so long together, frees and the starting of
-// nodes not counted, and so many requests count of all traces together: the first
-// ones of each.
+// Limits of a short run. The allocations of all replays together may take shortReplay;
+// freeing and starting nodes come on top. All traces together are cut to about
+// shortRequests requests: the first ones of each trace.
 const (
 	shortReplay   = 8 * time.Second
 	shortRequests = 16384
@@ -60,13 +61,13 @@ type block interface {
 	free(ctx context.Context) error
 }
 
-// A lender is a client of one manager's.
+// A lender is a client that borrows memory by way of one manager.
 type lender interface {
 	// alloc borrows memory for a request.
 	alloc(ctx context.Context, q Request) (block, error)
 }
 
-// A contestant is a manager as it is measured.
+// A contestant is a manager, with one size of chunks.
 type contestant struct {
 	name string
 	// start starts a node that can lend what a trace asks for, and a lender
@@ -74,8 +75,8 @@ type contestant struct {
 	start func(ctx context.Context, t *Trace, clients int) (*rig, []lender, error)
 }
 
-// Replay replays traces over tcp with every manager: all that a trace asks for
-// is allocated, and afterwards freed in random order.
+// Replay replays traces over tcp with every manager: it allocates all that a trace
+// asks for, and then frees it in random order.
 func Replay(ctx context.Context, o ReplayOptions) error {
 	if err := o.replay(ctx); err != nil {
 		return fmt.Errorf("cannot replay allocations: %w", err)
@@ -121,7 +122,7 @@ func (o ReplayOptions) replay(ctx context.Context) error {
 	return nil
 }
 
-// contestants are the managers, with each size of chunks.
+// contestants returns the chosen managers, once for each size of chunks.
 func (o *ReplayOptions) contestants() ([]contestant, error) {
 	fabrics, err := fabrics()
 	if err != nil {
@@ -171,12 +172,12 @@ func (o *ReplayOptions) contestants() ([]contestant, error) {
 	return all, nil
 }
 
-// fineSpare is what a node lends beside what a trace asks for, if its chunks are
-// small: every client may leave some sections open for small blocks, which large ones
-// cannot have then.
+// fineSpare is how many bytes for each client a node of FineMem's lends beyond what a
+// trace asks for: every client may keep some sections open for small blocks, and large
+// blocks cannot use those.
 const fineSpare = 4 * 2 << 20
 
-// startPools starts a node that lends chunks of a size, and pools.
+// startPools starts a node that lends lend bytes in chunks of size bytes, and a pool for every client.
 func (f *fabric) startPools(ctx context.Context, m pool.Manager, lend int64, size, clients int) (*rig, []lender, error) {
 	r, err := f.start(ctx, m, memnode.Config{Lend: lend, ChunkSize: size}, clients)
 	if err != nil {
@@ -189,7 +190,7 @@ func (f *fabric) startPools(ctx context.Context, m pool.Manager, lend int64, siz
 	return r, lenders, nil
 }
 
-// roundUp is n, in whole chunks of a size.
+// roundUp returns n rounded up to a multiple of size.
 func roundUp(n int64, size int) int64 { return (n + int64(size) - 1) / int64(size) * int64(size) }
 
 // poolLender borrows from a pool.
@@ -204,13 +205,13 @@ type poolBlock struct{ *pool.Chunk }
 
 func (b poolBlock) free(ctx context.Context) error { return b.Free(ctx) }
 
-// A replayed is what a replay has shown.
+// A replayed has the figures of one replay.
 type replayed struct {
 	requests    int
 	alloc, free [2]float64 // p50 and p99 in microseconds
 	allocRate   float64    // requests in a second
 	freeRate    float64
-	asked, peak int64         // bytes: of the requests, and what the node has lent for them
+	asked, peak int64         // bytes: that the requests asked for, and that the node lent for them
 	busy        time.Duration // of the node's control goroutine
 }
 
@@ -259,8 +260,8 @@ func (o *ReplayOptions) replayOne(ctx context.Context, t *Trace, c contestant, s
 	return r, nil
 }
 
-// together has every player do something at the same time, and returns how long
-// that took.
+// together calls f for all players at the same time, and returns how long that
+// took.
 func together(players []*player, f func(*player) error) (time.Duration, error) {
 	start := time.Now()
 	errs := make([]error, len(players))
@@ -272,7 +273,7 @@ func together(players []*player, f func(*player) error) (time.Duration, error) {
 	return time.Since(start), errors.Join(errs...)
 }
 
-// player is one client. It is one goroutine's at a time.
+// player is one client. Only one goroutine may use it at a time.
 type player struct {
 	lender   lender
 	requests []Request
@@ -283,7 +284,7 @@ type player struct {
 	asked         int64
 }
 
-// allocate makes the player's requests, at least one of them.
+// allocate makes the player's requests, until until unless that is zero, but at least one.
 func (p *player) allocate(ctx context.Context, start, until time.Time, asap bool) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -294,8 +295,9 @@ func (p *player) allocate(ctx context.Context, start, until time.Time, asap bool
 			return nil
 		}
 		if !asap {
-			// A client that is late has been so since the request came; one
-			// that has slept too long was the timer's victim.
+			// If the client is late, its latency counts from the time at which the
+			// request was due. If it sleeps until then, the latency counts from when
+			// it wakes, because a late timer is not the manager's fault.
 			if due := start.Add(q.At); now.After(due) {
 				now = due
 			} else {
@@ -336,7 +338,7 @@ func (p *player) freeAll(ctx context.Context) error {
 	return nil
 }
 
-// report prints what a replay has shown.
+// report prints the figures of a replay.
 func (o *ReplayOptions) report(t *Trace, c contestant, r replayed) error {
 	const mib = 1 << 20
 	for _, m := range []struct {

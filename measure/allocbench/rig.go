@@ -13,20 +13,20 @@ import (
 )
 
 // rig is a memory node and the pools of its clients, each with a device of its
-// own. Close it.
+// own. Whoever starts it must close it.
 type rig struct {
-	node  *memnode.Node // nil: only a device
-	addr  string        // that it listens at
+	node  *memnode.Node // nil if there is only a device, as for ArrayScan
+	addr  string        // at which the node or device listens
 	pools []*pool.Pool
-	taken func() int64 // bytes that clients have been lent
+	taken func() int64 // bytes that the clients have been lent
 
-	undo []func() error // the last one first
+	undo []func() error // close calls the last one first
 }
 
-// patience bounds one operation of a client's.
+// patience bounds one operation of a client.
 const patience = 10 * time.Second
 
-// start starts a node that cfg describes and that m manages, and clients.
+// start starts a node as cfg describes it, managed by m, and a pool for each client.
 func (f *fabric) start(ctx context.Context, m pool.Manager, cfg memnode.Config, clients int) (r *rig, err error) {
 	r = &rig{}
 	defer func() {
@@ -79,7 +79,7 @@ func (f *fabric) start(ctx context.Context, m pool.Manager, cfg memnode.Config, 
 	return r, nil
 }
 
-// busy is how long the node's control goroutine has been at work.
+// busy returns how long the node's control goroutine has been at work.
 func (r *rig) busy() time.Duration {
 	if r.node == nil {
 		return 0

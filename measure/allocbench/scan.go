@@ -13,18 +13,18 @@ import (
 	"polder/verbs/softnic"
 )
 
-// ArrayScan is what the one-sided rival of package arrayscan is called. It is no way
-// of managing memory that a node offers: it gives no keys, and nobody recovers what a
-// dead client has.
+// ArrayScan is the name of package arrayscan's one-sided rival. Nodes do not offer it as
+// a way of managing memory: it gives no keys, and nobody recovers what a dead client
+// has allocated.
 const ArrayScan = "arrayscan"
 
-// scanUnit is the size of its chunks.
+// scanUnit is the size of its chunks, in bytes.
 const scanUnit = smallestSize
 
 // scanPiece is how many words of the array one READ brings.
 const scanPiece = 256
 
-// startScan starts a device with an array of words, and clients that scan it.
+// startScan starts a device that serves an array of words, and clients that scan the array.
 func (f *fabric) startScan(ctx context.Context, t *Trace, clients int) (r *rig, all []lender, err error) {
 	r = &rig{}
 	defer func() {
@@ -42,8 +42,8 @@ func (f *fabric) startScan(ctx context.Context, t *Trace, clients int) (r *rig, 
 		return r, nil, err
 	}
 	r.defers(dev.Close)
-	// Blocks lie at multiples of their sizes, and clients leave gaps: between small
-	// blocks there is no room for large ones.
+	// Blocks lie at multiples of their sizes, and clients leave gaps, because large blocks
+	// do not fit between small ones. So there are many more words than the trace's blocks need.
 	piece := scanPiece
 	for _, q := range t.Requests {
 		piece = max(piece, 1<<q.Class)
@@ -78,7 +78,7 @@ func (f *fabric) startScan(ctx context.Context, t *Trace, clients int) (r *rig, 
 	return r, all, nil
 }
 
-// array is the words and who is connected to them.
+// array is the words in the device's memory, and what the queue pairs to clients share.
 type array struct {
 	pd verbs.PD
 	cq verbs.CQ
@@ -99,8 +99,8 @@ func newArray(dev verbs.Device, words int) (*array, error) {
 	return a, err
 }
 
-// serve connects clients until the listener is closed. It says where the words are:
-// an address, and an rkey.
+// serve connects clients until the listener is closed. It tells each client the address
+// and the rkey of the words.
 func (a *array) serve(l verbs.Listener) error {
 	for {
 		req, err := l.Accept(context.Background())
@@ -121,7 +121,7 @@ func (a *array) serve(l verbs.Listener) error {
 	}
 }
 
-// words is a client's way to the array: an arrayscan.Words.
+// words is a client's access to the array. It implements arrayscan.Words.
 type words struct {
 	qp   verbs.QP
 	cq   verbs.CQ
@@ -201,14 +201,14 @@ func (w *words) CompareAndSwap(ctx context.Context, ops []arrayscan.Swap) ([]uin
 	return w.was[:len(ops)], nil
 }
 
-// scanSpare is how many times as much memory there is as a trace asks for.
+// scanSpare is at least how many times as much memory there is as a trace asks for.
 const scanSpare = 8
 
-// scanLender borrows blocks of the array's chunks. What it takes is the memory up to
-// the last chunk that anybody has had, gaps and all.
+// scanLender borrows blocks of the array's chunks. All memory up to the last chunk that
+// any client has had counts as taken, gaps included.
 type scanLender struct {
 	a    *arrayscan.Allocator
-	high *atomic.Int64 // chunks
+	high *atomic.Int64 // chunks up to the end of the last one taken; all lenders share it
 }
 
 func (l scanLender) alloc(ctx context.Context, q Request) (block, error) {

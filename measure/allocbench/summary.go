@@ -10,15 +10,15 @@ import (
 	"polder/measure/benchout"
 )
 
-// A Summary is a printer that keeps of each manager what a reader looks for first, and
-// prints a line for each when everything has been measured.
+// A Summary is a printer that keeps the figures of each manager that a reader looks for
+// first. WriteTo prints them, one line for each manager, when everything has been measured.
 type Summary struct {
-	order []string                      // lines, as they came
+	order []string                      // names of the lines, in the order in which they came
 	rows  map[string]map[string]float64 // by line and column
 	trace bool                          // the rows are a replay's
 }
 
-// A column is a metric of a Summary, with so many clients.
+// A column shows one metric, measured with the number of clients that clients says, such as "x64".
 type column struct{ clients, metric, heading string }
 
 var (
@@ -93,7 +93,7 @@ func (s *Summary) WriteTo(w io.Writer) (int64, error) {
 		fmt.Fprintln(t)
 	}
 	t.Flush()
-	lines := strings.ReplaceAll("\n"+text.String(), "\n  ", "\n")[1:] // of the padding
+	lines := strings.ReplaceAll("\n"+text.String(), "\n  ", "\n")[1:] // each line begins with two spaces of padding
 	n, err := io.WriteString(w, lines)
 	return int64(n), err
 }

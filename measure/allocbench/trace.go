@@ -17,17 +17,17 @@ import (
 // A Trace is what an allocator has asked its operating system for.
 //
 // In a file it is text, one request a line: the time of arrival in microseconds,
-// and a size class c from 0 to 18, which means 4 KiB << c; two decimal numbers,
-// with spaces or tabs between. Empty lines do not count. Lines may come in any
-// order of time.
+// and a size class c from 0 to 18, which means 4 KiB << c. Both are decimal numbers,
+// with spaces or tabs between them. Empty lines are ignored. Lines need not be
+// ordered by time.
 type Trace struct {
 	Name     string
-	Requests []Request // in the order of their times
+	Requests []Request // ordered by At
 }
 
 // A Request is a line of a trace.
 type Request struct {
-	At    time.Duration // from the trace's beginning
+	At    time.Duration // time of arrival, from the trace's beginning
 	Class uint8
 }
 
@@ -50,7 +50,7 @@ func (t *Trace) Bytes() (sum int64) {
 	return sum
 }
 
-// ReadTraceFile reads a trace from a file, which it is named after.
+// ReadTraceFile reads a trace from a file, and names it after the file.
 func ReadTraceFile(path string) (*Trace, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -65,7 +65,7 @@ func ReadTraceFile(path string) (*Trace, error) {
 	return t, nil
 }
 
-// ReadTrace reads a trace. Errors name the line, after name.
+// ReadTrace reads a trace. name is the trace's name; errors begin with it and the line's number.
 func ReadTrace(r io.Reader, name string) (*Trace, error) {
 	t := &Trace{Name: name}
 	s := bufio.NewScanner(r)
