@@ -191,7 +191,7 @@ func measure(ctx context.Context, node *memnode.Node, pools []*pool.Pool, span t
 	return r, nil
 }
 
-// work allocates and frees until until, at least once.
+// work allocates and frees until the time until, at least once.
 func work(ctx context.Context, p *pool.Pool, until time.Time) (allocs, frees []time.Duration, err error) {
 	for t := time.Now(); ; {
 		c, err := p.Alloc(ctx, int64(p.ChunkSize()))

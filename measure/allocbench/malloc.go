@@ -20,8 +20,8 @@ import (
 
 // The benchmark "malloc": two programs run over a heap of package pool/malloc, which
 // borrows pages when it needs them and gives them back, and over the same heap with
-// coarse chunks, which the heap cuts into pages and never gives back. The programs write
-// to what they allocate, and free while they run.
+// coarse chunks, which the heap cuts into pages and keeps until it is closed. The programs
+// write to what they allocate, and free while they run.
 //
 //   - larson: every worker holds a number of blocks, and replaces a random one by a block
 //     of another size, over and over. From time to time workers exchange all their blocks,
@@ -125,7 +125,7 @@ func runMalloc(ctx context.Context, o Options, size mallocSize) error {
 }
 
 // sweepHeld prints how the heaps' peaks of memory compare when larson's workers hold more blocks
-// or fewer: nothing published says how many they hold, and the ratio depends on it.
+// or fewer: how many they hold is our choice, and the ratio depends on it.
 func sweepHeld(ctx context.Context, o Options, size mallocSize) error {
 	for i, held := range size.sweep {
 		size.held = held

@@ -65,7 +65,7 @@ func ReadTraceFile(path string) (*Trace, error) {
 	return t, nil
 }
 
-// ReadTrace reads a trace. name is the trace's name; errors begin with it and the line's number.
+// ReadTrace reads a trace and names it name. Errors say name and the line's number.
 func ReadTrace(r io.Reader, name string) (*Trace, error) {
 	t := &Trace{Name: name}
 	s := bufio.NewScanner(r)
