@@ -20,8 +20,8 @@ import (
 	"polder/verbs/tcp"
 )
 
-// groupCounts are the numbers of groups of queue pairs that are compared, and
-// groupCallers is how many callers use them, each with a chunk of its own.
+// groupCounts are the numbers of groups of queue pairs that are compared.
+// groupCallers is how many callers use a pool, each with a chunk of its own.
 var groupCounts = [...]int{1, 2, 4}
 
 const (
@@ -29,7 +29,7 @@ const (
 	groupChunk   = 1 << 20
 )
 
-// fabric is how pools of this process reach a node of this process.
+// fabric is a driver, over which pools of this process reach a node of this process.
 type fabric struct {
 	name   string
 	device func() (verbs.Device, error)
@@ -37,8 +37,8 @@ type fabric struct {
 	dial   func(context.Context, verbs.Device, string) (verbs.Conn, error)
 }
 
-// groups measures pools with several groups of queue pairs to a node beside one with a
-// single group, by turns, over every driver.
+// groups measures pools with several groups of queue pairs to a node beside a pool with a
+// single group, over every driver. The pools take turns.
 func (b *bench) groups() error {
 	dir, err := os.MkdirTemp("", "polder-bench-")
 	if err != nil {
@@ -75,7 +75,7 @@ func (b *bench) groups() error {
 	return nil
 }
 
-// groupsOver is groups over one driver.
+// groupsOver does what groups does, over one driver.
 func (b *bench) groupsOver(f *fabric) (err error) {
 	dev, err := f.device()
 	if err != nil {
@@ -135,12 +135,11 @@ func (b *bench) groupsOver(f *fabric) (err error) {
 	return nil
 }
 
-// groupUser is a pool with so many groups, and a chunk for every caller; the last is
-// for bulk.
+// groupUser is a pool with a given number of groups, and its chunks.
 type groupUser struct {
 	dev    verbs.Device
 	pool   *pool.Pool
-	chunks []*pool.Chunk
+	chunks []*pool.Chunk // one for each of groupCallers callers, and the last for bulk writes
 }
 
 func newGroupUser(ctx context.Context, f *fabric, addr string, groups int) (*groupUser, error) {
@@ -172,7 +171,7 @@ func (u *groupUser) close() {
 	u.dev.Close()
 }
 
-// together is how many short READs all callers get done in a second.
+// together returns how many short READs all callers together complete in a second.
 func (u *groupUser) together(ctx context.Context, d time.Duration) (rate float64, err error) {
 	var wg sync.WaitGroup
 	counts, errs := make([]int, groupCallers), make([]error, groupCallers)
@@ -180,7 +179,7 @@ func (u *groupUser) together(ctx context.Context, d time.Duration) (rate float64
 	for i := range groupCallers {
 		wg.Go(func() {
 			buf := make([]byte, 64)
-			for more := true; more && errs[i] == nil; more = time.Since(start) < d { // one at least
+			for more := true; more && errs[i] == nil; more = time.Since(start) < d { // at least one
 				_, errs[i] = u.chunks[i].ReadContext(ctx, buf, int64(counts[i]*64%groupChunk))
 				counts[i]++
 			}
@@ -194,8 +193,8 @@ func (u *groupUser) together(ctx context.Context, d time.Duration) (rate float64
 	return rate / took.Seconds(), errors.Join(errs...)
 }
 
-// besideBulk is the median time in microseconds of a short READ that somebody waits for while
-// another caller writes a chunk over and over, in bulk.
+// besideBulk returns the median time, in microseconds, of one caller's short READs while another
+// caller writes a whole chunk over and over, in bulk.
 func (u *groupUser) besideBulk(ctx context.Context, d time.Duration, lat []time.Duration) (us float64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	written := make(chan error, 1)

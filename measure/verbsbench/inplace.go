@@ -18,7 +18,7 @@ import (
 )
 
 // inPlace measures the cases on a chunk of a node on this machine, by turns with
-// plain code that does the same on memory of its own.
+// plain code that does the same on ordinary memory of this process.
 func (b *bench) inPlace() (err error) {
 	dir, err := os.MkdirTemp("", "polder-bench-")
 	if err != nil {
@@ -58,12 +58,12 @@ func (b *bench) inPlace() (err error) {
 	return nil
 }
 
-// chunk is the size of the memory that is accessed in place: larger than the
-// operations, and smaller than a cache of the second level.
+// chunk is how many bytes of memory are accessed in place: more than any operation
+// has, and less than a second-level cache.
 const chunk = 256 << 10
 
-// measureInPlace lets a chunk and plain memory do a case, by turns, and prints
-// the medians.
+// measureInPlace measures a case on a chunk and on plain memory, by turns, and
+// prints the medians.
 func (b *bench) measureInPlace(bc bcase, c *pool.Chunk) error {
 	contestants := [2]func(i int) error{onChunk(bc, c), onMemory(bc)}
 	var ns [2][]float64
@@ -83,7 +83,8 @@ func (b *bench) measureInPlace(bc bcase, c *pool.Chunk) error {
 	return b.out.Print(row.Against("plain memory", median(ns[1]), benchout.Lower))
 }
 
-// onChunk does the case on c, the i-th time at the i-th place.
+// onChunk returns a function that does the case on c: call i at place i, and from
+// the beginning again after the last place.
 func onChunk(bc bcase, c *pool.Chunk) func(i int) error {
 	buf, places := make([]byte, bc.size), chunk/bc.size
 	switch bc.op {
@@ -105,7 +106,8 @@ func onChunk(bc bcase, c *pool.Chunk) func(i int) error {
 	}
 }
 
-// onMemory does the case on memory of its own.
+// onMemory returns a function that does the case on memory of its own, at the same
+// places.
 func onMemory(bc bcase) func(i int) error {
 	buf, places := make([]byte, bc.size), chunk/bc.size
 	memory, words := make([]byte, chunk), make([]atomic.Uint64, chunk/8)

@@ -13,7 +13,7 @@ import (
 	"polder/verbs/tcp"
 )
 
-// ours is a queue pair that is connected to a lender's.
+// ours is a queue pair that is connected to that of a lender (see lend).
 type ours struct {
 	ctx    context.Context
 	dev    verbs.Device
@@ -21,7 +21,7 @@ type ours struct {
 	cq     verbs.CQ
 	local  verbs.MR
 	remote remote
-	end    func() // of what else there is
+	end    func() // ends the lender, if it is in this process
 }
 
 // newTCP connects to the lender at addr over TCP.
@@ -52,7 +52,7 @@ func newSHM(ctx context.Context, addr string) (contestant, error) {
 	return newOurs(ctx, dev, conn, func() {})
 }
 
-// newInproc makes a lender in this process and connects to it.
+// newInproc starts a lender in this process and connects to it.
 func newInproc(ctx context.Context) (contestant, error) {
 	f := inproc.NewFabric()
 	server, err := f.NewDevice(softnic.Config{})
@@ -92,8 +92,8 @@ func newInproc(ctx context.Context) (contestant, error) {
 	return newOurs(ctx, client, conn, stop)
 }
 
-// newOurs connects a queue pair of dev's over conn. It owns dev and end from
-// now on.
+// newOurs connects a queue pair of dev over conn. From now on the contestant owns
+// dev: its close, and newOurs if it fails, close dev and call stop.
 func newOurs(ctx context.Context, dev verbs.Device, conn verbs.Conn, stop func()) (contestant, error) {
 	o := &ours{ctx: ctx, dev: dev, end: stop}
 	var err error
@@ -113,8 +113,8 @@ func newOurs(ctx context.Context, dev verbs.Device, conn verbs.Conn, stop func()
 	return o, nil
 }
 
-// end makes what one side needs: a queue pair, its CQ, and memory for depth
-// requests of 64 KiB.
+// end makes what one side of a connection needs: a queue pair, its CQ, and an MR
+// with a slot for each of depth requests.
 func end(dev verbs.Device) (verbs.QP, verbs.CQ, verbs.MR, error) {
 	pd, err := dev.AllocPD()
 	if err != nil {
@@ -133,7 +133,7 @@ func end(dev verbs.Device) (verbs.QP, verbs.CQ, verbs.MR, error) {
 	return qp, cq, mr, err
 }
 
-// slot is how much memory each request has for itself.
+// slot is how many bytes of memory each request has for itself.
 const slot = 64 << 10
 
 // request returns the case's request in the i-th slot.

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// rawHeader is the size of a request and a response without their payload:
-// about what a hand-written protocol for the same purpose would need.
+// rawHeader is the size of a request, and of a response, without the payload:
+// about as much as a hand-written protocol for the same purpose would need.
 const rawHeader = 16
 
-// rawBuffer is how much either end reads at once.
+// rawBuffer is how many bytes either end reads at once.
 const rawBuffer = 256 << 10
 
-// raw is a rival: the same exchange over a plain connection of TCP or a Unix socket,
-// with both ends knowing the sizes, nothing checked and nothing looked up.
+// raw is a rival: it exchanges as many bytes over a plain connection of TCP or a Unix
+// socket. Both ends know the sizes beforehand; nothing is checked or looked up.
 type raw struct{ network, addr string }
 
 func (r *raw) close() {}

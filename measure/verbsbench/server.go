@@ -18,8 +18,8 @@ import (
 	"polder/verbs/tcp"
 )
 
-// Serve is the far end of the contestants that have one in another process: a
-// rawServer, and devices of the drivers tcp and shm with memory to read and
+// Serve is the far end of all contestants but inproc: two rawServers, for TCP and
+// a Unix socket, and devices of the drivers tcp and shm with memory to read and
 // write. It writes their addresses to out, as one line, and ends when in does.
 func Serve(in io.Reader, out io.Writer) error {
 	if err := serve(in, out); err != nil {
@@ -78,14 +78,14 @@ func serve(in io.Reader, out io.Writer) error {
 // addresses are where a server listens.
 type addresses struct{ rawTCP, rawUnix, tcp, shm string }
 
-// remote is a lender's memory.
+// remote says where a lender's memory is.
 type remote struct {
 	addr uint64
 	rkey verbs.RKey
 }
 
-// lend accepts one queue pair on l, tells its peer where dev's memory is, and
-// returns when ctx ends.
+// lend makes a queue pair and memory on dev, accepts one connection on l, tells the
+// peer where the memory is, and returns when ctx ends.
 func lend(ctx context.Context, dev verbs.Device, l verbs.Listener) error {
 	qp, _, mr, err := end(dev)
 	if err != nil {
@@ -119,8 +119,8 @@ func readAddrs(in io.Reader) (a addresses, err error) {
 	return a, nil
 }
 
-// rawServer answers on plain connections. A client first says how large
-// its requests and their answers are.
+// rawServer answers on plain connections. A client first sends the sizes of
+// its requests and of their answers.
 type rawServer struct {
 	l    net.Listener
 	done chan struct{}
@@ -162,8 +162,8 @@ func (r *rawServer) serve() {
 	}
 }
 
-// rawAnswer answers every req bytes with resp bytes, all that have come at
-// once, until the connection ends.
+// rawAnswer answers every req bytes with resp bytes, until the connection ends.
+// It answers all requests that have come together with as few writes as it can.
 func rawAnswer(c net.Conn, req, resp int) {
 	in, out := make([]byte, rawBuffer), make([]byte, max(resp, rawBuffer/resp*resp))
 	have := 0
@@ -184,8 +184,8 @@ func rawAnswer(c net.Conn, req, resp int) {
 	}
 }
 
-// startServer runs command, or Serve in this process, and returns where it
-// listens and what ends it.
+// startServer runs command, or Serve in this process if command is empty. It
+// returns where the server listens, and a function that ends the server.
 func startServer(ctx context.Context, command []string) (a addresses, stop func() error, err error) {
 	var out io.Reader
 	if len(command) == 0 {

@@ -1,14 +1,16 @@
-// Package verbsbench measures verbs: how long one READ, WRITE or CMP_SWAP
-// takes, and how many go through a queue pair in a second with many on their
-// way, over the drivers inproc and tcp, beside a plain TCP connection that carries the
-// same bytes, and over the driver shm beside a plain Unix socket that does. How long they take on a chunk of a
-// node on this machine, which package pool accesses in place, it measures beside
-// a plain copy of the same bytes, or a plain atomic instruction. And of pools with 2 and 4
-// groups of queue pairs (pool.Config.Groups) it measures beside one with a single group how many
-// short READs of several callers complete in a second, and how long one takes beside bulk writes.
+// Package verbsbench measures verbs in three ways:
 //
-// The far end, ours and the rival's alike, is a process of its own if
-// Options.Server says how to start it; inproc's is always in this one. Short
+//   - How long one READ, WRITE or CMP_SWAP takes, and how many go through a queue pair in a
+//     second with many on their way. The drivers inproc and tcp are measured beside a plain TCP
+//     connection that carries the same bytes, the driver shm beside a plain Unix socket.
+//   - How long they take on a chunk of a node on this machine, which package pool accesses in
+//     place, beside a plain copy of the same bytes or a plain atomic instruction.
+//   - How many short READs of several callers a pool with 2 or 4 groups of queue pairs
+//     (pool.Config.Groups) completes in a second, and how long one takes beside bulk writes, beside
+//     a pool with a single group.
+//
+// In the first, the far end, ours and the rival's alike, is a process of its own if
+// Options.Server says how to start it; inproc's is always in this process. Short
 // rounds of every contestant alternate, and the median round counts, since the
 // machine may be doing other things.
 package verbsbench
@@ -74,10 +76,10 @@ func (c bcase) rawSizes() (req, resp int) {
 	return rawHeader + 16, rawHeader + 8 // CMP_SWAP: two operands, one result
 }
 
-// contestant is a way to carry the cases.
+// contestant is a driver or a rival that can do the cases.
 type contestant interface {
 	// roundTrips makes one request after the other for about d, and
-	// returns how long each took, in lat's array.
+	// appends to lat how long each took.
 	roundTrips(c bcase, d time.Duration, lat []time.Duration) ([]time.Duration, error)
 	// pipelined keeps depth requests on their way for about d, and returns
 	// how many completed in a second.
@@ -135,7 +137,7 @@ func run(ctx context.Context, o Options, rounds int, span time.Duration) (err er
 	return nil
 }
 
-// bench is a run. The first two contestants are the others' rivals.
+// bench is a run. The first two contestants are the rivals of the others.
 type bench struct {
 	ctx         context.Context
 	out         benchout.Printer
@@ -146,7 +148,7 @@ type bench struct {
 	lat         []time.Duration // for one round's latencies
 }
 
-// measure lets all contestants do a case, by turns, and prints the medians.
+// measure measures a case with all contestants, by turns, and prints the medians.
 func (b *bench) measure(c bcase) error {
 	p50s, rates := make([][]float64, len(b.names)), make([][]float64, len(b.names))
 	for range b.rounds {
@@ -190,8 +192,8 @@ func median(v []float64) float64 {
 	return v[len(v)/2]
 }
 
-// timed calls f for about d, or until lat is full, and appends how long each
-// call took. A tenth of d before that is for warming up.
+// timed calls f for about d, or until lat is full, and appends to lat how long
+// each call took. The calls of the first tenth of d warm up and do not count.
 func timed(d time.Duration, lat []time.Duration, f func() error) ([]time.Duration, error) {
 	start := time.Now()
 	for warm, last := true, start; len(lat) < cap(lat); {
@@ -211,10 +213,10 @@ func timed(d time.Duration, lat []time.Duration, f func() error) ([]time.Duratio
 	return lat, nil
 }
 
-// counted calls step, which completes some requests and starts as many if
-// more is true, for about d, and returns how many completed in a second. A
-// tenth of d before that is for warming up. At the end it calls step without
-// more until nothing is on its way.
+// counted calls step for about d and returns how many requests completed in a
+// second. step waits until some requests have completed, and starts as many new
+// ones if more is true. Another tenth of d, before that, is for warming up. At the
+// end counted calls step(false) until all depth requests on their way have completed.
 func counted(d time.Duration, step func(more bool) (done int, err error)) (rate float64, err error) {
 	begin := time.Now()
 	from, total := begin, 0
