@@ -1,30 +1,34 @@
-// Package brokerbench measures what FineMem's allocation service adds to an
-// allocation: a 4 KiB block is allocated and freed by one caller, directly over a
-// session with a memory node and through a broker that has such a session, in turns,
-// over tcp. Memory node and broker are processes of their own.
+// Package brokerbench measures how much time FineMem's allocation service adds to an
+// allocation. One caller allocates and frees a 4 KiB block, in turns directly over a
+// session with a memory node and through a broker that has such a session, over tcp.
+// Memory node and broker are processes of their own.
 //
 // # Where the time goes
 //
-// FineMem's authors say that their service adds 2 to 10 µs; here it is some 20 at best and 40 at the
-// median on two quiet cores. With clocks in the ring's slots, on two cores with a load of
-// 15 to 20, 4000 allocations, in µs:
+// FineMem's authors say that their service adds 2 to 10 µs; here it adds some 20 µs at best and
+// 40 at the median, on two quiet cores. The following was measured with clocks in the ring's
+// slots, on two cores with a load of 15 to 20, over 4000 allocations, in µs:
 //
 //	                                  min   10th percentile   median
 //	until the broker has the request  0.5              13.4     45.5
 //	the allocation in the broker       48                82      137   direct: 38, -, 99
 //	until the caller has the answer   5.5               6.6       60
 //
-// The ring itself costs less than 1 µs, and nothing passes through a goroutine that need not:
-// the one that takes the request out of the ring carries it out and answers it. What is left
-// is sleep. An answer takes some 40 µs, the caller looks for it for a few, and then sleeps on
-// a futex in nine of ten calls: 5 µs at best until it is awake, and until Linux has a core for it
-// otherwise. The rest is that the broker's goroutine sleeps on its completion queue, which
-// its connection's reader wakes, as the direct caller's does, while two more processes want
-// the two cores. With a caller that looks for the answer for as long as it takes, both ends of the
-// ring take 0.4 µs and the broker adds 7.1 µs at best, what was published; but on those busy
-// cores it then added 191 µs at the median where it had added 142, since it kept the broker and
-// the node from them. A caller that does so only as long as answers come within 100 µs gained
-// nothing there. So callers sleep; the published figures need a core for each of the three.
+// The ring itself costs less than 1 µs, and no goroutine stands in the way: the goroutine that
+// takes a request out of the ring also carries it out and answers it. The rest is sleep.
+//
+// An answer takes some 40 µs. The caller polls for it for a few µs, and then, in nine of ten
+// calls, sleeps on a futex. Until the caller is awake again takes 5 µs at best, and otherwise
+// until Linux has a core for it. In the broker, the goroutine sleeps on its completion queue
+// until its connection's reader wakes it. The direct caller does the same, but while the broker
+// does it, two more processes want the two cores.
+//
+// With a caller that polls until the answer is there, both ends of the ring take 0.4 µs and the
+// broker adds 7.1 µs at best, which is what was published. But on those busy cores the broker
+// then added 191 µs at the median instead of 142, since the polling caller kept the broker and
+// the node from the cores. A caller that polls only as long as answers come within 100 µs gained
+// nothing there. So callers sleep; the published figures need a core for each of the three
+// processes.
 package brokerbench
 
 import (
@@ -53,10 +57,10 @@ type Options struct {
 	Rounds int // allocations of each kind; DefaultRounds if 0
 }
 
-// DefaultRounds is how many allocations are measured.
+// DefaultRounds is the default of Options.Rounds.
 const DefaultRounds = 20_000
 
-// slice is how many allocations are made in a row before it is the other's turn.
+// slice is how many allocations a rival makes in a row before it is the other's turn.
 const slice = 100
 
 // warmUp is how many turns are not measured.
@@ -73,7 +77,7 @@ func Run(ctx context.Context, o Options) error {
 	return nil
 }
 
-// rival allocates a block, and frees it.
+// rival allocates a block and frees it, and returns how long the allocation took.
 type rival func(ctx context.Context) (alloc time.Duration, err error)
 
 func run(ctx context.Context, o Options) (err error) {
@@ -199,7 +203,8 @@ func brokered(ctx context.Context, path string, onClose func(func() error)) (riv
 	}, nil
 }
 
-// report prints quantiles of both, and what the broker adds to each.
+// report prints quantiles of the allocations with and without the broker, and how much the
+// broker adds to each quantile.
 func report(out benchout.Printer, with, without []time.Duration) error {
 	slices.Sort(with)
 	slices.Sort(without)
