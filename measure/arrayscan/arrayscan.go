@@ -1,10 +1,11 @@
 // Package arrayscan is a rival of one-sided allocators: an array of words at the
-// memory node, one for each chunk, which is 0 while the chunk is free. Who wants
-// chunks reads the array piece by piece, from where it found something last, and
-// claims words that read as 0 by CMP_SWAP. When one fails it reads the piece again.
+// memory node, one for each chunk, which is 0 while the chunk is free. A client that
+// wants chunks reads the array piece by piece, from where it last found some, and
+// claims words that read as 0 by CMP_SWAP. If a CMP_SWAP fails, the client reads the
+// piece again.
 //
-// An Allocator is for one goroutine or process at a time. The words are all there is
-// on the wire.
+// An Allocator is for one goroutine or process at a time. Clients read and write
+// nothing at the node but the words.
 package arrayscan
 
 import (
@@ -18,7 +19,7 @@ type Words interface {
 	// Read reads n bytes, which are valid until the next operation.
 	Read(ctx context.Context, off uint64, n int) ([]byte, error)
 	// CompareAndSwap executes up to MaxSwaps operations side by side, and returns
-	// what the words were, in their order.
+	// the words' values before, in the order of ops, valid until the next operation.
 	CompareAndSwap(ctx context.Context, ops []Swap) ([]uint64, error)
 }
 
@@ -32,24 +33,26 @@ const (
 	MaxRead = 64 << 10
 )
 
-// ErrFull is returned when a whole round over the array has found nothing.
+// ErrFull is returned when a whole round over the array has found no free block.
 var ErrFull = errors.New("no memory left")
 
 // Allocator allocates chunks for one owner.
 type Allocator struct {
-	// Retries counts claims that failed because somebody else was faster.
+	// Retries counts claims that failed because another client was faster.
 	Retries int
 
 	w     Words
 	owner uint64
 	words int
 	at    int    // the next word to look at
-	view  []bool // the piece that has it, if fresh: what is free
+	view  []bool // if fresh: which chunks of the piece that contains at are free
 	fresh bool
 }
 
-// New returns an allocator for an owner, which is not 0, of an array of words, which
-// it reads by pieces of so many words. piece divides words, and a block is not larger.
+// New returns an allocator for owner, over an array of words words, which it reads in
+// pieces of piece words.
+//
+// Preconditions: owner is not 0; piece divides words; no block has more than piece chunks.
 func New(w Words, owner uint64, words, piece int) *Allocator {
 	return &Allocator{w: w, owner: owner, words: words, view: make([]bool, piece)}
 }
@@ -89,7 +92,7 @@ func (a *Allocator) Free(ctx context.Context, first, class int) error {
 	return a.release(ctx, first, 1<<class)
 }
 
-// look reads the piece of the array that has the next word to look at.
+// look reads the piece of the array that contains the next word to look at.
 func (a *Allocator) look(ctx context.Context) error {
 	for done := 0; done < len(a.view); {
 		n := min(len(a.view)-done, MaxRead/8)
@@ -106,17 +109,18 @@ func (a *Allocator) look(ctx context.Context) error {
 	return nil
 }
 
-// piece is where the piece begins that has the next word to look at.
+// piece returns the first word of the piece that contains the next word to look at.
 func (a *Allocator) piece() int { return a.at / len(a.view) * len(a.view) }
 
-// move makes a word the next to look at.
+// move makes to the next word to look at, modulo the array's length.
 func (a *Allocator) move(to int) {
 	was := a.piece()
 	a.at = to % a.words
 	a.fresh = a.fresh && a.piece() == was
 }
 
-// next finds n words in a row that read as free, from a.at on, in the view.
+// next finds n words in a row that read as free, in the view from a.at on. They begin at a
+// multiple of n. It returns the first of them, or -1 if there are none.
 func (a *Allocator) next(n int) int {
 	for i := (a.at%len(a.view) + n - 1) / n * n; i+n <= len(a.view); i += n {
 		free := true
@@ -130,7 +134,7 @@ func (a *Allocator) next(n int) int {
 	return -1
 }
 
-// claim claims n words, or none.
+// claim claims all n words from at on, or none if one of them is not free.
 func (a *Allocator) claim(ctx context.Context, at, n int) (bool, error) {
 	for done := 0; done < n; done += MaxSwaps {
 		ok, err := a.exchange(ctx, at+done, min(MaxSwaps, n-done), 0, a.owner)
@@ -154,7 +158,8 @@ func (a *Allocator) release(ctx context.Context, at, n int) error {
 	return nil
 }
 
-// exchange replaces n words, and takes that back if not all were old.
+// exchange replaces n words, from at on, that are old by new. If not all were old, it
+// takes that back and returns false.
 func (a *Allocator) exchange(ctx context.Context, at, n int, old, new uint64) (bool, error) {
 	var ops [MaxSwaps]Swap
 	for i := range n {
