@@ -1,6 +1,6 @@
 // Package plot draws what was measured over time as SVG: panels of lines, one
-// above the other, over a common horizontal axis. It is no more than the
-// benchmarks need, so that they need nobody else's.
+// above the other, over a common horizontal axis. It does no more than the
+// benchmarks need, so that they need no other plotting library.
 package plot
 
 import (
@@ -32,7 +32,7 @@ type Mark struct {
 // Panel is one coordinate system of a chart.
 type Panel struct {
 	Y     string // what the vertical axis shows
-	Log   bool   // the vertical axis is logarithmic; what is not above 0 is left out
+	Log   bool   // the vertical axis is logarithmic; points that are not above 0 are left out
 	Lines []Line
 }
 
@@ -40,7 +40,7 @@ type Panel struct {
 type Line struct {
 	Name   string
 	Points []Point
-	Dots   bool // the points are events, and not joined
+	Dots   bool // the points are events: dots that are not joined
 }
 
 // Point is a point of a line.
@@ -49,13 +49,13 @@ type Point struct{ X, Y float64 }
 // Sizes in pixels.
 const (
 	width, height       = 720, 200 // of the inside of a panel
-	left, right         = 84, 200  // beside it: labels and the legend
+	left, right         = 84, 200  // beside a panel, for labels and the legend
 	top, between, below = 54, 28, 52
-	dash                = 5 // of a tick
+	dash                = 5 // length of a tick
 )
 
-// Colours are told apart by those who see few of them, too (Okabe and Ito; in
-// the order in which they differ most), on white and on black.
+// style has colours that colour-blind readers can tell apart, too (Okabe and
+// Ito's, in the order in which they differ most), on white and on black.
 const style = `<style>
 .paper{fill:#fff} .frame{fill:none;stroke:#999} .tick{stroke:#999} .grid{stroke:#999;stroke-opacity:.25}
 path.mark{stroke:#999;stroke-dasharray:4 3}
@@ -72,12 +72,12 @@ text{fill:#222;font:12px system-ui,sans-serif} text.title{font-size:15px;font-we
 
 const colours = 8
 
-// WriteSVG draws the chart, for bright and dark surroundings.
+// WriteSVG draws the chart. The SVG follows the reader's light or dark colour scheme.
 func (c *Chart) WriteSVG(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	across, down := left+width+right, top+len(c.Panels)*(height+between)+below
 	fmt.Fprintf(b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d">`+"\n", across, down, across, down)
-	_, _ = b.WriteString(style) // the writer remembers its errors
+	_, _ = b.WriteString(style) // b keeps its first error, and Flush returns it
 	fmt.Fprintf(b, `<rect class="paper" width="100%%" height="100%%"/>`+"\n")
 	text(b, left, 26, "start", ` class="title"`, c.Title)
 	x := c.axisX()
@@ -105,7 +105,7 @@ func (c *Chart) WriteSVG(w io.Writer) error {
 	return nil
 }
 
-// axisX begins at 0, or before if a point does.
+// axisX returns the common horizontal axis. It begins at 0, or at the leftmost point if that is below 0.
 func (c *Chart) axisX() axis {
 	a := axis{hi: math.Inf(-1)}
 	for _, p := range c.Panels {
@@ -190,7 +190,7 @@ type axis struct {
 	log    bool
 }
 
-// proper makes an axis without values, or with only one, show something.
+// proper returns the axis, widened if it has no values or only one, so that hi is above lo.
 func (a axis) proper() axis {
 	if a.lo > a.hi || math.IsInf(a.lo, 0) || math.IsInf(a.hi, 0) {
 		a.lo, a.hi = 0, 1
@@ -215,8 +215,8 @@ func (a axis) at(v float64) float64 {
 	return (v - a.lo) / (a.hi - a.lo)
 }
 
-// ticks are round values along the axis, four to ten of them, or the powers of
-// ten.
+// ticks returns round values along the axis, four to ten of them, or the powers of
+// ten on a logarithmic axis.
 func (a axis) ticks() (list []float64) {
 	if a.log {
 		for v := a.lo; v <= a.hi*1.001; v *= 10 {
@@ -229,12 +229,12 @@ func (a axis) ticks() (list []float64) {
 	i, _ := slices.BinarySearchFunc(steps, (a.hi-a.lo)/8, func(s, want float64) int { return cmp.Compare(s, want) })
 	d = steps[min(i, len(steps)-1)]
 	for k := math.Ceil(a.lo/d - 1e-9); k*d <= a.hi*(1+1e-9); k++ {
-		list = append(list, k*d+0) // no -0
+		list = append(list, k*d+0) // + 0 turns -0 into 0
 	}
 	return list
 }
 
-// number writes a tick: 250000 is 250k.
+// number returns the label of a tick: 250k for 250000.
 func number(v float64) string {
 	for _, u := range []struct {
 		factor float64
