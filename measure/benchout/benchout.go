@@ -21,7 +21,8 @@ type Row struct {
 	Value  float64 `json:"value"`
 	Unit   string  `json:"unit"`
 
-	// Rival, if not empty, is what was measured beside it in the same run.
+	// Rival, if not empty, is what this figure is compared with, such as a rival
+	// measured in the same run.
 	Rival      string  `json:"rival,omitempty"`
 	RivalValue float64 `json:"rival_value,omitempty"`
 	Ratio      float64 `json:"ratio,omitempty"` // above 1 is better for us
@@ -35,8 +36,8 @@ const (
 	Lower                // latency
 )
 
-// Against returns the row with a rival's figure beside it, and their ratio so
-// turned that above 1 is better for us. A figure that is zero gives no ratio.
+// Against returns the row with a rival's figure beside it, and their ratio, turned
+// so that above 1 is better for us. If either figure is zero, there is no ratio.
 func (r Row) Against(rival string, value float64, better Better) Row {
 	r.Rival, r.RivalValue, r.Ratio = rival, value, 0
 	if r.Value == 0 || value == 0 {

@@ -6,20 +6,22 @@ import (
 	"slices"
 )
 
-// Figure is a value that was simulated, beside what was published of it.
+// Figure is a simulated value beside the published one.
 type Figure struct {
 	Name, Metric, Unit string
 	Simulated          float64
-	// Low and High are the published values, the same if there is one, and 0 if there is none.
+	// Low and High are the ends of the published range. Both are the same if one value is published, and 0 if
+	// none is.
 	Low, High float64
-	// Source is where the value comes from: "given", "fitted" or "predicted". From, if not empty, is what it
-	// was fitted by, or follows from.
+	// Source is where the simulated value comes from: "given", "fitted" or "predicted". From, if not empty, says
+	// what it was fitted by or follows from.
 	Source, From string
 	// Bound, if not empty, says why the simulated value is as far from the published one as it is.
 	Bound string
 }
 
-// Deviation is how far the simulated value is from what was published, in percent of it.
+// Deviation returns how far the simulated value is outside the published range, in percent of the nearer end: 0
+// within the range, or if nothing is published.
 func (f *Figure) Deviation() float64 {
 	switch {
 	case f.High == 0:
@@ -31,15 +33,15 @@ func (f *Figure) Deviation() float64 {
 	return 0
 }
 
-// A Simulation is what a reader of figures has to know.
+// A Simulation describes the simulation that yields figures.
 type Simulation struct {
 	Bench   string // as in Row
 	Heading string // of the table
 	Notes   string // below the table
 }
 
-// Print prints the figures that simulate yields: a table for people, or, if asJSON, a Row for each and one
-// for its deviation.
+// Print prints the figures that simulate yields, as they come: as a table for people, or, if asJSON, as one Row for
+// each figure and, if something is published, a second Row for its deviation.
 func (s Simulation) Print(w io.Writer, asJSON bool, simulate func(yield func(Figure) error) error) error {
 	t := &figures{w: w, s: s}
 	print, end := t.print, t.end
@@ -78,7 +80,7 @@ func (s Simulation) row(out Printer, f Figure) error {
 type figures struct {
 	w      io.Writer
 	s      Simulation
-	last   string   // the name in the line above
+	last   string   // the name of the previous figure
 	bounds []string // in the order of their numbers
 }
 
@@ -125,7 +127,7 @@ func (t *figures) end() error {
 	return err
 }
 
-// measured is a value with its unit.
+// measured formats a value with its unit.
 func measured(v float64, unit string) string {
 	switch {
 	case unit == "us":
