@@ -18,24 +18,25 @@ import (
 	"polder/soft"
 )
 
-// cache is what is compared. Keys are numbers, values bytes. Get may return a
-// reference to what is stored, or a copy in dst.
+// cache is one of the caches compared. Keys are numbers, values bytes. Get may
+// return a reference to the stored value, or a copy, possibly in dst.
 type cache interface {
 	Get(key uint64, dst []byte) ([]byte, bool)
 	Set(key uint64, val []byte)
 	Close()
 }
 
-// resizer is a cache of which the budget can change while it runs.
+// resizer is a cache whose budget can change while it runs.
 type resizer interface{ Resize(bytes int64) error }
 
 var caches = []string{"soft", "otter", "ristretto", "freecache", "bigcache", "fastcache"}
 
-// open makes a cache for so many bytes: what each of them calls its capacity.
-// It includes what each entry takes besides its key and value (16 bytes and
-// rounding to 32) in soft, freecache (24 bytes), bigcache (18) and fastcache (4),
-// but not in otter and ristretto, and nobody's index; so the resident memory is
-// measured, too.
+// open makes a cache with a capacity of so many bytes, in that cache's own sense
+// of capacity. In soft, freecache, bigcache and fastcache the capacity includes
+// what an entry takes besides its key and value (16 bytes and rounding up to a
+// multiple of 32 in soft, 24 bytes in freecache, 18 in bigcache, 4 in fastcache);
+// in otter and ristretto it does not. In none does it include the index. So
+// resident memory is measured, too.
 func open(name string, bytes int64) (cache, error) {
 	switch name {
 	case "soft":

@@ -1,8 +1,8 @@
 // Command bench compares soft.Map with the caches that Go programs use, each
-// in a process of its own with the same memory for keys and values:
-// throughput, hit ratio on Zipf and on a real trace, resident memory and what
-// the garbage collector costs; then the same while the host's idle memory is
-// halved and doubled.
+// in a process of its own with the same memory for keys and values. It measures
+// throughput, hit ratio on Zipf and on a real trace, the time of single accesses,
+// resident memory, and what the garbage collector costs; then hit ratio and
+// throughput while the host's idle memory is halved and doubled.
 //
 // It is a module of its own so that its rivals' dependencies stay out of
 // Polder's.

@@ -22,7 +22,7 @@ type figure struct {
 	Case, Metric string
 	Value        float64
 	Unit         string
-	Lower        bool // is better
+	Lower        bool // lower values are better
 }
 
 func (f figure) row() benchout.Row {
@@ -31,7 +31,7 @@ func (f figure) row() benchout.Row {
 
 const mib = 1 << 20
 
-// valueSize of the small objects; blocks of the trace are larger.
+// valueSize is the size of small values, blockSize that of the trace's blocks, in bytes.
 const (
 	valueSize = 256
 	blockSize = 2048
@@ -47,7 +47,7 @@ func measure(name string, short bool) ([]figure, error) {
 		out = append(out, figure{c, metric, v, unit, lower})
 	}
 
-	// Zipf 0.99, read through, one goroutine a processor.
+	// Zipf 0.99 read through the cache, with one goroutine for each processor.
 	c, err := open(name, memory)
 	if err != nil {
 		return nil, err
@@ -68,7 +68,7 @@ func measure(name string, short bool) ([]figure, error) {
 	debug.FreeOSMemory()
 	add("zipf 0.99", "resident", resident()/mib, "MiB", true)
 
-	// Reads of what is there.
+	// Reads of keys that are all in the cache.
 	hot := zipfTrace(int(memory/valueSize/4), 1<<20, 2)
 	for _, k := range hot {
 		c.Set(uint64(k), make([]byte, valueSize))
@@ -83,8 +83,8 @@ func measure(name string, short bool) ([]figure, error) {
 	c.Close()
 	c = nil
 
-	// One access at a time, in cache and in DRAM: a fifth of the batches were as
-	// fast or faster, so that who else uses the machine hardly matters.
+	// One access at a time, in the processor's cache and in DRAM. The figure is the
+	// 20th percentile of the batches, so that other users of the machine hardly matter.
 	for _, entries := range []int{1000, 100_000} {
 		get, read, set, err := accesses(name, entries)
 		if err != nil {
@@ -95,8 +95,8 @@ func measure(name string, short bool) ([]figure, error) {
 		add(strconv.Itoa(entries)+" entries", "set", set, "ns", true)
 	}
 
-	// A real trace of 357 MiB in blocks. Sizes are multiples of 32 MiB, because
-	// fastcache rounds up to that: for 36 MiB it would have 64.
+	// A real trace of blocks, 357 MiB of them. Capacities are multiples of 32 MiB,
+	// because fastcache rounds up to such a multiple: instead of 36 MiB it would take 64.
 	real, err := llmTrace()
 	if err != nil {
 		return nil, err
@@ -119,8 +119,8 @@ func measure(name string, short bool) ([]figure, error) {
 		c.Close()
 	}
 
-	// The host's idle memory is halved and doubled. Who cannot follow keeps
-	// what he had at the start.
+	// The host's idle memory is halved and doubled. A cache that cannot be resized
+	// keeps its capacity.
 	c, err = open(name, memory/2)
 	if err != nil {
 		return nil, err
@@ -146,8 +146,8 @@ func measure(name string, short bool) ([]figure, error) {
 	return out, nil
 }
 
-// replay reads through the cache from all processors and returns how many
-// reads found their value.
+// replay reads the keys of trace through the cache, with a goroutine for each
+// processor: a key that is missing is set. It returns how many reads hit.
 func replay(c cache, trace []uint32, size int) int {
 	n := runtime.GOMAXPROCS(0)
 	hits := make([]int, n*16)
@@ -179,8 +179,9 @@ func replay(c cache, trace []uint32, size int) int {
 	return sum
 }
 
-// accesses measures how long it takes to get an entry, to get it and read its value, and to
-// replace it. Who returns a reference has not fetched the value into a cache yet.
+// accesses measures how long it takes, in nanoseconds, to get an entry, to get it and read its
+// value, and to replace it. A cache whose Get only returns a reference has not yet brought the
+// value into the processor's cache; therefore the second.
 func accesses(name string, entries int) (get, read, set float64, err error) {
 	c, err := open(name, 128*mib)
 	if err != nil {
@@ -219,9 +220,9 @@ func accesses(name string, entries int) (get, read, set float64, err error) {
 	return get, read, set, nil
 }
 
-var seen uint64 // what was read, or the compiler would not read it
+var seen uint64 // depends on the values read, so that the compiler cannot leave out reading them
 
-// cpuSeconds is the processor time that this process has taken: on a machine
+// cpuSeconds returns the processor time that this process has taken. On a machine
 // that others use too, it says more than the time that has passed.
 func cpuSeconds() float64 {
 	var u syscall.Rusage
@@ -231,21 +232,21 @@ func cpuSeconds() float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// gcSeconds is the processor time that the collector has taken so far.
+// gcSeconds returns the processor time that the garbage collector has taken so far.
 func gcSeconds() float64 {
 	s := []metrics.Sample{{Name: "/cpu/classes/gc/total:cpu-seconds"}}
 	metrics.Read(s)
 	return s[0].Value.Float64()
 }
 
-// collection is the processor time of one full collection, in milliseconds.
+// collection runs a full garbage collection and returns its processor time, in milliseconds.
 func collection() float64 {
 	began := cpuSeconds()
 	runtime.GC()
 	return (cpuSeconds() - began) * 1e3
 }
 
-// resident is the process's resident memory in bytes.
+// resident returns the process's resident memory in bytes.
 func resident() float64 {
 	b, err := os.ReadFile("/proc/self/statm")
 	if err != nil {

@@ -11,8 +11,9 @@ import (
 	"polder/internal/load"
 )
 
-// llmBlocks is which prefix blocks an hour of requests to a production LLM
-// service asked for (Mooncake, FAST '25): signed varints of the differences.
+// llmBlocks is the sequence of prefix blocks for which an hour of requests to a
+// production LLM service asked (Mooncake, FAST '25). Each block is a signed
+// varint: the difference of its number from that of the block before.
 //
 //go:embed testdata/llm-blocks.gz
 var llmBlocks []byte
