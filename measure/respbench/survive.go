@@ -38,7 +38,7 @@ var (
 const (
 	surviveSize  = 1 << 10
 	surviveNodes = 5 // two are killed, and the other three must be enough for three copies
-	// surviveRepair is how long after its death a node counts as lost, so that repair begins.
+	// surviveRepair is how long a node must be gone until the server takes it for lost and begins repair.
 	surviveRepair = 100 * time.Millisecond
 )
 
