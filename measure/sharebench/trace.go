@@ -103,7 +103,7 @@ func (r request) arrival() time.Duration {
 // waits for the next request. The zero pace is idle.
 type pace struct {
 	free time.Duration // when the requests so far are served
-	busy time.Duration // how long that has taken
+	busy time.Duration // how long serving them has taken in all
 }
 
 // serve returns how long a request that takes took is there, from its arrival to its
