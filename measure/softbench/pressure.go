@@ -182,7 +182,7 @@ func (p *pressure) run(ctx context.Context, o Options) (err error) {
 		released := time.Since(begin)
 		p.mark(released, "")
 		gone := make(chan time.Duration, 1)
-		go func() { a.stop(); gone <- time.Since(begin) }() // the kernel takes a while to free the antagonist's memory
+		go func() { a.stop(); gone <- time.Since(begin) }() // the kernel takes a while to free its memory
 		// Objects that the cache has lost come back only when they are asked for again: recovery
 		// takes as long as the service takes to rebuild them.
 		var back time.Duration // since when the throughput is back

@@ -14,7 +14,7 @@ import (
 // requestTime is how long a request takes when nothing is rebuilt. Neither this time nor the
 // skew of the requests is published. It is fitted: with a Zipfian of theta 0.99 the published
 // figures come out, about, so they say nothing of which system is better. What is measured is
-// how often a heap misses; what rebuilding costs follows from that.
+// how often a heap misses; the throughput at other costs of rebuilding follows from that.
 const requestTime = 100 * time.Microsecond
 
 // RunRebuild sweeps the time that rebuilding an object takes, with a part of the objects in

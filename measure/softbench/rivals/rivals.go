@@ -1,5 +1,5 @@
-// Package rivals are the policies that the coordinator's own, policy.Curves, is compared
-// with: the paper's, Cliffhanger's, and fixed partitions.
+// Package rivals has the policies with which the coordinator's own, policy.Curves, is compared:
+// the paper's, Cliffhanger's, fixed partitions, and policy.Curves with the paper's objective.
 //
 // Nothing here is for concurrent use.
 package rivals

@@ -51,8 +51,8 @@ type Service struct {
 }
 
 // A Getter asks a service's cache for object k. It returns 0 if the object is
-// there; if not, it stores the object and returns the seconds that rebuilding
-// takes, which Rebuild knows.
+// there; if not, it returns the seconds that rebuilding takes, which it has from
+// Rebuild, and stores the object if there is room.
 type Getter func(s *Service, k int32, nested func() float64) float64
 
 // Rebuild returns how many seconds rebuilding an object takes, with the time that
@@ -75,7 +75,7 @@ func (a *App) Request(get Getter, r *rand.Rand) (seconds, base float64) {
 // seconds of work it does in a second of time.
 func (a *App) Cores() float64 { return a.cores / Scale }
 
-// zipf draws ranks with probability 1/rank^s and spreads them over the keys.
+// zipf draws keys from 0 to n-1: key k with a probability proportional to 1/(k+1)^s.
 type zipf struct {
 	cdf   []float64
 	guide []int32 // for each of n equal parts of [0, 1): where in cdf to begin if the number drawn is in it

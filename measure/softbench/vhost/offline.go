@@ -16,8 +16,8 @@ var BestShares = map[string]float64{
 	"SocialNet posts":     0.04,
 }
 
-// Fixed evaluates a fixed partition in its steady state: caches are warm
-// before time begins.
+// Fixed returns the throughput with a fixed partition, of ideal, in steady state: caches
+// are warm before time begins.
 func (h *Host) Fixed(shares map[string]float64) (float64, error) {
 	s, err := h.start(Memory)
 	if err != nil {
