@@ -52,7 +52,7 @@ type mallocRun struct {
 	rate        float64 // allocations in a second
 	cpu         float64 // processor time of program, pool and node for an allocation, in microseconds
 	peak        int64   // the most bytes that the heap had taken from the node
-	utilisation float64 // mean of the bytes in live blocks by the bytes taken, in percent
+	utilisation float64 // mean of the bytes that live blocks need divided by the bytes taken, in percent
 	requests    float64 // WRITEs, and requests to borrow and to give back, for each block
 }
 

@@ -284,7 +284,7 @@ type player struct {
 	asked         int64
 }
 
-// allocate makes the player's requests. If until is not zero, allocate makes the first one and stops at that time.
+// allocate makes the player's requests. If until is not zero, allocate stops at that time, but makes one at least.
 func (p *player) allocate(ctx context.Context, start, until time.Time, asap bool) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

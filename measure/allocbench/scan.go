@@ -21,7 +21,7 @@ const ArrayScan = "arrayscan"
 // scanUnit is the size of its chunks, in bytes.
 const scanUnit = smallestSize
 
-// scanPiece is how many words of the array one READ brings.
+// scanPiece is how many words of the array clients read at a time, unless a block has more.
 const scanPiece = 256
 
 // startScan starts a device that serves an array of words, and clients that scan the array.
