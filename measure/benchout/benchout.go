@@ -111,7 +111,8 @@ func (t *table) print(r Row) error {
 	return err
 }
 
-// number formats v with three or more significant digits and no exponent.
+// number formats v without an exponent. A v that is no whole number has at least three
+// significant digits, or four decimals if it is below 1.
 func number(v float64) string {
 	prec := 0
 	switch a := math.Abs(v); {
