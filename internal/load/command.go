@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // Op is what the commands of a Run do.
@@ -13,12 +14,16 @@ type Op uint8
 const (
 	Get Op = iota
 	Set
-	SetWait // SET, and WAIT for one replica to have it
+	SetWait    // SET, and WAIT for one replica to have it
+	SetWaitTwo // SET, and WAIT for two replicas to have it
 )
 
 func (o Op) String() string {
-	return [...]string{"GET", "SET", "SET and WAIT 1"}[o]
+	return [...]string{"GET", "SET", "SET and WAIT 1", "SET and WAIT 2"}[o]
 }
+
+// replicas is how many replicas WAIT waits for, 0 without a WAIT.
+func (o Op) replicas() int { return [...]int{0, 0, 1, 2}[o] }
 
 // KeySize is the length in bytes of every key.
 const KeySize = 16
@@ -75,8 +80,8 @@ func newBatch(op Op, pipeline, valueSize int) batch {
 	if op != Get {
 		cmd = fmt.Appendf(nil, "*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", KeySize, key, valueSize, Value(0, valueSize))
 	}
-	if op == SetWait {
-		cmd = append(cmd, "*3\r\n$4\r\nWAIT\r\n$1\r\n1\r\n$4\r\n5000\r\n"...)
+	if n := op.replicas(); n > 0 {
+		cmd = fmt.Appendf(cmd, "*3\r\n$4\r\nWAIT\r\n$1\r\n%d\r\n$4\r\n5000\r\n", n)
 	}
 	b := batch{wire: bytes.Repeat(cmd, pipeline), size: len(cmd)}
 	for from := 0; ; {
@@ -156,7 +161,7 @@ func (p *parser) parse(b []byte, k uint32) (int, reply, error) {
 	}
 	line := b[:end+1]
 	switch {
-	case p.op == SetWait && string(line) == "+OK\r\n":
+	case p.op.replicas() > 0 && string(line) == "+OK\r\n":
 		return p.waited(b, len(line))
 	case p.op == Set && string(line) == "+OK\r\n":
 		return len(line), replyOK, nil
@@ -171,13 +176,16 @@ func (p *parser) parse(b []byte, k uint32) (int, reply, error) {
 // waited reads the reply to a WAIT, which is behind n bytes of the reply to the SET before it.
 func (p *parser) waited(b []byte, n int) (int, reply, error) {
 	end := bytes.IndexByte(b[n:], '\n')
-	switch {
-	case end < 0:
+	if end < 0 {
 		return 0, 0, errIncomplete
-	case b[n] != ':':
-		return 0, 0, fmt.Errorf("got the reply %s to WAIT", strconv.Quote(string(b[n:n+end+1])))
-	case string(b[n:n+end+1]) == ":0\r\n":
-		return n + end + 1, replyFailed, nil
 	}
-	return n + end + 1, replyOK, nil
+	line := b[n : n+end+1]
+	have, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(string(line), ":"), "\r\n"))
+	switch {
+	case line[0] != ':' || err != nil:
+		return 0, 0, fmt.Errorf("got the reply %s to WAIT", strconv.Quote(string(line)))
+	case have < p.op.replicas():
+		return n + len(line), replyFailed, nil
+	}
+	return n + len(line), replyOK, nil
 }

@@ -214,23 +214,28 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestSetWaitWantsAReplica: a WAIT that has found none has failed.
-func TestSetWaitWantsAReplica(t *testing.T) {
-	p := newParser(SetWait, KeySize)
+// TestSetWaitWantsReplicas: a WAIT that has found too few has failed.
+func TestSetWaitWantsReplicas(t *testing.T) {
 	for _, tt := range []struct {
+		op   Op
 		in   string
 		n    int
 		what reply
 		err  bool
 	}{
-		{"+OK\r\n:1\r\n+OK", 9, replyOK, false},
-		{"+OK\r\n:0\r\n", 9, replyFailed, false},
-		{"+OK\r\n:1", 0, 0, true},
-		{"+OK\r\n", 0, 0, true},
-		{"+OK\r\n-ERR\r\n", 0, 0, true},
+		{SetWait, "+OK\r\n:1\r\n+OK", 9, replyOK, false},
+		{SetWait, "+OK\r\n:0\r\n", 9, replyFailed, false},
+		{SetWait, "+OK\r\n:1", 0, 0, true},
+		{SetWait, "+OK\r\n", 0, 0, true},
+		{SetWait, "+OK\r\n-ERR\r\n", 0, 0, true},
+		{SetWait, "+OK\r\n:\r\n", 0, 0, true},
+		{SetWaitTwo, "+OK\r\n:2\r\n", 9, replyOK, false},
+		{SetWaitTwo, "+OK\r\n:10\r\n", 10, replyOK, false},
+		{SetWaitTwo, "+OK\r\n:1\r\n", 9, replyFailed, false},
 	} {
+		p := newParser(tt.op, KeySize)
 		if n, what, err := p.parse([]byte(tt.in), 0); n != tt.n || what != tt.what || (err != nil) != tt.err {
-			t.Errorf("%q: got %d bytes, %v, %v; want %d, %v", tt.in, n, what, err, tt.n, tt.what)
+			t.Errorf("%v, %q: got %d bytes, %v, %v; want %d, %v", tt.op, tt.in, n, what, err, tt.n, tt.what)
 		}
 	}
 }

@@ -38,9 +38,10 @@ const durableSize = 64
 
 // RunDurable measures servers whose answers survive a crash. They keep their data in the memory of two nodes, there
 // and on a disk as well, or on a disk alone; the disk is the one of dir. Their rivals are redis-server with its
-// append-only file on that disk, and redis-server with a replica that must have each SET (WAIT 1). RunDurable
-// measures SETs, reads that do without a lease, the time from the start of a server that was killed to its first
-// answer, and the time until another server has taken over from one that was killed.
+// append-only file on that disk, and redis-server with replicas that must have each SET: one (WAIT 1), or two (WAIT 2),
+// which like two nodes keep it when the server and one more are gone. RunDurable measures SETs, reads that do without
+// a lease, the time from the start of a server that was killed to its first answer, and the time until another server
+// has taken over from one that was killed.
 func RunDurable(ctx context.Context, cfg Config, dir string) error {
 	if cfg.Progress == nil {
 		cfg.Progress = func(int, int, string) {}
@@ -57,7 +58,7 @@ func runDurable(ctx context.Context, cfg Config, dir string, scale durableScale)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	b := &bench{cfg: cfg}
-	b.total = (7+2)*len(scale.clients)*scale.rounds + len(scale.heaps)*4
+	b.total = (8+2)*len(scale.clients)*scale.rounds + len(scale.heaps)*4
 	if err := b.durable(ctx, dir, scale); err != nil {
 		return err
 	}
@@ -102,11 +103,13 @@ func (b *bench) durable(ctx context.Context, dir string, scale durableScale) (er
 		}
 		servers = append(servers, started("redis "+fsync, r.Addr, r.Close))
 	}
-	pair, stop, err := startReplicated(start)
-	if err != nil {
-		return err
+	for replicas := 1; replicas <= 2; replicas++ {
+		r, stop, err := startReplicated(start, replicas)
+		if err != nil {
+			return err
+		}
+		servers = append(servers, started(r.name, r.addr, stop))
 	}
-	servers = append(servers, started(pair.name, pair.addr, stop))
 	world, err := startWorld(start, b.cfg.Polder, filepath.Join(dir, "witnesses"), 512<<20)
 	if err != nil {
 		return err
@@ -129,7 +132,7 @@ func (b *bench) durable(ctx context.Context, dir string, scale durableScale) (er
 		}
 		servers = append(servers, started("durable "+c.name, p.Addr("redis"), p.Stop))
 	}
-	const always, everysec, wait, memory, beside, fenced, disk, every = 0, 1, 2, 3, 4, 5, 6, 7 // in servers
+	const always, everysec, wait, waitTwo, memory, beside, fenced, disk, every = 0, 1, 2, 3, 4, 5, 6, 7, 8 // in servers
 	for _, i := range []int{memory, fenced} {
 		if _, err := b.load(ctx, servers[i], load.Config{Pipeline: 16, Op: load.Set, ValueSize: durableSize, Sequence: load.Ascending(scale.keys), Count: scale.keys}); err != nil {
 			return err
@@ -155,6 +158,8 @@ func (b *bench) durable(ctx context.Context, dir string, scale durableScale) (er
 				case fenced:
 				case wait:
 					err = measure(i, load.SetWait, &sets[i])
+				case waitTwo:
+					err = measure(i, load.SetWaitTwo, &sets[i])
 				default:
 					err = measure(i, load.Set, &sets[i])
 				}
@@ -172,7 +177,7 @@ func (b *bench) durable(ctx context.Context, dir string, scale durableScale) (er
 		if err := b.printAs("durable", "reads by lease", name(fenced, load.Get), gets[fenced], gets[memory]); err != nil {
 			return err
 		}
-		for _, row := range []struct{ ours, theirs int }{{memory, wait}, {memory, always}, {beside, always}, {disk, always}, {every, everysec}} {
+		for _, row := range []struct{ ours, theirs int }{{memory, wait}, {memory, waitTwo}, {memory, always}, {beside, always}, {disk, always}, {every, everysec}} {
 			if err := b.printAs("durable", servers[row.theirs].name, name(row.ours, load.Set), sets[row.ours], sets[row.theirs]); err != nil {
 				return err
 			}

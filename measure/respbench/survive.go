@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -84,7 +85,7 @@ func runSurvive(ctx context.Context, cfg Config, scale surviveScale) (err error)
 	defer func() { err = errors.Join(err, redis.close()) }()
 	start, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	pair, stop, err := startReplicated(start)
+	pair, stop, err := startReplicated(start, 1)
 	if err != nil {
 		return err
 	}
@@ -363,17 +364,32 @@ func (s *survivor) serve(ctx context.Context, polder string, copies int, local i
 	return nil
 }
 
-// startReplicated runs redis-server with a replica.
-func startReplicated(ctx context.Context) (*server, func() error, error) {
+// startReplicated runs redis-server with replicas. The server's name says that all of them are waited for.
+func startReplicated(ctx context.Context, replicas int) (_ *server, stop func() error, err error) {
+	var stops []func() error
+	stopAll := func() (err error) {
+		for _, stop := range slices.Backward(stops) {
+			err = errors.Join(err, stop())
+		}
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, stopAll())
+		}
+	}()
 	first, err := child.StartRedis(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
+	stops = append(stops, first.Close)
 	host, port, _ := strings.Cut(first.Addr, ":")
-	second, err := child.StartRedis(ctx, "--replicaof", host+" "+port)
-	if err != nil {
-		return nil, nil, errors.Join(err, first.Close())
+	for range replicas {
+		r, err := child.StartRedis(ctx, "--replicaof", host+" "+port)
+		if err != nil {
+			return nil, nil, err
+		}
+		stops = append(stops, r.Close)
 	}
-	stop := func() error { return errors.Join(second.Close(), first.Close()) }
-	return &server{name: "redis WAIT 1", addr: first.Addr}, stop, nil
+	return &server{name: fmt.Sprint("redis WAIT ", replicas), addr: first.Addr}, stopAll, nil
 }
