@@ -58,7 +58,10 @@ func runDurable(ctx context.Context, cfg Config, dir string, scale durableScale)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	b := &bench{cfg: cfg}
-	b.total = (8+2)*len(scale.clients)*scale.rounds + len(scale.heaps)*4
+	b.total = (8 + 2) * len(scale.clients) * scale.rounds
+	for _, keys := range scale.heaps {
+		b.total += 4 * len(keys)
+	}
 	if err := b.durable(ctx, dir, scale); err != nil {
 		return err
 	}
@@ -203,7 +206,7 @@ func (b *bench) recovery(ctx context.Context, dir string, size, keys int) (err e
 		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, "kept")), os.RemoveAll(filepath.Join(dir, "redis")))
 	}()
 	name := fmt.Sprintf("%d x %s", keys, sizeName(size))
-	b.cfg.Progress(b.done, b.total, "recovery of "+name)
+	b.cfg.Progress(b.done, b.total, "takeover with "+name)
 	local := max(int64(keys)*int64(load.KeySize+size+entryOverhead)/farPart, far.MinLocal)
 	ours := func(ctx context.Context) (string, func() error, error) {
 		p, err := startDurable(ctx, b.cfg.Polder, filepath.Join(dir, "kept"), "every:1s", local)
@@ -243,6 +246,7 @@ func (b *bench) recovery(ctx context.Context, dir string, size, keys int) (err e
 		func(c *redis.Client) error { return c.Save(ctx).Err() },
 	}
 	for i, start := range []func(context.Context) (string, func() error, error){ours, aof, rdb} {
+		b.cfg.Progress(b.done, b.total, names[i]+" killed with "+name)
 		if took[i], err = b.killed(ctx, names[i], start, keys, size, before[i]); err != nil {
 			return err
 		}

@@ -65,6 +65,7 @@ func (b *bench) overLinks(ctx context.Context, gbits []int, size int64) error {
 		return nil
 	}
 	b.cfg.Progress(b.done, b.total, "repair over limited links")
+	b.done += len(gbits)
 	if err := canLimit(ctx); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -100,7 +101,6 @@ func (b *bench) overLinks(ctx context.Context, gbits []int, size int64) error {
 			return err
 		}
 	}
-	b.done += len(gbits)
 	return nil
 }
 

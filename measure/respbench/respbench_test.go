@@ -19,31 +19,46 @@ import (
 
 func TestMain(m *testing.M) { proctest.Main(m) }
 
+// steps is what a benchmark has told Progress. Progress is called at the beginning of a step.
+type steps struct {
+	t           *testing.T
+	said        map[string]bool
+	done, total int // of the last call
+}
+
+func (s *steps) progress(done, total int, what string) {
+	if done < s.done || done > s.done+1 || s.said != nil && total != s.total {
+		s.t.Errorf("progress went from %d of %d to %d of %d, %s", s.done, s.total, done, total, what)
+	}
+	if s.said == nil {
+		s.said = map[string]bool{}
+	}
+	s.said[what], s.done, s.total = true, done, total
+}
+
+// ended fails the test unless the last step was the last of the total.
+func (s *steps) ended() {
+	s.t.Helper()
+	if s.done != s.total-1 {
+		s.t.Errorf("the last step began when %d of %d were done", s.done, s.total)
+	}
+}
+
 // TestEveryCaseIsMeasured runs the whole benchmark with next to no data: the
 // servers start, the cases come in order, and the figures make sense.
 func TestEveryCaseIsMeasured(t *testing.T) {
 	var out bytes.Buffer
-	said := map[string]bool{}
-	last := 0
+	said := steps{t: t}
 	b := &bench{
 		scale: scale{rounds: 1, duration: 5 * time.Millisecond, settle: 5 * time.Millisecond, data: 8 << 20, most: 10_000, wide: 500, large: 2 << 20},
-		cfg: Config{
-			Polder:  proctest.Binary(),
-			Printer: benchout.New(&out, true),
-			Progress: func(done, total int, what string) {
-				if done < last || done > total {
-					t.Errorf("progress went from %d to %d of %d", last, done, total)
-				}
-				last = done
-				said[what] = true
-			},
-		},
+		cfg:   Config{Polder: proctest.Binary(), Printer: benchout.New(&out, true), Progress: said.progress},
 	}
 	if err := b.run(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if !said["fill redis"] || !said["far tcp settles"] || !said["local GET 64B P1"] {
-		t.Errorf("progress said %v", said)
+	said.ended()
+	if !said.said["fill redis"] || !said.said["far tcp settles"] || !said.said["local GET 64B P1"] {
+		t.Errorf("progress said %v", said.said)
 	}
 	hits, stale, spared := 0, 0, 0.0
 	seen := map[string]benchout.Row{}
@@ -201,11 +216,13 @@ func TestADistanceIsAsLongAsItIsSaid(t *testing.T) {
 // TestWhatIsDurableIsMeasured does the same for RunDurable.
 func TestWhatIsDurableIsMeasured(t *testing.T) {
 	var out bytes.Buffer
-	cfg := Config{Polder: proctest.Binary(), Printer: benchout.New(&out, true), Progress: func(int, int, string) {}}
-	scale := durableScale{clients: []int{2}, rounds: 1, duration: 5 * time.Millisecond, keys: 1000, heaps: map[int][]int{64: {1000}}}
+	said := steps{t: t}
+	cfg := Config{Polder: proctest.Binary(), Printer: benchout.New(&out, true), Progress: said.progress}
+	scale := durableScale{clients: []int{2}, rounds: 1, duration: 5 * time.Millisecond, keys: 1000, heaps: map[int][]int{64: {1000, 2000}}}
 	if err := runDurable(t.Context(), cfg, t.TempDir(), scale); err != nil {
 		t.Fatal(err)
 	}
+	said.ended()
 	rivals := map[string]int{}
 	for line := range strings.Lines(out.String()) {
 		var r benchout.Row
@@ -214,7 +231,7 @@ func TestWhatIsDurableIsMeasured(t *testing.T) {
 		}
 		rivals[r.Rival]++
 	}
-	for rival, want := range map[string]int{"redis always": 9, "redis everysec": 3, "redis WAIT 1": 3, "reads by lease": 3, "redis AOF": 2, "redis RDB": 2, "": 1} {
+	for rival, want := range map[string]int{"redis always": 9, "redis everysec": 3, "redis WAIT 1": 3, "reads by lease": 3, "redis AOF": 4, "redis RDB": 4, "": 2} {
 		if rivals[rival] != want {
 			t.Errorf("%d rows beside %s, want %d", rivals[rival], rival, want)
 		}
@@ -224,10 +241,12 @@ func TestWhatIsDurableIsMeasured(t *testing.T) {
 // TestWhatCopiesCostIsMeasured does the same for RunSurvive.
 func TestWhatCopiesCostIsMeasured(t *testing.T) {
 	var out bytes.Buffer
-	cfg := Config{Polder: proctest.Binary(), Printer: benchout.New(&out, true), Progress: func(int, int, string) {}}
+	said := steps{t: t}
+	cfg := Config{Polder: proctest.Binary(), Printer: benchout.New(&out, true), Progress: said.progress}
 	if err := runSurvive(t.Context(), cfg, surviveScale{rounds: 1, duration: 5 * time.Millisecond, keys: 10_000, copies: []int{1, 2}, second: 50 * time.Millisecond, idle: 8 << 20}); err != nil {
 		t.Fatal(err)
 	}
+	said.ended()
 	metrics := map[string]int{}
 	for line := range strings.Lines(out.String()) {
 		var r benchout.Row
@@ -297,15 +316,20 @@ func TestNoLinksAreLimitedWithoutTheTools(t *testing.T) {
 	if err := b.overLinks(t.Context(), []int{1}, 1<<20); err != nil || len(notes) != 1 || !strings.Contains(notes[0], "ip") {
 		t.Errorf("got %v and the notes %q, want one note", err, notes)
 	}
+	if b.done != 1 {
+		t.Errorf("%d steps are done, want 1 also where it cannot be measured", b.done)
+	}
 }
 
 // TestClusterIsMeasured runs all of bench cluster with next to no data.
 func TestClusterIsMeasured(t *testing.T) {
 	var out bytes.Buffer
-	cfg := Config{Polder: proctest.Binary(), Printer: benchout.New(&out, true), Progress: func(int, int, string) {}}
+	said := steps{t: t}
+	cfg := Config{Polder: proctest.Binary(), Printer: benchout.New(&out, true), Progress: said.progress}
 	if err := runCluster(t.Context(), cfg, clusterScale{servers: []int{1, 2}, partitions: 4, keys: 1000, duration: 5 * time.Millisecond, local: 16 << 20}); err != nil {
 		t.Fatal(err)
 	}
+	said.ended()
 	n := 0
 	for line := range strings.Lines(out.String()) {
 		var r benchout.Row

@@ -68,7 +68,7 @@ type survivor struct {
 
 func runSurvive(ctx context.Context, cfg Config, scale surviveScale) (err error) {
 	b := &bench{cfg: cfg}
-	b.total = scale.rounds*(2*(len(scale.copies)+1)+1) + 2 + len(idleChunks) + len(scale.gbits)
+	b.total = scale.rounds*(2*(len(scale.copies)+1)+1) + len(scale.copies) - 1 + len(idleChunks) + len(scale.gbits)
 	for _, c := range idleChunks {
 		if err := b.givenBack(ctx, c, scale); err != nil {
 			return err
