@@ -155,6 +155,12 @@ func (p *Process) Err() error {
 	return p.explain()
 }
 
+// Ended waits for the end of a program that should have gone on, and returns why it ended. It never returns nil.
+func (p *Process) Ended() error {
+	<-p.done
+	return p.explain()
+}
+
 // ExitCode waits for the end and returns the exit code, -1 after a signal.
 func (p *Process) ExitCode() int {
 	<-p.done
@@ -164,7 +170,7 @@ func (p *Process) ExitCode() int {
 func (p *Process) explain() error {
 	err := p.err
 	if err == nil {
-		err = errors.New("it ended at once")
+		err = errors.New("it ended with exit code 0")
 	}
 	if said := strings.TrimSpace(p.stderr.String()); said != "" {
 		return fmt.Errorf("%w: %s", err, said)

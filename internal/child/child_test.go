@@ -81,6 +81,14 @@ func TestStartReadyExplainsAFailure(t *testing.T) {
 	}
 }
 
+func TestAProgramThatEndsTooEarlyHasAReasonAlsoIfItEndsCleanly(t *testing.T) {
+	for script, want := range map[string]string{"exit 0": "exit code 0", "echo why >&2": "exit code 0: why", "exit 3": "exit status 3"} {
+		if err := shell(t, script).Ended(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want %q", script, err, want)
+		}
+	}
+}
+
 func TestChildrenDoNotInheritThisProcesssConfiguration(t *testing.T) {
 	t.Setenv("POLDER_LOCAL", "1GiB")
 	p := shell(t, `test -z "$POLDER_LOCAL"`)

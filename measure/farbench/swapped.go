@@ -197,7 +197,7 @@ func (s *swapped) do(ctx context.Context, j job) (r result, err error) {
 		return r, context.Cause(ctx)
 	}
 	if err != nil {
-		return r, fmt.Errorf("%w: it has ended: %w: %s (the kernel kills it if it does not find enough to swap out)", errSwapped, s.p.Err(), s.p.Stderr())
+		return r, fmt.Errorf("%w: it has ended: %w (the kernel kills it if it does not find enough to swap out)", errSwapped, s.p.Ended())
 	}
 	if r.Err != "" {
 		err = errors.New(r.Err)

@@ -108,7 +108,7 @@ func startDaemon(ctx context.Context, opt Options, dir string, flags ...string) 
 		}
 		select {
 		case <-d.Done():
-			return nil, fmt.Errorf("the daemon has ended: %w: %s", d.Err(), d.Stderr())
+			return nil, fmt.Errorf("the daemon has ended: %w", d.Ended())
 		case <-ctx.Done():
 			d.Kill()
 			return nil, ctx.Err()

@@ -73,6 +73,13 @@ func runDaemon(args []string) error {
 	return s.Close()
 }
 
+func TestADaemonThatEndsTooEarlyIsExplainedAlsoIfItEndsCleanly(t *testing.T) {
+	_, err := startDaemon(t.Context(), Options{Daemon: []string{"/bin/true"}}, t.TempDir())
+	if err == nil || !strings.HasSuffix(err.Error(), "exit code 0") {
+		t.Errorf("got %v, want how it has ended", err)
+	}
+}
+
 func TestTraceIsReplayed(t *testing.T) {
 	t.Setenv("SHAREBENCH_ROLE", "worker")
 	env, err := os.Executable()

@@ -46,6 +46,18 @@ func TestTheBestFixedPartitionIsOne(t *testing.T) {
 	}
 }
 
+func TestAWorkerThatEndsTooEarlyIsExplainedAlsoIfItEndsCleanly(t *testing.T) {
+	o := Options{Polder: "/bin/true"}
+	w, err := o.start("fill")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.stop()
+	if _, err := w.expect("ready"); err == nil || !strings.HasSuffix(err.Error(), "exit code 0") {
+		t.Errorf("got %v, want how it has ended", err)
+	}
+}
+
 // TestPressureFailsWhereNoLimitCanBeSet: nobody may make a control group.
 func TestPressureFailsWhereNoLimitCanBeSet(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

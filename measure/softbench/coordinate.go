@@ -239,7 +239,7 @@ func wallClockPolicy(ctx context.Context, o Options, p policy.Policy, length tim
 		for _, w := range workers {
 			select {
 			case <-w.p.Done():
-				return nil, fmt.Errorf("an application has ended: %w", w.p.Err())
+				return nil, fmt.Errorf("an application has ended: %w", w.p.Ended())
 			default:
 			}
 		}

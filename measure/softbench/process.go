@@ -43,7 +43,7 @@ func (w *worker) expect(prefix string) (string, error) {
 			return strings.TrimSpace(rest), nil
 		}
 	}
-	return "", fmt.Errorf("a worker ended before it said %q: %w", prefix, w.p.Err())
+	return "", fmt.Errorf("a worker ended before it said %q: %w", prefix, w.p.Ended())
 }
 
 // stop kills the process and waits for it.
