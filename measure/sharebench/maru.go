@@ -1,6 +1,7 @@
 package sharebench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -149,7 +150,7 @@ func maruWork(t task) (res result, err error) {
 		series["store"].add(time.Since(began))
 		series["register"].add(time.Since(filled))
 		if err != nil || !isNew {
-			return res, fmt.Errorf("cannot store %q: new %v, %w", t.key(i), isNew, err)
+			return res, fmt.Errorf("cannot store %q: %w", t.key(i), cmp.Or(err, errors.New("it is there already")))
 		}
 	}
 	for i := t.N; i < blobs; i += batchSize {
@@ -169,7 +170,7 @@ func maruWork(t task) (res result, err error) {
 		isNew, err := c.RegisterAll(batch)
 		series["store of a batch"].add(time.Since(began))
 		if err != nil || len(isNew) != batchSize || !isNew[batchSize-1] {
-			return res, fmt.Errorf("cannot store %d at once: new %v, %w", batchSize, isNew, err)
+			return res, fmt.Errorf("cannot store %d at once: %w", batchSize, cmp.Or(err, fmt.Errorf("those that are new: %v", isNew)))
 		}
 	}
 	keys := make([]string, maruBatch)
@@ -196,14 +197,14 @@ func maruWork(t task) (res result, err error) {
 		series["lookup"].add(time.Since(began))
 		series["lookup, served"].add(c.Waited())
 		if err != nil || f.Size != int64(t.Size) {
-			return res, fmt.Errorf("cannot look %q up: %d bytes, %w", key, f.Size, err)
+			return res, fmt.Errorf("cannot look %q up: %w", key, cmp.Or(err, fmt.Errorf("it has %d bytes, want %d", f.Size, t.Size)))
 		}
 		began = time.Now()
 		b, err := c.Get(key)
 		series["get"].add(time.Since(began))
 		series["get, served"].add(c.Waited())
 		if err != nil || len(b) != t.Size {
-			return res, fmt.Errorf("cannot get %q: %d bytes, %w", key, len(b), err)
+			return res, fmt.Errorf("cannot get %q: %w", key, cmp.Or(err, fmt.Errorf("it has %d bytes, want %d", len(b), t.Size)))
 		}
 		turn := []string{"echo in Go", "echo bare"}
 		if i%4 == 0 {
@@ -215,7 +216,7 @@ func maruWork(t task) (res result, err error) {
 			series["batch"].add(time.Since(began))
 			series["batch, served"].add(c.Waited())
 			if err != nil || len(found) != len(keys) || found[0].Size != int64(t.Size) {
-				return res, fmt.Errorf("cannot look %d keys up: %w", len(keys), err)
+				return res, fmt.Errorf("cannot look %d keys up: %w", len(keys), cmp.Or(err, errors.New("some are missing, or have another size")))
 			}
 			turn = append(turn, "echo of a batch in Go", "echo of a batch bare")
 		}
@@ -227,7 +228,7 @@ func maruWork(t task) (res result, err error) {
 	}
 	for i := range blobs {
 		if ok, err := c.Delete(t.key(i)); !ok || err != nil {
-			return res, fmt.Errorf("cannot delete %q: %w", t.key(i), errors.Join(err))
+			return res, fmt.Errorf("cannot delete %q: %w", t.key(i), cmp.Or(err, errors.New("it is not there")))
 		}
 	}
 	res.Series = map[string]summary{}

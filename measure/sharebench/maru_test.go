@@ -3,42 +3,52 @@ package sharebench
 import (
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 
 	"polder/share/maru"
+	"polder/share/maru/marutest"
 	"polder/share/resource"
 	"polder/share/server"
 )
 
-func TestTheWorkOfMarusClientsIsMeasured(t *testing.T) {
+// startMaru runs a daemon with a door for clients of Maru's protocol, and returns the address of its directory.
+func startMaru(t *testing.T) (s *server.Server, addr string) {
 	dir, err := os.MkdirTemp("/dev/shm", "maru")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
+	t.Cleanup(func() { os.RemoveAll(dir) })
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	s, err := server.Start(server.Options{
+	s, err = server.Start(server.Options{
 		Dir: filepath.Join(dir, "state"), Socket: filepath.Join(dir, "s"), MaruDir: filepath.Join(dir, "regions"),
 		Pools: []resource.Spec{{Kind: resource.Memfd, Size: 16 << 20}}, Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close()
+	t.Cleanup(func() { s.Close() })
 	d, err := maru.Start(s, maru.Options{Directory: []string{"tcp://127.0.0.1:0"}, Resources: "127.0.0.1:0", Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer d.Close()
+	t.Cleanup(func() { d.Close() })
 	addrs, _ := d.Addrs()
+	return s, addrs[0]
+}
+
+func TestTheWorkOfMarusClientsIsMeasured(t *testing.T) {
+	s, addr := startMaru(t)
 	e, err := startEchoes()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer e.close()
-	res, err := maruWork(task{Socket: addrs[0], Size: 4 << 10, N: 100, Prefix: "t", Echoes: e.addrs()})
+	res, err := maruWork(task{Socket: addr, Size: 4 << 10, N: 100, Prefix: "t", Echoes: e.addrs()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,5 +67,48 @@ func TestTheWorkOfMarusClientsIsMeasured(t *testing.T) {
 	}
 	if info := s.Info(); info.Keys != 0 || info.Deferred != 0 {
 		t.Errorf("%d keys and %d regions are left, want none", info.Keys, info.Deferred)
+	}
+}
+
+func TestAStoreThatFindsItsKeyThereSaysSo(t *testing.T) {
+	_, addr := startMaru(t)
+	c, err := marutest.Dial(addr, "", "before")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	r, err := c.Alloc(4 << 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	work := task{Socket: addr, Size: 4 << 10, N: 2, Prefix: "t"}
+	if _, err := c.Register(server.MaruKey{Key: work.key(1), Region: r.ID, Length: r.Length}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := maruWork(work); err == nil || !strings.HasSuffix(err.Error(), "it is there already") {
+		t.Errorf("got %v, want that the key is there", err)
+	}
+}
+
+func TestWhatRedisRefusesIsSaid(t *testing.T) {
+	lis, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lis.Close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		conn, err := lis.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(conn, "-OOM\r\n")
+		_, _ = io.Copy(io.Discard, conn)
+	})
+	_, err = redis(task{Socket: lis.Addr().String(), Size: 8, N: 1})
+	if want := `redis-server answers "-OOM\r\n" to SET`; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }

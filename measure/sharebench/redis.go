@@ -31,8 +31,11 @@ func redis(t task) (res result, err error) {
 			return res, fmt.Errorf("cannot send to redis-server: %w", err)
 		}
 		line, err := in.ReadSlice('\n')
-		if err != nil || !bytes.Equal(line, []byte("+OK\r\n")) {
-			return res, fmt.Errorf("redis-server answers %q to SET: %w", line, errors.Join(err))
+		if err != nil {
+			return res, fmt.Errorf("cannot read from redis-server: %w", err)
+		}
+		if !bytes.Equal(line, []byte("+OK\r\n")) {
+			return res, fmt.Errorf("redis-server answers %q to SET", line)
 		}
 		set.add(time.Since(began))
 	}
