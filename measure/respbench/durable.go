@@ -303,8 +303,10 @@ func (b *bench) killed(ctx context.Context, name string, start func(context.Cont
 		switch {
 		case err == nil && string(got) == string(load.Value(key, size)):
 			return float64(time.Since(began).Microseconds()) / 1000, nil
-		case err == nil, errors.Is(err, redis.Nil):
-			return 0, fmt.Errorf("%s at %s has lost the last key, of %d: %d bytes, %w", name, addr, keys, len(got), err)
+		case err == nil:
+			return 0, fmt.Errorf("%s at %s has another value of the last key, of %d: %d bytes, want %d", name, addr, keys, len(got), size)
+		case errors.Is(err, redis.Nil):
+			return 0, fmt.Errorf("%s at %s has lost the last key, of %d: %w", name, addr, keys, err)
 		case limited.Err() != nil:
 			return 0, err
 		}

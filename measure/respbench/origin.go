@@ -100,8 +100,11 @@ func (b *bench) staleness(ctx context.Context, origin, cache *server) (err error
 			if err == nil && n == i {
 				break
 			}
-			if err != nil && !errors.Is(err, redis.Nil) || asked > startTimeout {
-				return fmt.Errorf("%v after a write the cache says %d: %w", asked, n, err)
+			if err != nil && !errors.Is(err, redis.Nil) {
+				return fmt.Errorf("cannot read through the cache, %v after a write: %w", asked, err)
+			}
+			if asked > startTimeout {
+				return fmt.Errorf("%v after a write the cache still has an old value (%d, want %d)", asked, n, i)
 			}
 			old = float64(asked.Nanoseconds()) / 1000
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -13,6 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"polder/internal/load"
 	"polder/internal/proctest"
 	"polder/measure/benchout"
 )
@@ -235,6 +239,24 @@ func TestWhatIsDurableIsMeasured(t *testing.T) {
 		if rivals[rival] != want {
 			t.Errorf("%d rows beside %s, want %d", rivals[rival], rival, want)
 		}
+	}
+}
+
+// TestAServerThatComesBackWithAnotherValueIsNoFigure has Redis keep another value of the last key before it is killed.
+func TestAServerThatComesBackWithAnotherValueIsNoFigure(t *testing.T) {
+	b, dir := &bench{}, t.TempDir()
+	start := func(ctx context.Context) (string, func() error, error) {
+		r, err := startAOF(ctx, dir, "everysec", "--appendonly", "no")
+		if err != nil {
+			return "", nil, err
+		}
+		return r.Addr, killer(r.Process), nil
+	}
+	_, err := b.killed(t.Context(), "redis", start, 10, 64, func(c *redis.Client) error {
+		return errors.Join(c.Set(t.Context(), string(load.Key(9)), "another", 0).Err(), c.Save(t.Context()).Err())
+	})
+	if err == nil || !strings.HasSuffix(err.Error(), "has another value of the last key, of 10: 7 bytes, want 64") {
+		t.Errorf("got %v, want that the value is another one", err)
 	}
 }
 

@@ -131,7 +131,7 @@ func (b *bench) takeover(ctx context.Context, dir string, keys, size int, local 
 			case <-standby.Done():
 				return fmt.Errorf("a server that stands by: %w", standby.Ended())
 			case <-ctx.Done():
-				return fmt.Errorf("%s: %w: %w", what, context.Cause(ctx), err)
+				return fmt.Errorf("%s: %w", what, errors.Join(context.Cause(ctx), err))
 			case <-time.After(time.Millisecond):
 			}
 		}
