@@ -244,8 +244,11 @@ func checkText(mem []byte) error {
 	for off := 0; off < textBytes(mem); off += snappyBlock {
 		from := packedBlock(mem, off)
 		got, err := s2.Decode(block, from[4:][:binary.LittleEndian.Uint32(from)])
-		if err != nil || crc32.ChecksumIEEE(got) != crc32.ChecksumIEEE(mem[off:][:snappyBlock]) {
-			return fmt.Errorf("the block at %d came back from compression as another one: %w", off, err)
+		if err != nil {
+			return fmt.Errorf("the block at %d cannot be decompressed: %w", off, err)
+		}
+		if crc32.ChecksumIEEE(got) != crc32.ChecksumIEEE(mem[off:][:snappyBlock]) {
+			return fmt.Errorf("the block at %d came back from compression as another one", off)
 		}
 	}
 	return nil
