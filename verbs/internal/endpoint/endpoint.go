@@ -34,7 +34,11 @@ func Shake(ctx context.Context, nc net.Conn, hello func() error) (err error) {
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	defer func() {
 		if !stop() && ctx.Err() != nil {
-			err = fmt.Errorf("handshake given up: %w (%v)", ctx.Err(), err)
+			given := fmt.Errorf("handshake given up: %w", ctx.Err())
+			if err != nil {
+				given = fmt.Errorf("%w (%v)", given, err)
+			}
+			err = given
 		}
 	}()
 	if t, ok := nc.(*tls.Conn); ok {

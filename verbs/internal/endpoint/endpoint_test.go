@@ -3,6 +3,7 @@ package endpoint
 import (
 	"context"
 	"errors"
+	"net"
 	"testing"
 	"testing/synctest"
 
@@ -40,6 +41,23 @@ func TestARequestWhoseConnectionHasEndedIsNotAccepted(t *testing.T) {
 	}
 	if got, err := q.Accept(t.Context()); err != nil || got != verbs.ConnRequest(waiting) {
 		t.Errorf("Accept: got %v, %v, want the one that still waits", got, err)
+	}
+}
+
+// TestAHandshakeThatIsGivenUpIsNone, also if it would have succeeded: the connection may have its deadline already.
+func TestAHandshakeThatIsGivenUpIsNone(t *testing.T) {
+	late := errors.New("late")
+	for end, want := range map[error]string{nil: "handshake given up: context canceled", late: "handshake given up: context canceled (late)"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		nc, other := net.Pipe()
+		err := Shake(ctx, nc, func() error {
+			cancel()
+			return end
+		})
+		if !errors.Is(err, context.Canceled) || err.Error() != want {
+			t.Errorf("hello returned %v: got %v, want %q", end, err, want)
+		}
+		_, _ = nc.Close(), other.Close()
 	}
 }
 
