@@ -62,6 +62,7 @@ func RunFiles(ctx context.Context, o Options) (err error) {
 	if err := l.write(ctx); err != nil {
 		return err
 	}
+	o.progress(1, 3, "kernel")
 	theirs, err := l.measure(ctx, o, "kernel")
 	if err != nil {
 		return fmt.Errorf("cannot measure the kernel's page cache: %w", err)

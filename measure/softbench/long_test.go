@@ -22,7 +22,17 @@ func run(t *testing.T, f func(context.Context, Options) error) (rows []benchout.
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	err = f(t.Context(), Options{Printer: benchout.New(&b, true), Short: true, Polder: self})
+	next, total := 0, 0 // of the steps that Progress is told of; a benchmark may have more than one series of steps
+	progress := func(done, of int, what string) {
+		if next == total {
+			next, total = 0, of
+		}
+		if done != next || of != total {
+			t.Errorf("progress says that %d of %d are done, %s; want %d of %d", done, of, what, next, total)
+		}
+		next++
+	}
+	err = f(t.Context(), Options{Printer: benchout.New(&b, true), Short: true, Polder: self, Progress: progress})
 	t.Log("\n" + b.String())
 	if err != nil {
 		t.Fatal(err)
@@ -36,6 +46,9 @@ func run(t *testing.T, f func(context.Context, Options) error) (rows []benchout.
 	}
 	if len(rows) == 0 {
 		t.Fatal("nothing was measured")
+	}
+	if next != total {
+		t.Errorf("%d steps were made, and %d counted", next, total)
 	}
 	return rows
 }

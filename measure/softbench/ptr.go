@@ -26,27 +26,27 @@ func RunPtr(ctx context.Context, o Options) error {
 	if o.Short {
 		dram = 128 << 20
 	}
-	total, done := 8, 0
-	next := func(what string) { o.progress(done, total, what); done++ }
-	for _, in := range []struct {
-		name string
-		size int
-	}{{"cache", 16 << 10}, {"DRAM", dram}} {
-		next("8 B in " + in.name)
-		if err := measurePtr[[8]byte](ctx, o, "8 B", in.name, in.size); err != nil {
-			return err
-		}
-		next("32 B in " + in.name)
-		if err := measurePtr[[32]byte](ctx, o, "32 B", in.name, in.size); err != nil {
-			return err
-		}
-		next("4 KiB in " + in.name)
-		if err := measurePtr[[4096]byte](ctx, o, "4 KiB", in.name, in.size*2); err != nil {
+	const cache = 16 << 10
+	cases := []struct {
+		size, where string
+		bytes       int
+		measure     func(ctx context.Context, o Options, size, where string, bytes int) error
+	}{
+		{"8 B", "cache", cache, measurePtr[[8]byte]},
+		{"32 B", "cache", cache, measurePtr[[32]byte]},
+		{"4 KiB", "cache", 2 * cache, measurePtr[[4096]byte]},
+		{"8 B", "DRAM", dram, measurePtr[[8]byte]},
+		{"32 B", "DRAM", dram, measurePtr[[32]byte]},
+		{"4 KiB", "DRAM", 2 * dram, measurePtr[[4096]byte]},
+		{"4 MiB", "DRAM", dram, measurePtr[[4 << 20]byte]},
+	}
+	for i, c := range cases {
+		o.progress(i, len(cases), c.size+" in "+c.where)
+		if err := c.measure(ctx, o, c.size, c.where, c.bytes); err != nil {
 			return err
 		}
 	}
-	next("4 MiB")
-	return measurePtr[[4 << 20]byte](ctx, o, "4 MiB", "DRAM", dram)
+	return nil
 }
 
 // batch is how many small accesses are timed together: the clock itself takes

@@ -32,10 +32,9 @@ var midasCooperative = map[int]float64{10: 312.5, 30: 243.1, 50: 173.6, 70: 104.
 
 // RunReclaim measures how fast memory is taken back.
 func RunReclaim(ctx context.Context, o Options) error {
-	total, done := 9, 0
-	next := func(what string) { o.progress(done, total, what); done++ }
-	for _, live := range []int{10, 30, 50, 70, 90} {
-		next(fmt.Sprintf("cooperative, %d %% live", live))
+	shares, modes := []int{10, 30, 50, 70, 90}, []string{"running", "stopped", "reading"}
+	for i, live := range shares {
+		o.progress(i, len(shares)+len(modes), fmt.Sprintf("cooperative, %d %% live", live))
 		if err := cooperative(ctx, o, live); err != nil {
 			return err
 		}
@@ -45,8 +44,8 @@ func RunReclaim(ctx context.Context, o Options) error {
 	if o.Short {
 		size, rounds = 512*mib, 3
 	}
-	for _, mode := range []string{"running", "stopped", "reading"} {
-		next("direct, client " + mode)
+	for i, mode := range modes {
+		o.progress(len(shares)+i, len(shares)+len(modes), "direct, client "+mode)
 		if err := direct(ctx, o, mode, size, rounds); err != nil {
 			return err
 		}
