@@ -87,10 +87,11 @@ type Point struct {
 
 // Host runs policies over the same applications and requests.
 type Host struct {
-	ideal map[string]float64 // requests a second
+	ideal       map[string]float64 // requests a second
+	idealMemory int64
 }
 
-// New computes the ideal: each application's throughput with everything in memory.
+// New computes the ideal: each application's throughput with everything in memory, and how much memory that takes.
 func New(ctx context.Context) (*Host, error) {
 	h := &Host{}
 	apps, err := Apps()
@@ -100,25 +101,17 @@ func New(ctx context.Context) (*Host, error) {
 	h.ideal = make(map[string]float64)
 	for _, w := range apps {
 		h.ideal[w.Name] = w.cores / w.base / Scale
+		for _, s := range w.Services {
+			for _, x := range s.Sizes {
+				h.idealMemory += int64(x)
+			}
+		}
 	}
 	return h, ctx.Err()
 }
 
 // IdealMemory returns the bytes of all objects together.
-func (h *Host) IdealMemory() (n int64) {
-	apps, err := Apps()
-	if err != nil {
-		return 0
-	}
-	for _, w := range apps {
-		for _, s := range w.Services {
-			for _, x := range s.Sizes {
-				n += int64(x)
-			}
-		}
-	}
-	return n
-}
+func (h *Host) IdealMemory() int64 { return h.idealMemory }
 
 // sim is a simulation that is running.
 type sim struct {

@@ -50,6 +50,16 @@ func TestCacheHoldsWhatItHasRoomFor(t *testing.T) {
 	}
 }
 
+// TestTheIdealMemoryOfAHostIsKnown, also if the applications cannot be made once more.
+func TestTheIdealMemoryOfAHostIsKnown(t *testing.T) {
+	h := newHost(t)
+	defer func(f []byte) { graphFile = f }(graphFile)
+	graphFile = nil
+	if got := h.IdealMemory(); got < Memory {
+		t.Errorf("got %d bytes, want more than the %d that the applications share", got, Memory)
+	}
+}
+
 func TestTheSameRunTwiceIsTheSame(t *testing.T) {
 	h := newHost(t)
 	var got [2]float64
