@@ -14,7 +14,8 @@ import (
 	"errors"
 )
 
-// Words is the array, as a client reaches it. Offsets are in bytes.
+// Words is the array, as a client reaches it. Offsets are in bytes. An error is final: requests may still be under way,
+// so no operation follows.
 type Words interface {
 	// Read reads n bytes, which are valid until the next operation.
 	Read(ctx context.Context, off uint64, n int) ([]byte, error)
@@ -57,7 +58,8 @@ func New(w Words, owner uint64, words, piece int) *Allocator {
 	return &Allocator{w: w, owner: owner, words: words, view: make([]bool, piece)}
 }
 
-// Alloc allocates 1<<class chunks, and returns the first.
+// Alloc allocates 1<<class chunks, and returns the first. After an error of Words, the chunks that were being claimed
+// stay claimed, as do those of a client that dies: nobody can give them back.
 func (a *Allocator) Alloc(ctx context.Context, class int) (first int, err error) {
 	n := 1 << class
 	for empty := 0; empty <= a.words/len(a.view); {
