@@ -206,14 +206,16 @@ func (s pagesScale) latency(ctx context.Context, o Options, name string, pager *
 		reads[i] = float64(time.Since(begin).Nanoseconds()) / 1e3
 	}
 	slices.Sort(reads)
+	var rows []benchout.Row
 	for _, p := range []int{50, 99} {
 		at := s.timed * p / 100
 		row := benchout.Row{Bench: "pages", Case: "fault, " + name, Metric: "p" + strconv.Itoa(p), Value: faults[at], Unit: "us"}
-		o.Out.Print(row.Against("raw READ", reads[at], benchout.Lower))
-		o.Out.Print(row.Against("zero page", zeros[at], benchout.Lower))
-		o.Out.Print(row.Against("1.5 READs, zero page", 1.5*reads[at]+zeros[at], benchout.Lower))
+		rows = append(rows,
+			row.Against("raw READ", reads[at], benchout.Lower),
+			row.Against("zero page", zeros[at], benchout.Lower),
+			row.Against("1.5 READs, zero page", 1.5*reads[at]+zeros[at], benchout.Lower))
 	}
-	return nil
+	return printAll(o.Out, rows)
 }
 
 // slowdown runs the programs of list in memory of which percent % are local, where ours runs them, beside ordinary

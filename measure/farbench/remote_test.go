@@ -322,6 +322,20 @@ func TestPagesAreMeasured(t *testing.T) {
 	}
 }
 
+// unprinted prints nothing.
+type unprinted struct{}
+
+func (unprinted) Print(benchout.Row) error { return errEnough }
+
+func TestARowThatCannotBePrintedEndsPages(t *testing.T) {
+	o, _ := tiny()
+	o.Out = unprinted{}
+	s := pagesScale{size: 4 << 20, timed: 10} // single accesses only
+	if err := s.run(t.Context(), o, fabrics[0]); !errors.Is(err, errEnough) {
+		t.Errorf("got %v, want what is wrong with the printer", err)
+	}
+}
+
 // TestProgramsFindWhatTheyMust, and what they leave in the memory is looked at.
 func TestProgramsFindWhatTheyMust(t *testing.T) {
 	const size = 1 << 20
