@@ -18,6 +18,7 @@ const goLimit = 32 << 20
 // it gets. The data are in Go's map, and then in a far map that is all local.
 func (b *mapBench) collections(ctx context.Context) error {
 	seq := newZipf(b.scale.entries, 0.99).sequence(1<<20, 2)
+	b.lock = nil // the collector must not have to mark the same data once more
 	plain := newCollections()
 	plainRate, err := b.plainGets(newReader(seq), b.scale.gc, true)
 	if err != nil {

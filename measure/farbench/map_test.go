@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"polder/far"
+	"polder/internal/load"
 	"polder/internal/proctest"
 	"polder/measure/benchout"
 )
@@ -69,6 +71,33 @@ func TestMapMissesWhereItMust(t *testing.T) {
 	}
 	if _, ok := out.of("CPU share")["garbage collection, all local"]; !ok {
 		t.Error("nothing is said of garbage collection")
+	}
+}
+
+// TestCollectionsAreOfOneMap: what the map behind locks holds is in neither heap that is measured.
+func TestCollectionsAreOfOneMap(t *testing.T) {
+	const entries, other = 1 << 10, 128 << 20
+	local, err := openFarMap(t.Context(), "", far.NewMemStore(1<<20, 64), 32<<20, entries)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer local.heap.Close()
+	o, out := tiny()
+	b := &mapBench{scale: mapScale{entries: entries, gc: time.Millisecond}, out: o.Out, plain: map[string][]byte{}, lock: newLockedMap(1 << 20), local: local}
+	for k := range uint32(entries) {
+		b.plain[string(load.Key(k))] = load.Value(k, valueSize)
+	}
+	b.lock.add("other", make([]byte, other))
+	if err := b.collections(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range *out {
+		if row.Metric == "Go heap" && (row.Value >= other>>20 || row.RivalValue >= other>>20) {
+			t.Errorf("got heaps of %v and %v MiB, want less than the map behind locks has", row.Value, row.RivalValue)
+		}
+	}
+	if len(*out) == 0 {
+		t.Error("nothing was measured")
 	}
 }
 
