@@ -79,15 +79,25 @@ func newCollections() *collections {
 	return c
 }
 
+// end reads what the collector has done since newCollections. The CPU times are those at the end of the last
+// collection, and so cover whole collections with what lies between them. Another collection now would count as well,
+// although the program had no need for it.
 func (c *collections) end() {
 	metrics.Read(c.after)
 	c.pause = 1e6 * quantile(c.before[0].Value.Float64Histogram(), c.after[0].Value.Float64Histogram(), 0.999)
 	took := func(i int) float64 { return c.after[i].Value.Float64() - c.before[i].Value.Float64() }
-	// What the collector did on idle processors costs nobody.
-	if gc := took(1) - took(2); gc > 0 {
-		c.share = 100 * gc / (gc + took(3))
-	}
+	c.share = share(took(1), took(2), took(3))
 	c.heap = float64(c.after[4].Value.Uint64()) / (1 << 20)
+}
+
+// share returns which part of the CPU time the collector took, in percent. What it did on idle processors costs
+// nobody. If no collection has ended, user is 0, and the share is not known: gc may have the first pause of a
+// collection that has begun.
+func share(gc, idle, user float64) float64 {
+	if user <= 0 {
+		return 0
+	}
+	return 100 * (gc - idle) / (gc - idle + user)
 }
 
 // quantile returns a quantile of what after counts and before does not: the upper end of its bucket.

@@ -101,6 +101,14 @@ func TestCollectionsAreOfOneMap(t *testing.T) {
 	}
 }
 
+func TestACollectionThatHasNotEndedHasNoShare(t *testing.T) {
+	for _, c := range []struct{ gc, idle, user, want float64 }{{0, 0, 0, 0}, {0.1, 0, 0, 0}, {0, 0, 3, 0}, {1, 0, 3, 25}, {3, 2, 3, 25}} {
+		if got := share(c.gc, c.idle, c.user); got != c.want {
+			t.Errorf("%v s of the collector's, %v s of them idle, and %v s of the program's: got %v %%, want %v %%", c.gc, c.idle, c.user, got, c.want)
+		}
+	}
+}
+
 func TestMapWithoutRedisSaysSo(t *testing.T) {
 	t.Setenv("PATH", "/nonexistent")
 	var said []string
