@@ -177,6 +177,14 @@ func TestMedian(t *testing.T) {
 	}
 }
 
+func TestNothingIsInfinitelyFast(t *testing.T) {
+	for _, tt := range []struct{ n, seconds, want float64 }{{0, 0, 0}, {5, 0, 0}, {0, 2, 0}, {5, 2, 2.5}} {
+		if got := perSecond(tt.n, tt.seconds); got != tt.want {
+			t.Errorf("%v in %v s: got %v a second, want %v", tt.n, tt.seconds, got, tt.want)
+		}
+	}
+}
+
 func TestADistanceIsAsLongAsItIsSaid(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

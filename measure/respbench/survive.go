@@ -233,7 +233,7 @@ func (s *survivor) killLast() {
 	s.nodes, s.addrs = s.nodes[:last], s.addrs[:last]
 }
 
-// repaired kills a node. It returns how many bytes a second repair copies, or 0 if the node had none, and how long it
+// repaired kills a node. It returns how many bytes a second repair copies, or 0 if that is not known, and how long it
 // takes until all segments have their copies again.
 func (b *bench) repaired(ctx context.Context, s *survivor) (rate float64, took time.Duration, err error) {
 	was, err := copiesState(ctx, s)
@@ -248,11 +248,16 @@ func (b *bench) repaired(ctx context.Context, s *survivor) (rate float64, took t
 	if err != nil {
 		return 0, 0, err
 	}
-	moved := now.Sum("polder_copies_repaired_bytes_total") - was.Sum("polder_copies_repaired_bytes_total")
-	if moved > 0 {
-		rate = moved / (now.Sum("polder_copies_repair_seconds_total") - was.Sum("polder_copies_repair_seconds_total"))
+	grown := func(metric string) float64 { return now.Sum(metric) - was.Sum(metric) }
+	return perSecond(grown("polder_copies_repaired_bytes_total"), grown("polder_copies_repair_seconds_total")), took, nil
+}
+
+// perSecond returns n/seconds, or 0 if no time has passed.
+func perSecond(n, seconds float64) float64 {
+	if seconds <= 0 {
+		return 0
 	}
-	return rate, took, nil
+	return n / seconds
 }
 
 func copiesState(ctx context.Context, s *survivor) (console.Metrics, error) {
