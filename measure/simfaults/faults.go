@@ -200,12 +200,11 @@ func (c *cluster) fault(kind int) string {
 		n.proc.Pause(d)
 		return fmt.Sprintf("%s stops for %v", n.name, d)
 	case nodeIsSlow:
-		n.slow = c.during(time.Millisecond, 80*time.Millisecond)
-		d := c.during(100*time.Millisecond, 20*time.Second)
-		if !n.away(d) {
-			n.slow = 0
+		most, d := c.during(time.Millisecond, 80*time.Millisecond), c.during(100*time.Millisecond, 20*time.Second)
+		if n.slow != 0 || !n.away(d) {
 			return ""
 		}
+		n.slow = most
 		c.w.After(d, func() { n.slow = 0 })
 		return fmt.Sprintf("%s takes up to %v for each request, for %v", n.name, n.slow, d)
 	case nodeCutOff:

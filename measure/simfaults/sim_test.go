@@ -56,6 +56,24 @@ func TestASeedDoesTheSameAgain(t *testing.T) {
 	}
 }
 
+// TestANodeThatIsSlowStaysSoForTheWholeTime: it does not get slow a second time, since it would stop when the first time
+// is over.
+func TestANodeThatIsSlowStaysSoForTheWholeTime(t *testing.T) {
+	c := newCluster(1, "", nil)
+	defer c.w.Close()
+	c.nodes = c.nodes[:1]
+	n := c.nodes[0]
+	if c.fault(nodeIsSlow) == "" {
+		t.Fatal("the node does not get slow")
+	}
+	was, outage := n.slow, n.outage
+	for range 100 {
+		if what := c.fault(nodeIsSlow); what != "" || n.slow != was || n.outage != outage {
+			t.Fatalf("the node is slow by up to %v until %v; then %q: by up to %v until %v", was, outage, what, n.slow, n.outage)
+		}
+	}
+}
+
 // TestRunPrintsWhatHasHappened, and the trace.
 func TestRunPrintsWhatHasHappened(t *testing.T) {
 	var out bytes.Buffer
