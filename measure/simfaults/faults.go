@@ -352,7 +352,9 @@ func (c *cluster) fault(kind int) string {
 }
 
 // canDoWithout reports whether n may leave for good: there remain more nodes than a segment has copies, and they are
-// in at least two zones. Nodes that are to end, or that lend idle memory only, do not count.
+// in at least two zones. Two are enough for three copies, too: far/copies keeps copies in different zones as far as there
+// are enough zones, and some clusters have only two from the start. Nodes that are to end, or that lend idle memory
+// only, do not count.
 func (c *cluster) canDoWithout(n *node) bool {
 	zones, others := map[string]bool{}, 0
 	for _, o := range c.nodes {
