@@ -18,7 +18,7 @@ import (
 type Config struct {
 	// Budget is how many bytes of soft memory the heap may use while no
 	// coordinator tells it otherwise. It is rounded down to segments of 2 MiB
-	// and must be at least MinBudget. Default 64 MiB.
+	// and must be from MinBudget to MaxBudget. Default 64 MiB.
 	Budget int64
 
 	// Max bounds what a coordinator can grant: it is the address space that is
@@ -57,6 +57,9 @@ type Config struct {
 // MinBudget is the least budget of a heap: some segments are open, up to one for each appender, and some must be left
 // to evict.
 const MinBudget = minSegments * SegmentSize
+
+// MaxBudget is the most memory of a heap: a pointer has no bits for more segments.
+const MaxBudget = maxSegments * SegmentSize
 
 const minSegments = 8
 
@@ -145,6 +148,9 @@ func (c *Config) complete() error {
 	if c.Budget < MinBudget {
 		return fmt.Errorf("the budget is %d bytes: want at least %d", c.Budget, int64(MinBudget))
 	}
+	if c.Budget > MaxBudget {
+		return fmt.Errorf("the budget is %d bytes: want at most %d", c.Budget, int64(MaxBudget))
+	}
 	c.Budget = c.Budget / SegmentSize * SegmentSize
 	if c.Max == 0 {
 		c.Max = c.Budget
@@ -155,7 +161,7 @@ func (c *Config) complete() error {
 	if c.Max < c.Budget {
 		return fmt.Errorf("the maximum is %d bytes: want at least the budget, %d", c.Max, c.Budget)
 	}
-	c.Max = min(c.Max, maxSegments*SegmentSize) / SegmentSize * SegmentSize
+	c.Max = min(c.Max, MaxBudget) / SegmentSize * SegmentSize
 	if c.Weight == 0 {
 		c.Weight = 1
 	}

@@ -367,3 +367,14 @@ func TestClosedHeapMissesAndRefuses(t *testing.T) {
 		t.Errorf("got %v, want %v", err, ErrClosed)
 	}
 }
+
+// TestWhatNoPointerReachesIsNoBudget: a pointer has no bits for more memory than MaxBudget.
+func TestWhatNoPointerReachesIsNoBudget(t *testing.T) {
+	h, err := Open(Config{Budget: MaxBudget + SegmentSize})
+	if err == nil {
+		_ = h.Close()
+	}
+	if want := "want at most 549755813888"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want an error with %q", err, want)
+	}
+}

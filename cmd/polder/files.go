@@ -48,7 +48,7 @@ func newFiles() daemonCommand {
 	}
 	fs := cmd.Flags()
 	fs.Var(config.NewDoor(&cfg.Listen, false), "listen", "where clients of HTTP connect, HOST:PORT or unix:PATH")
-	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, 0), "budget", "memory to use while no coordinator says otherwise")
+	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, daemon.MaxCacheBudget), "budget", "memory to use while no coordinator says otherwise")
 	coordinatorFlag(fs, &cfg.Coordinator, "")
 	fs.Var(config.NewInt(&cfg.MaxClients, 1, 1<<20), "max-clients", "most connections; who has been silent longest makes room for the next")
 	op.Add(fs, defaultFilesAdmin, listen.Client)

@@ -73,7 +73,7 @@ func newServe() daemonCommand {
 	serveFlags(fs, &cfg.ServeConfig)
 	fs.Var(config.NewInt(&cfg.Partitions, 0, partition.MaxPartitions), "partitions", "with --heap and --witness, in how many partitions any number of servers share the heap, as a Redis Cluster does; the same for all of them")
 	fs.Var(config.NewChoice(&tier, tierFar, tierSoft), "tier", "which memory to serve from: far or soft")
-	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, 0), "budget", "with --tier soft, memory to use while no coordinator says otherwise")
+	fs.Var(config.NewSize(&cfg.Budget, daemon.MinCacheBudget, daemon.MaxCacheBudget), "budget", "with --tier soft, memory to use while no coordinator says otherwise")
 	coordinatorFlag(fs, &cfg.Coordinator, "with --tier soft, ")
 	fs.Var(config.NewDoor(&cfg.Memcached, true), "memcached", "with --tier soft, where memcached's clients connect, HOST:PORT or unix:PATH")
 	originFlags(fs, &cfg.Origin)

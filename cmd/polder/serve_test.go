@@ -15,6 +15,8 @@ func TestServeRefusesWhatBelongsToTheOtherTier(t *testing.T) {
 		{"serve --far 127.0.0.1:7070 --memcached 127.0.0.1:11211", "without --tier soft"},
 		{"serve --tier lukewarm", "expected one of far, soft"},
 		{"serve --tier soft --budget 1MiB", "16MiB"},
+		{"serve --tier soft --budget 1TiB", "512GiB"},
+		{"serve files --budget 1TiB site", "512GiB"},
 		{"serve --tier soft --memcached nowhere", "HOST:PORT"},
 	} {
 		root := newRoot(nil)

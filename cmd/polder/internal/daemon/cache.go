@@ -26,8 +26,11 @@ type CacheConfig struct {
 	Origin      OriginConfig
 }
 
-// MinCacheBudget is the smallest budget of a cache.
-const MinCacheBudget = soft.MinBudget
+// The smallest and the largest budget of a cache.
+const (
+	MinCacheBudget = soft.MinBudget
+	MaxCacheBudget = soft.MaxBudget
+)
 
 // DefaultCache returns the defaults, without addresses.
 func DefaultCache() CacheConfig {
