@@ -75,6 +75,21 @@ func (w *wire) Swap(ctx context.Context, version uint64, value []byte) (uint64, 
 	return w.register.Swap(ctx, version, value)
 }
 
+// silent is a register that answers nobody until answers is closed.
+type silent struct {
+	*register
+	answers chan struct{}
+}
+
+func (s *silent) Read(ctx context.Context) ([]byte, uint64, error) {
+	select {
+	case <-s.answers:
+		return s.register.Read(ctx)
+	case <-ctx.Done():
+		return nil, 0, fmt.Errorf("%w: %w", context.Cause(ctx), errDown)
+	}
+}
+
 // place is a place that keeps what it lent, for one process at a time: the last one that has opened it.
 type place struct {
 	name string

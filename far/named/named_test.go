@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -257,6 +258,35 @@ func closeWithoutRegister(t *testing.T, within time.Duration) {
 			t.Fatal("the heap is not closed within 5 minutes")
 		}
 		p.bury()
+	})
+}
+
+// TestWhoWaitsForTheManifestSaysWhatDoesNotAnswer once, and goes on when it answers.
+func TestWhoWaitsForTheManifestSaysWhatDoesNotAnswer(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		var log strings.Builder
+		reg := &silent{new(register), make(chan struct{})}
+		got := make(chan *named.Owner, 1)
+		go func() {
+			o, err := named.Own(t.Context(), reg, named.Config{Me: "next", Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			if err != nil {
+				t.Error(err)
+			}
+			got <- o
+		}()
+		time.Sleep(3*named.DefaultPatience + time.Second)
+		synctest.Wait()
+		if n := strings.Count(log.String(), "does not answer"); n != 1 || !strings.Contains(log.String(), errDown.Error()) {
+			t.Errorf("it was said %d times that the register is %v, want once: %s", n, errDown, log.String())
+		}
+		close(reg.answers)
+		o := <-got
+		if n := strings.Count(log.String(), "answers"); n != 1 {
+			t.Errorf("it was said %d times that it answers, want once: %s", n, log.String())
+		}
+		if err := o.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	})
 }
 

@@ -161,7 +161,7 @@ func Own(ctx context.Context, reg holder.Register, cfg Config) (*Owner, error) {
 
 // raise raises the epoch once the owner before is gone.
 func (o *Owner) raise(ctx context.Context) error {
-	m, version, err := o.look(ctx, nil, 0)
+	m, version, err := o.await(ctx, nil, 0)
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func (o *Owner) raise(ctx context.Context) error {
 		}
 		if err != nil {
 			was := m
-			if m, version, err = o.look(ctx, m, version); err != nil {
+			if m, version, err = o.await(ctx, m, version); err != nil {
 				return err
 			}
 			if m.Epoch != next.Epoch || m.Nonce != o.nonce {
@@ -237,6 +237,27 @@ func (o *Owner) look(ctx context.Context, known *Manifest, at uint64) (*Manifest
 	}
 	m, err := DecodeManifest(b)
 	return m, version, err
+}
+
+// await is look for a process that is to become the owner. It waits as long as what keeps the manifest does not answer,
+// and says so when Patience has passed.
+func (o *Owner) await(ctx context.Context, known *Manifest, at uint64) (*Manifest, uint64, error) {
+	for said := false; ; said = true {
+		within, cancel := o.proc.WithTimeout(ctx, o.cfg.Patience)
+		m, version, err := o.look(within, known, at)
+		late := err != nil && within.Err() != nil && ctx.Err() == nil
+		cancel()
+		switch {
+		case late && !said:
+			o.cfg.Logger.Warn("what keeps the heap's manifest does not answer: waiting for it", "error", err)
+		case late:
+		case said && err == nil:
+			o.cfg.Logger.Info("what keeps the heap's manifest answers")
+			fallthrough
+		default:
+			return m, version, err
+		}
+	}
 }
 
 // see tells Config.Seen what the manifest is.
@@ -284,7 +305,7 @@ func (o *Owner) watch(ctx context.Context, m *Manifest, version uint64, first ti
 			over = o.cfg.Gone(ctx, m.Owner)
 		}
 		looked = now
-		m, v, err := o.look(ctx, m, version)
+		m, v, err := o.await(ctx, m, version)
 		if err != nil {
 			return nil, 0, err
 		}
