@@ -22,16 +22,6 @@ func newBroker() daemonCommand {
 	var op operator.Flags
 	cfg := daemon.BrokerConfig{Listen: broker.DefaultSocket, MaxApps: broker.DefaultMaxApps, PerUser: broker.DefaultPerUser}
 	var users []string
-	parseUsers := func() error {
-		for _, s := range users {
-			uid, err := strconv.ParseUint(s, 10, 32)
-			if err != nil || uid == math.MaxUint32 {
-				return &config.Error{Source: "--allow-uid", Value: s, Err: errors.New("expected the numbers of users, with commas between")}
-			}
-			cfg.Users = append(cfg.Users, int(uid))
-		}
-		return nil
-	}
 	cmd := &cobra.Command{
 		Use:   "broker",
 		Short: "Allocate memory of nodes for the applications of this machine",
@@ -40,7 +30,8 @@ func newBroker() daemonCommand {
 			"If the nodes have a service secret, nobody can allocate there but through brokers.",
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := parseUsers(); err != nil {
+			var err error
+			if cfg.Users, err = parseUsers(users); err != nil {
 				return err
 			}
 			return op.Run(cmd, func(c *operator.Control) error {
@@ -59,5 +50,20 @@ func newBroker() daemonCommand {
 	fs.Var(config.NewInt(&cfg.MaxApps, 1, 1<<16), "max-clients", "most applications")
 	fs.Var(config.NewInt(&cfg.PerUser, 1, 1<<16), "max-user-clients", "most applications of one user")
 	op.Add(fs, defaultBrokerAdmin, listen.Node)
-	return daemonCommand{cmd, func() error { return errors.Join(parseUsers(), cfg.Check(), op.Check(fs)) }}
+	return daemonCommand{cmd, func() error {
+		_, err := parseUsers(users)
+		return errors.Join(err, cfg.Check(), op.Check(fs))
+	}}
+}
+
+// parseUsers reads --allow-uid.
+func parseUsers(users []string) (uids []int, err error) {
+	for _, s := range users {
+		uid, err := strconv.ParseUint(s, 10, 32)
+		if err != nil || uid == math.MaxUint32 {
+			return nil, &config.Error{Source: "--allow-uid", Value: s, Err: errors.New("expected the numbers of users, with commas between")}
+		}
+		uids = append(uids, int(uid))
+	}
+	return uids, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"polder/cmd/polder/internal/daemon"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/admin"
 	"polder/internal/config"
 	"polder/internal/console"
@@ -47,6 +48,9 @@ func newCoordinator() daemonCommand {
 			if cfg.Weights, err = weights.load(); err != nil {
 				return err
 			}
+			if err := cfg.Check(); err != nil {
+				return &usage.Error{Err: err}
+			}
 			return op.Run(cmd, func(c *operator.Control) error {
 				cfg.Logger = c.Logger
 				return runCoordinator(cmd.Context(), cfg, weights, c)
@@ -70,8 +74,11 @@ func newCoordinator() daemonCommand {
 	fs.Var(config.NewDuration(&cfg.Grace, time.Millisecond), "grace", "how long after its start nothing is granted or taken, while clients of the last coordinator come back")
 	op.Add(fs, defaultCoordinatorAdmin)
 	return daemonCommand{cmd, func() error {
+		if err := cfg.Check(); err != nil {
+			return &usage.Error{Err: err}
+		}
 		_, err := weights.parse()
-		return errors.Join(cfg.Check(), err, op.Check(fs))
+		return errors.Join(err, op.Check(fs))
 	}}
 }
 
@@ -86,7 +93,7 @@ func (f *weightFlags) parse() (list []coordinator.Weight, err error) {
 	for _, s := range f.list {
 		w, err := coordinator.ParseWeight(s)
 		if err != nil {
-			return nil, fmt.Errorf("cannot use --weight %q: %w", s, err)
+			return nil, &config.Error{Source: "--weight", Value: s, Err: err}
 		}
 		list = append(list, w)
 	}
@@ -100,7 +107,10 @@ func (f *weightFlags) load() ([]coordinator.Weight, error) {
 		return list, err
 	}
 	more, err := coordinator.ReadWeights(f.file)
-	return append(list, more...), err
+	if err != nil {
+		return nil, &config.Error{Source: "--weights", Value: f.file, Err: err}
+	}
+	return append(list, more...), nil
 }
 
 // curves returns, for each client, how much of the cost of its reads the client would

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"polder/cmd/polder/internal/measuring"
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/admin"
 	"polder/internal/config"
 	"polder/internal/listen"
@@ -34,7 +35,7 @@ type shareFlags struct {
 	socket     string
 	socketMode string
 	pools      []string
-	allow      []int
+	allow      []string
 	quotas     []string
 	lru        bool
 	sync       bool
@@ -73,7 +74,7 @@ func newShare() daemonCommand {
 	fs.StringVar(&f.socket, "socket", f.socket, "`path` of the socket that local clients connect to")
 	fs.StringVar(&f.socketMode, "socket-mode", f.socketMode, "permissions of the socket, in `octal`")
 	fs.StringSliceVar(&f.pools, "pool", f.pools, "memory: memfd:`SIZE`, hugetlb:SIZE, file:DIRECTORY[:SIZE], dax:DEVICE[:SIZE]; may be repeated, paths may be patterns")
-	fs.IntSliceVar(&f.allow, "allow-uid", nil, "`user` ids that may connect, beside root and the daemon's own")
+	fs.StringSliceVar(&f.allow, "allow-uid", nil, "`user` ids that may connect, beside root and the daemon's own")
 	fs.StringSliceVar(&f.quotas, "quota", nil, "bytes of a tenant's regions: uid:1000=2GiB, cn:NAME=SIZE, maru=SIZE for clients of Maru's by TCP, or `*=SIZE` for all others")
 	fs.BoolVar(&f.lru, "lru", false, "when the pool is full, evict unpinned keys that were not used for longest")
 	fs.BoolVar(&f.sync, "sync", false, "sync every record of the log about keys, also about memory that does not survive the loss of power")
@@ -94,6 +95,9 @@ func newShare() daemonCommand {
 
 // run runs the daemon, or, with --keep, its keeper.
 func (f *shareFlags) run(cmd *cobra.Command) error {
+	if _, err := f.options(); err != nil {
+		return err
+	}
 	if f.keep {
 		return runKeeper(cmd, &f.operator, f.dir)
 	}
@@ -179,7 +183,7 @@ func (f *shareFlags) serve(ctx context.Context, s *server.Server, opt server.Opt
 // options are the daemon's options, except the ones that need something opened.
 func (f *shareFlags) options() (server.Options, error) {
 	opt := server.Options{
-		Dir: f.dir, Socket: f.socket, AllowUIDs: f.allow, LRU: f.lru, Sync: f.sync,
+		Dir: f.dir, Socket: f.socket, LRU: f.lru, Sync: f.sync,
 		Grace: f.grace, Settle: f.settle, CheckpointBytes: f.checkpoint,
 		Poll: f.poll,
 	}
@@ -188,29 +192,47 @@ func (f *shareFlags) options() (server.Options, error) {
 	}
 	mode, err := strconv.ParseUint(f.socketMode, 8, 32)
 	if err != nil || mode > 0o777 {
-		return opt, fmt.Errorf("cannot use --socket-mode %q: want permissions such as 0660", f.socketMode)
+		return opt, &config.Error{Source: "--socket-mode", Value: f.socketMode, Err: errors.New("expected permissions such as 0660")}
 	}
 	opt.SocketMode = os.FileMode(mode)
+	if f.socket == "" {
+		return opt, &config.Error{Source: "--socket", Err: errors.New("it is empty; expected the path of a socket, such as " + share.DefaultSocket)}
+	}
+	if opt.AllowUIDs, err = parseUsers(f.allow); err != nil {
+		return opt, err
+	}
 	for _, p := range f.pools {
 		spec, err := resource.ParseSpec(p)
 		if err != nil {
-			return opt, err
+			return opt, &config.Error{Source: "--pool", Value: p, Err: err}
 		}
 		opt.Pools = append(opt.Pools, spec)
 	}
-	if err := errors.Join(f.maru.check(opt.Pools, f.operator.Insecure()), f.maru.options(&opt)); err != nil {
+	if err := f.maru.check(opt.Pools, f.operator.Insecure()); err != nil {
+		return opt, &usage.Error{Err: err}
+	}
+	if err := f.maru.options(&opt); err != nil {
 		return opt, err
 	}
 	opt.Quotas = map[string]int64{}
 	for _, q := range f.quotas {
 		tenant, size, ok := strings.Cut(q, "=")
 		n, err := config.ParseSize(size)
-		if !ok || err != nil || tenant == "" {
-			return opt, fmt.Errorf("cannot use --quota %q: want TENANT=SIZE such as uid:1000=2GiB", q)
+		if !ok || err != nil || !isTenant(tenant) {
+			return opt, &config.Error{Source: "--quota", Value: q, Err: errors.New("expected TENANT=SIZE such as uid:1000=2GiB, cn:NAME=2GiB, maru=2GiB or *=2GiB")}
 		}
 		opt.Quotas[tenant] = n
 	}
 	return opt, nil
+}
+
+// isTenant reports whether a client can be the tenant of a quota.
+func isTenant(tenant string) bool {
+	if uid, ok := strings.CutPrefix(tenant, "uid:"); ok {
+		n, err := strconv.ParseUint(uid, 10, 32)
+		return err == nil && uid == strconv.FormatUint(n, 10)
+	}
+	return tenant == "*" || tenant == "maru" || strings.HasPrefix(tenant, "cn:")
 }
 
 // remote opens the listener for remote clients.

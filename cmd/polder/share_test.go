@@ -94,11 +94,11 @@ func TestToolsLookIntoARunningDaemon(t *testing.T) {
 
 func TestWrongConfigurationIsRefusedWithWhatWasExpected(t *testing.T) {
 	for want, args := range map[string][]string{
-		"the kind must be":    {"--pool", "tape:/dev/st0"},
-		"want TENANT=SIZE":    {"--quota", "x"},
-		"want permissions":    {"--socket-mode", "rw"},
+		"one of the kinds":    {"--pool", "tape:/dev/st0"},
+		"expected TENANT=S":   {"--quota", "x"},
+		"ed permissions su":   {"--socket-mode", "rw"},
 		"takes no argument":   {"now"},
-		"is not a size":       {"--pool", "memfd:lots"},
+		"expected a size":     {"--pool", "memfd:lots"},
 		"no such file or dir": {"ls", "--socket", "/nowhere/s"},
 		"--socket says where": {"stats", "--socket", "/nowhere/s"},
 		"needs the keys":      {"rm"},

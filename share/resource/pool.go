@@ -34,7 +34,7 @@ func ParseSpec(s string) (Spec, error) {
 	kind, rest, ok := strings.Cut(s, ":")
 	spec := Spec{Kind: Kind(kind)}
 	if !ok || rest == "" {
-		return Spec{}, fmt.Errorf("cannot use the pool %q: want KIND:SIZE or KIND:PATH", s)
+		return Spec{}, errors.New("expected KIND:SIZE or KIND:PATH, such as memfd:8GiB")
 	}
 	var size string
 	switch spec.Kind {
@@ -43,15 +43,15 @@ func ParseSpec(s string) (Spec, error) {
 	case File, Dax:
 		spec.Path, size, _ = strings.Cut(rest, ":")
 		if !filepath.IsAbs(spec.Path) {
-			return Spec{}, fmt.Errorf("cannot use the pool %q: %q is not an absolute path", s, spec.Path)
+			return Spec{}, fmt.Errorf("expected an absolute path, not %q", spec.Path)
 		}
 	default:
-		return Spec{}, fmt.Errorf("cannot use the pool %q: the kind must be memfd, hugetlb, file or dax", s)
+		return Spec{}, errors.New("expected one of the kinds memfd, hugetlb, file and dax")
 	}
 	if size != "" {
 		n, err := config.ParseSize(size)
 		if err != nil || n <= 0 {
-			return Spec{}, fmt.Errorf("cannot use the pool %q: %q is not a size such as 8GiB", s, size)
+			return Spec{}, fmt.Errorf("expected a size such as 8GiB, not %q", size)
 		}
 		spec.Size = n
 	}
