@@ -240,7 +240,10 @@ func TestTheVolumeOfAnOlderVersionIsOpened(t *testing.T) {
 	if err := (&Volumes{saved: map[string]saved{}}).load(s.Bytes); err != nil {
 		t.Error(err)
 	}
-	for _, b := range [][]byte{{3}, {stateOfOne, 1}, s.Bytes[:len(s.Bytes)-1], append(s.Bytes[:len(s.Bytes):len(s.Bytes)], 0), {stateOfAll, 1, 0, 5, 0, 'x'}} {
+	one := func(size uint64, chunks ...byte) []byte {
+		return append(binary.LittleEndian.AppendUint64([]byte{stateOfOne}, size), chunks...)
+	}
+	for _, b := range [][]byte{{3}, {stateOfOne, 1}, one(0), one(Size + 1), one(MaxVolume + Size), one(1<<63 + Size), one(1<<20, 1), s.Bytes[:len(s.Bytes)-1], append(s.Bytes[:len(s.Bytes):len(s.Bytes)], 0), {stateOfAll, 1, 0, 5, 0, 'x'}} {
 		if err := (&Volumes{saved: map[string]saved{}}).load(b); err == nil {
 			t.Errorf("%d bytes that are no volumes were taken for some", len(b))
 		}

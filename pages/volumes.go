@@ -185,14 +185,18 @@ func (vs *Volumes) load(b []byte) error {
 	d := &record.Decoder{B: b[1:]}
 	switch b[0] {
 	case stateOfOne:
-		vs.saved[""] = saved{size: int64(d.U64()), chunks: d.Bytes(len(d.B))}
+		one := saved{size: int64(d.U64()), chunks: d.Bytes(len(d.B))}
+		if one.size <= 0 || one.size%Size != 0 || one.size > MaxVolume || len(one.chunks)%chunkState != 0 {
+			return errNoVolumes // what polder serve keeps begins with the same number
+		}
+		vs.saved[""] = one
 	case stateOfAll:
 		for range d.U16() {
 			name := string(d.Bytes(int(d.U16())))
 			vs.saved[name] = saved{int64(d.U64()), d.U64(), d.Bytes(int(d.U32()))}
 		}
 	default:
-		return fmt.Errorf("what the heap has kept are no volumes of this version of polder: it begins with %d", b[0])
+		return fmt.Errorf("%w of this version of polder: it begins with %d", errNoVolumes, b[0])
 	}
 	if d.Err != nil || len(d.B) > 0 {
 		return errors.Join(errors.New("what the heap has kept of volumes cannot be read"), d.Err)
@@ -200,17 +204,22 @@ func (vs *Volumes) load(b []byte) error {
 	return nil
 }
 
+// errNoVolumes: another program has kept something in the heap, which must stay as it is.
+var errNoVolumes = errors.New("what the heap has kept are no volumes")
+
+// chunkState is how long a chunk is in the state.
+const chunkState = 4 + chunkPages/8
+
 // load sets v's mark and its chunks from a volume that the heap has kept.
 func (v *Volume) load(s saved) error {
-	const one = 4 + chunkPages/8
 	switch {
-	case s.size < 0 || len(s.chunks)%one != 0:
+	case s.size < 0 || len(s.chunks)%chunkState != 0:
 		return errors.New("what the heap has kept of it cannot be read")
 	case s.size > v.size:
 		return fmt.Errorf("the one that is kept has %d, and a volume does not shrink", s.size)
 	}
 	v.mark.Store(s.mark)
-	for b := s.chunks; len(b) > 0; b = b[one:] {
+	for b := s.chunks; len(b) > 0; b = b[chunkState:] {
 		i := int(binary.LittleEndian.Uint32(b))
 		if i >= len(v.kept.chunks) {
 			return errors.New("what the heap has kept has a page beyond the end")

@@ -60,7 +60,7 @@ func (sp *Space) loadState(b []byte) error {
 	}
 	d := &record.Decoder{B: b}
 	if v := d.Bytes(1); len(v) > 0 && v[0] != stateVersion {
-		return fmt.Errorf("the keys were kept by another version of polder: their state is of version %d, want %d", v[0], stateVersion)
+		return fmt.Errorf("what the heap has kept are no keys of this version of polder, but perhaps volumes of polder block or polder pager: it begins with %d, want %d", v[0], stateVersion)
 	}
 	sp.fieldSeed = d.U64()
 	sp.nextHash.Store(d.U64())

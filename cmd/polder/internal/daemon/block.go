@@ -27,6 +27,9 @@ type BlockConfig struct {
 	Swap       bool // BecomeSwapServer has made this process a swap server
 }
 
+// blockVolume is the name of the only volume of polder block's heap.
+const blockVolume = "block"
+
 // ServiceNBD is the name of the service of a block device.
 const ServiceNBD = "nbd"
 
@@ -80,10 +83,15 @@ func RunBlock(ctx context.Context, cfg BlockConfig) (err error) {
 	if err != nil {
 		return err
 	}
+	for name := range volumes.Saved() {
+		if name != blockVolume && name != "" {
+			return fmt.Errorf("heap %s has volume %q, which is polder pager's: expected another name with --heap", cfg.Heap, name)
+		}
+	}
 	if err := m.ready(ctx); err != nil {
 		return p.unlessEnding(ctx, err)
 	}
-	volume, err := volumes.Volume("block", cfg.Size)
+	volume, err := volumes.Volume(blockVolume, cfg.Size)
 	if err != nil {
 		return err
 	}
