@@ -301,6 +301,9 @@ func TestADiskThatCannotBeUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("checksum is wrong", "--heap", "orders")
+	if stdout, stderr, code := proctest.Output(t, nil, "heap", "info", "orders", "--disk", dir); code != 1 || !strings.Contains(stderr, "checksum is wrong") {
+		t.Errorf("heap info of a heap with a damaged root: exit code %d, %s%s", code, stdout, stderr)
+	}
 	if err := os.WriteFile(root, good, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -340,7 +343,16 @@ func TestHeapsAreListedCheckedAndRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	says(heap(0, "ls"), "orders", "in use")
+	ls := heap(0, "ls")
+	says(ls, "orders", "in use")
+	if strings.Contains(ls, "notes") {
+		t.Errorf("a file that is no heap is listed: %s", ls)
+	}
+	for _, name := range []string{"notes", "nothing", strings.Repeat("long", 100)} {
+		for _, tool := range []string{"info", "check", "rm"} {
+			says(heap(1, tool, name), "there is no heap that is kept")
+		}
+	}
 	says(heap(0, "info", "orders"), "opened", "1 times", "journal")
 	says(heap(1, "check", "orders"), "another process has it open")
 	says(heap(1, "rm", "orders"), "another process has it open")

@@ -82,6 +82,7 @@ type heapRow struct {
 	info disk.Info
 }
 
+// row inspects a heap. It fails only if there is none.
 func (t *heapTool) row(name string) (heapRow, error) {
 	info, err := disk.Inspect(filepath.Join(t.dir, name))
 	r := heapRow{Name: name, Bytes: info.Bytes, Checkpoint: info.Checkpoint, InUse: info.InUse, info: info}
@@ -118,8 +119,6 @@ func newHeapLs() *cobra.Command {
 			}
 			if r, err := t.row(e.Name()); err == nil {
 				rows = append(rows, r)
-			} else if !errors.Is(err, disk.ErrNoHeap) && e.IsDir() {
-				return err
 			}
 		}
 		return printRows(cmd, t.json, "HEAP\tON DISK\tCHECKPOINT\tSTATE", rows, func(r heapRow) string {
@@ -167,7 +166,10 @@ func newHeapInfo() *cobra.Command {
 		if n := journalBytes(filepath.Join(t.dir, r.Name)); n > 0 {
 			fmt.Fprintf(w, "journal\t%s\n", config.FormatSize(n))
 		}
-		return w.Flush()
+		if err := w.Flush(); err != nil || r.Trouble == "" {
+			return err
+		}
+		return errors.New(r.Trouble)
 	}, t.infoKept)
 }
 

@@ -29,7 +29,7 @@ var ErrNoHeap = errors.New("there is no heap that is kept")
 // Inspect returns that as an error, and an Info with all else.
 func Inspect(dir string) (info Info, err error) {
 	st, err := os.Stat(filepath.Join(dir, "root"))
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ENAMETOOLONG) {
 		return info, fmt.Errorf("%s: %w", dir, ErrNoHeap)
 	}
 	if err != nil {
