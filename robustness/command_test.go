@@ -140,7 +140,10 @@ func TestWhatCannotWorkIsExplained(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = taken.Close() }()
-	addr := taken.Addr().String()
+	addr, dir := taken.Addr().String(), t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "keeper.lock"), 0o700); err != nil { // no keeper can lock it
+		t.Fatal(err)
+	}
 	var b strings.Builder
 	for _, args := range [][]string{
 		{"up", "--listen", addr, "--admin", "off"},
@@ -153,13 +156,14 @@ func TestWhatCannotWorkIsExplained(t *testing.T) {
 		{"up", "--tls-cert", "a.pem", "--tls-key", "b.pem", "--tls-ca", "c.pem"},
 		{"node", "--chunk", "3MiB", "--listen", "127.0.0.1:0", "--admin", "off"},
 		{"node", "--lend", "1MiB", "--chunk", "2MiB", "--listen", "127.0.0.1:0", "--admin", "off"},
+		{"node", "--keep", "--dir", dir, "--listen", "127.0.0.1:0", "--admin", "off"},
 		{"status", "--admin", "127.0.0.1:1"},
 		{"serve", "--far", "127.0.0.1:1", "--far-wait", "0s", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error"},
 		{"demo", "--dir", "/nonexistent"},
 	} {
 		stdout, stderr, code := proctest.Output(t, nil, args...)
 		line := strings.Join(append([]string{"polder"}, args...), " ")
-		b.WriteString(strings.ReplaceAll("$ "+line+"\n"+stdout+stderr+"\n", addr, "ADDR"))
+		b.WriteString(strings.NewReplacer(addr, "ADDR", dir, "DIR").Replace("$ " + line + "\n" + stdout + stderr + "\n"))
 		if code == 0 {
 			t.Errorf("%s: got exit code 0", line)
 		}

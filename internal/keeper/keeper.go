@@ -241,7 +241,10 @@ func newStore(dir string) (_ *store, err error) {
 			return nil, fmt.Errorf("cannot make the keeper's directory: %w", err)
 		}
 		if lock, err = lockFile(filepath.Join(dir, "keeper.lock")); err != nil {
-			return nil, fmt.Errorf("cannot keep %s: another keeper does, it seems: %w", dir, err)
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				err = fmt.Errorf("another keeper does: %w", err)
+			}
+			return nil, fmt.Errorf("cannot keep %s: %w", dir, err)
 		}
 	}
 	path := filepath.Join(dir, "keeper.sock")
