@@ -157,6 +157,7 @@ func TestWhatCannotWorkIsExplained(t *testing.T) {
 		{"node", "--chunk", "3MiB", "--listen", "127.0.0.1:0", "--admin", "off"},
 		{"node", "--lend", "1MiB", "--chunk", "2MiB", "--listen", "127.0.0.1:0", "--admin", "off"},
 		{"node", "--keep", "--dir", dir, "--listen", "127.0.0.1:0", "--admin", "off"},
+		{"node", "--listen", "unix:/proc/" + strings.Repeat("long", 30), "--admin", "off"},
 		{"status", "--admin", "127.0.0.1:1"},
 		{"serve", "--far", "127.0.0.1:1", "--far-wait", "0s", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error"},
 		{"demo", "--dir", "/nonexistent"},

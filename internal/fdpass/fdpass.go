@@ -132,6 +132,9 @@ func dial(ctx context.Context, network, path string) (*net.UnixConn, error) {
 // ErrServed: another process listens there.
 var ErrServed = errors.New("it is served by another process")
 
+// MaxPath is how long the path of a socket may be.
+const MaxPath = 107
+
 // Listen listens at path. It replaces a socket there that no process serves, and fails with ErrServed if one does. If
 // several processes call it for the same path at the same time, one succeeds. The socket gets the given permissions,
 // and its directory is made if need be. If the service manager listens at path already, its socket is used, and its
@@ -149,6 +152,9 @@ func listen(network, path string, perm os.FileMode) (*net.UnixListener, error) {
 	if l, err := systemd.ListenerAt(network, path); l != nil || err != nil {
 		own, _ := l.(*net.UnixListener)
 		return own, err
+	}
+	if len(path) > MaxPath {
+		return nil, fmt.Errorf("cannot listen on %s: the path has %d bytes, and that of a socket has at most %d: choose a shorter one", path, len(path), MaxPath)
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
