@@ -194,7 +194,7 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) (off int, err 
 	if s.Cleaned == 0 {
 		h.Count.cleanedSegments.Add(1)
 	}
-	for again := 0; off < s.End; {
+	for off < s.End {
 		b, err := h.readPart(s, off)
 		if err != nil {
 			return off, err
@@ -203,11 +203,7 @@ func (h *Heap) cleanPinned(s *FarSegment, borrow bool, fails int) (off int, err 
 		if err != nil {
 			return off, err
 		}
-		if off += done; done == 0 { // it was damaged on its way
-			if again++; again > 8 {
-				return off, &CorruptError{Segment: s.Seg.Name(), Off: off, Err: errors.New("they are damaged on their way, again and again")}
-			}
-		}
+		off += done
 	}
 	return off, nil
 }
@@ -230,7 +226,10 @@ func (h *Heap) cleanPart(s *FarSegment, off int, b []byte, borrow bool, fails in
 				return err == nil || err == record.ErrShort && at > 0
 			}
 			if h.Reread(s.Seg, off+at, b[at:], good) {
-				return at, nil // the caller reads again from at: what was learned of it is of the bad copy
+				if err := h.learnPart(s, off+at, b[at:]); err != nil { // what was learned before is of the bad copy
+					return 0, err
+				}
+				continue
 			}
 			// The record stays where it is, and so does the segment.
 			s.Broken = true
