@@ -154,6 +154,11 @@ type Kept struct {
 	seed uint32
 }
 
+// kept returns what there is of s at the moment.
+func (s *Segment) kept() Kept {
+	return Kept{ID: s.ID, Position: s.Position(), Written: int(s.written.Load()), seg: s.Seg, seed: s.Seed}
+}
+
 // listEntry is how many bytes an entry of a checkpoint's list of segments has, without its name.
 const listEntry = 7*8 + 2
 
@@ -215,18 +220,18 @@ func (p *Pinned) ReadRecords(ctx context.Context, s *Kept, off int, mem []byte) 
 		p.log.Store.Read(ctx, ops)
 		n, err := 0, ops[0].Err
 		if err == nil {
-			if n, err = s.check(b, off); err != nil && !errors.Is(err, record.ErrShort) {
-				store.Reread(ctx, p.log.Store, ops[0], func() bool {
-					n, err = s.check(b, off)
-					return err == nil || errors.Is(err, record.ErrShort)
-				})
+			good := func() bool {
+				if n, err = s.check(b, off); n > 0 {
+					err = nil // the records behind these may be right in another copy only
+				}
+				return err == nil || errors.Is(err, record.ErrShort)
 			}
-			if err != nil && !errors.Is(err, record.ErrShort) {
-				err = &store.CorruptError{Segment: s.seg.Name(), Off: off + n, Err: err}
+			if !good() && !store.Reread(ctx, p.log.Store, ops[0], good) {
+				err = &store.CorruptError{Segment: s.seg.Name(), Off: off, Err: err}
 			}
 		}
 		switch err := p.whole(err); {
-		case err == nil || errors.Is(err, record.ErrShort) && n > 0:
+		case err == nil:
 			return b[:n], mem, nil
 		case !errors.Is(err, record.ErrShort) || off+len(b) == s.Written:
 			return nil, mem, fmt.Errorf("cannot read %s: %w", s.seg.Name(), err)
