@@ -96,7 +96,7 @@ func (s *scarred) Read(ctx context.Context, ops []store.ReadOp) {
 	}
 }
 
-func (s *scarred) Judge(func(context.Context, store.Segment)) {}
+func (s *scarred) Judge(store.Judge) {}
 
 func (s *scarred) Reread(ctx context.Context, op store.ReadOp, good func() bool) bool {
 	s.reads.Add(1)

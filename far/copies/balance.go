@@ -55,7 +55,7 @@ func (s *Store) balance(segments []*segment, to *place, full []*place, n int) {
 		if n == 0 || busy || s.ctx.Err() != nil || !to.usable() || !to.stays() {
 			return
 		}
-		if c, ok := g.movable(to, full); ok && g.move(s.ctx, c, to) {
+		if c, ok := g.movable(to, full); ok && g.move(s.ctx, c, to, nil) {
 			n--
 		}
 	}
@@ -87,11 +87,12 @@ func (g *segment) movable(to *place, full []*place) (copyOf, bool) {
 }
 
 // move moves the copy from to the place to, and reports whether it has. The bytes are read from that copy itself: if
-// one of several copies is damaged nobody knows which, and the good ones must not be those that go.
-func (g *segment) move(ctx context.Context, from copyOf, to *place) bool {
+// one of several copies is damaged nobody knows which, and the good ones must not be those that go. The patches are
+// bytes that the new copy gets in the place of these.
+func (g *segment) move(ctx context.Context, from copyOf, to *place, patches []patch) bool {
 	s := g.store
 	g.mu.Lock()
-	if g.freed || g.repairing || g.writing > 0 || len(g.away) > 0 {
+	if g.freed || g.repairing || g.writing > 0 || len(g.away) > 0 || len(patches) > 0 && patches[0].rewound != g.rewound {
 		g.mu.Unlock()
 		return false
 	}
@@ -101,8 +102,8 @@ func (g *segment) move(ctx context.Context, from copyOf, to *place) bool {
 
 	c := copyOf{place: to}
 	var err error
-	c.seg, err = to.alloc(ctx)
-	made := err == nil && s.copyTo(ctx, g, c, from, nil, 0, end)
+	c.seg, err = s.allocAt(ctx, to)
+	made := err == nil && s.copyTo(ctx, g, c, from, nil, 0, end) && s.apply(ctx, c, patches)
 	g.mu.Lock()
 	next := slices.Clone(*g.copies.Load())
 	i := slices.Index(next, from)

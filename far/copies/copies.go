@@ -197,6 +197,7 @@ type Store struct {
 	sparing   bool                  // spare copies are being made; guarded by mu
 	balancing bool                  // copies are being moved to where there is more room; guarded by mu
 	scrubber  scrubber
+	judging   judging
 	few       bool                 // the newest segment got fewer copies than it should; guarded by mu
 	removed   [MaxPlaces]time.Time // when the place of an index was removed; guarded by mu
 	reopened  map[uint64]bool      // numbers of the segments that were reopened; guarded by mu
@@ -429,10 +430,7 @@ func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf
 			if slices.ContainsFunc(all, func(c copyOf) bool { return c.place == p || elsewhere && c.place.zone() == p.zone() }) || !p.usable() {
 				continue
 			}
-			seg, e := p.alloc(ctx)
-			if errors.Is(e, store.ErrStoreFull) && s.makeWay(ctx, p) {
-				seg, e = p.alloc(ctx)
-			}
+			seg, e := s.allocAt(ctx, p)
 			switch {
 			case e == nil:
 				c := copyOf{p, seg}
@@ -455,6 +453,15 @@ func (s *Store) borrow(ctx context.Context, n int, beside []copyOf) (cs []copyOf
 		err = errNeeded
 	}
 	return cs, err
+}
+
+// allocAt borrows a segment of p for a copy that counts: if p is full, spare copies make way for it.
+func (s *Store) allocAt(ctx context.Context, p *place) (store.Segment, error) {
+	seg, err := p.alloc(ctx)
+	if errors.Is(err, store.ErrStoreFull) && s.makeWay(ctx, p) {
+		return p.alloc(ctx)
+	}
+	return seg, err
 }
 
 // shared returns those of cs that are at places without Every.

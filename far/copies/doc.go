@@ -33,10 +33,16 @@
 //
 // # Scrubbing
 //
-// A damaged copy does no harm as long as there is a good one: whoever reads the damaged copy notices, reads another,
-// and has the damaged one replaced (Reread). A damaged copy that nobody reads might be found too late. So when
-// nothing has to be repaired, the store compares the copies of one segment after the other in the background, at most
-// one segment a second. Where copies differ, it asks whoever wrote the bytes which copies are right (Judge).
+// A damaged copy does no harm as long as there is a good one: whoever reads the damaged copy notices, and reads
+// another (Reread). A damaged copy that nobody reads might be found too late. So when nothing has to be repaired, the
+// store compares the copies of one segment after the other in the background, at most one segment a second.
+//
+// Where a copy was found to be damaged, or copies differ, the store asks whoever wrote the bytes which copies are
+// right (Judge). Copies may be damaged in different places, so that none is right everywhere. So each damaged copy is
+// moved to other memory at its place, and what is wrong in it is taken from a copy that has it right. If there is no
+// room for that, and some other copy is right everywhere, the damaged copy is dropped, and repair makes another in its
+// memory. If no copy is right everywhere, all of them stay as they are, and the store tries again every second. In no
+// case are bytes given up that only one copy has right.
 //
 // # Balance
 //
@@ -72,6 +78,7 @@
 //	read.go     reading, from another copy when one is late
 //	repair.go   finding segments that have too few copies, and copying them
 //	scrub.go    comparing copies
+//	judge.go    replacing damaged copies
 //	balance.go  moving copies to where there is more room
 //	spare.go    spare copies, which may vanish
 //	compute.go  scanning objects and finding entries where they lie

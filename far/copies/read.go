@@ -317,8 +317,27 @@ func (s *Store) takeToken() bool {
 // Reread implements store.Mirror. It looks at all copies, since it does not know which one was read.
 func (s *Store) Reread(ctx context.Context, op store.ReadOp, good func() bool) bool {
 	g := op.Seg.(*segment)
-	var bad []copyOf
-	var right []byte
+	r := g.reread(ctx, *g.copies.Load(), op, good)
+	if r.right == nil {
+		return false
+	}
+	if len(r.bad) > 0 {
+		g.suspect() // the others may be bad elsewhere
+	}
+	copy(op.Buf, r.right)
+	return good() // good may change op.Buf: the caller gets what good makes of it
+}
+
+// reread is what was found out about some bytes of a segment.
+type reread struct {
+	right      []byte   // the bytes, if some copy is good
+	bad        []copyOf // copies that have other bytes
+	unreadable []copyOf
+}
+
+// reread reads the copies cs of g, and its spare copy, one after the other into op.Buf, and calls good after each. It
+// lets go of a spare copy that is bad if there is a good copy.
+func (g *segment) reread(ctx context.Context, cs []copyOf, op store.ReadOp, good func() bool) (r reread) {
 	got := make([]byte, len(op.Buf)) // good may change what it looks at
 	looks := func(c copyOf) (read, ok bool) {
 		one := [1]store.ReadOp{{Seg: c.seg, Off: op.Off, Buf: got}}
@@ -326,54 +345,24 @@ func (s *Store) Reread(ctx context.Context, op store.ReadOp, good func() bool) b
 			return false, false
 		}
 		copy(op.Buf, got)
-		return true, good()
+		if ok = good(); ok {
+			r.right = append(r.right[:0], got...)
+		}
+		return true, ok
 	}
-	for _, c := range *g.copies.Load() {
+	for _, c := range cs {
 		switch read, ok := looks(c); {
-		case ok:
-			right = append(right[:0], got...)
-		case read:
-			bad = append(bad, c)
+		case !read:
+			r.unreadable = append(r.unreadable, c)
+		case !ok:
+			r.bad = append(r.bad, c)
 		}
 	}
-	if right == nil {
-		return false
-	}
-	for _, c := range bad {
-		g.condemn(c)
-	}
 	if x := g.spare.Load(); x.has(min(op.Off+len(op.Buf), int(g.end.Load()))) {
-		if read, ok := looks(x.copyOf); read && !ok && g.take(x) {
-			s.counts.vanished.Add(1) // the place has not said so yet
+		if read, ok := looks(x.copyOf); read && !ok && r.right != nil && g.take(x) {
+			g.store.counts.vanished.Add(1) // the place has not said so yet
 			x.place.giveBackLater(x.seg)
 		}
 	}
-	copy(op.Buf, right)
-	return good() // good may change op.Buf: the caller gets what good makes of it
-}
-
-// condemn drops a copy as if it were lost: it has other bytes than were written, and another copy has the right ones.
-func (g *segment) condemn(bad copyOf) {
-	g.mu.Lock()
-	var kept []copyOf
-	was := *g.copies.Load()
-	for _, c := range was {
-		if c != bad {
-			kept = append(kept, c)
-		}
-	}
-	if g.freed || len(kept) == 0 || len(kept) == len(was) {
-		g.mu.Unlock()
-		return
-	}
-	g.copies.Store(&kept)
-	g.closed = true
-	g.mu.Unlock()
-	if bad.place.Every {
-		g.store.bare.Add(1)
-	}
-	g.store.counts.condemned.Add(1)
-	g.store.log.Warn("a copy has other bytes than were written, and is replaced", "copy", bad.seg.Name())
-	g.store.wg.Go(g.store.proc, func() { g.replaced(g.store.ctx, []copyOf{bad}) }) // no reader waits for that
-	g.store.wake()
+	return r
 }

@@ -142,6 +142,7 @@ func (s *Store) scan() {
 	if len(short) == 0 {
 		s.beginScrub(all)
 	}
+	s.beginJudging()
 	for s.repairing < min(repairers, len(s.queue)) && s.ctx.Err() == nil {
 		if s.repairing++; s.repairing == 1 {
 			s.began = s.proc.Now()
@@ -432,7 +433,7 @@ func (s *Store) copyTo(ctx context.Context, g *segment, c, from copyOf, alike []
 		}
 		cancel()
 		if errors.Is(err, errUnlike) {
-			g.differs(ctx, g.copies.Load())
+			g.differs(g.copies.Load())
 		}
 		if err != nil {
 			if ctx.Err() == nil && !g.isFreed() {

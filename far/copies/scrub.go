@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"polder/far/store"
 )
 
 // scrubEvery is the time between the comparisons of two segments. With two copies of 2 MiB each, that takes about a
@@ -14,27 +12,19 @@ const scrubEvery = time.Second
 
 // A scrubber compares copies.
 type scrubber struct {
-	judge func(context.Context, store.Segment) // see Judge; guarded by Store.mu
-	busy  bool                                 // guarded by Store.mu
-	began time.Time                            // guarded by Store.mu
-	upTo  uint64                               // number of the segment whose turn it was
+	busy  bool      // guarded by Store.mu
+	began time.Time // guarded by Store.mu
+	upTo  uint64    // number of the segment whose turn it was
 	// The greatest number when this pass began. Newer segments wait for the next pass: they may come as fast as
 	// segments are compared.
 	last uint64
-}
-
-// Judge implements store.Mirror.
-func (s *Store) Judge(look func(ctx context.Context, seg store.Segment)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.scrubber.judge = look
 }
 
 // beginScrub has the copies of the next segment compared, if it is time. all has the segments in the order of their
 // numbers. s.mu must be held.
 func (s *Store) beginScrub(all []*segment) {
 	b := &s.scrubber
-	if len(all) == 0 || b.judge == nil || b.busy || s.ctx.Err() != nil || s.proc.Since(b.began) < scrubEvery {
+	if len(all) == 0 || s.judging.look == nil || b.busy || s.ctx.Err() != nil || s.proc.Since(b.began) < scrubEvery {
 		return
 	}
 	b.busy, b.began = true, s.proc.Now()
@@ -59,8 +49,8 @@ func (b *scrubber) next(ctx context.Context, all []*segment) {
 	}
 }
 
-// scrub compares the copies of g, and reports whether there was something to compare. If the copies differ, it asks
-// the judge which of them are right.
+// scrub compares the copies of g, and reports whether there was something to compare. If the copies differ, the judge
+// is asked which of them are right.
 func (g *segment) scrub(ctx context.Context) bool {
 	s := g.store
 	g.mu.Lock()
@@ -71,7 +61,7 @@ func (g *segment) scrub(ctx context.Context) bool {
 		return false
 	}
 	if known == cs { // known to differ, perhaps where nothing counts: comparing them again is of no use
-		g.differs(ctx, cs)
+		g.differs(cs)
 		return true
 	}
 	piece := pieces.Get().(*[pieceSize]byte)
@@ -88,7 +78,7 @@ func (g *segment) scrub(ctx context.Context) bool {
 			same := g.rewound == rewound && !g.freed
 			g.mu.Unlock()
 			if same {
-				g.differs(ctx, cs)
+				g.differs(cs)
 			}
 			return true
 		}
@@ -99,15 +89,10 @@ func (g *segment) scrub(ctx context.Context) bool {
 	return true
 }
 
-// differs notes that the copies cs of g had different bytes, and asks the judge which of them are right.
-func (g *segment) differs(ctx context.Context, cs *[]copyOf) {
+// differs notes that the copies cs of g had different bytes, and has the judge asked which of them are right.
+func (g *segment) differs(cs *[]copyOf) {
 	g.mu.Lock()
 	g.unlike = cs
 	g.mu.Unlock()
-	g.store.mu.Lock()
-	judge := g.store.scrubber.judge
-	g.store.mu.Unlock()
-	if judge != nil {
-		judge(ctx, g)
-	}
+	g.suspect()
 }

@@ -20,6 +20,8 @@ type segment struct {
 	copies atomic.Pointer[[]copyOf] // replaced under mu
 	spare  atomic.Pointer[spare]    // a copy beside these, or nil; set under mu
 
+	suspected bool // it is among the suspects of judging; guarded by Store.mu
+
 	mu        sync.Mutex
 	end       atomic.Int64 // up to where something was written, or is about to be; changes under mu
 	writing   int          // writes under way; guarded by mu

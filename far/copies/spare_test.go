@@ -167,6 +167,20 @@ func TestASegmentThatWasClosedHasASpareCopy(t *testing.T) {
 	})
 }
 
+// TestASpareCopyIsReadIfTheOthersAreDamaged.
+func TestASpareCopyIsReadIfTheOthersAreDamaged(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		s, g, a, b, _ := torn(t)
+		time.Sleep(5 * time.Second)
+		a.damageAt(3)
+		b.damageAt(3)
+		op := store.ReadOp{Seg: g, Buf: make([]byte, len(said))}
+		if !s.Reread(t.Context(), op, func() bool { return string(op.Buf) == said }) || s.Stats().Spares != 1 {
+			t.Errorf("got %q and %+v, want %q, from the spare copy", op.Buf, s.Stats(), said)
+		}
+	})
+}
+
 // Nobody knows which copy is right if they differ in what was acknowledged. There is no spare copy then, and a place that lends what is idle
 // gets its memory back nevertheless, since the copy that it has is moved.
 func TestASegmentWithADamagedCopyIsGivenBackInTime(t *testing.T) {

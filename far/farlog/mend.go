@@ -2,52 +2,73 @@ package farlog
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"polder/far/record"
 	"polder/far/store"
 )
 
-// Mend is called with a segment whose copies have different bytes. It reads all records of the segment from all
-// copies, so that the store replaces the copies that are wrong.
-func (f *Log) Mend(ctx context.Context, seg store.Segment) {
-	m := f.Store.(store.Mirror)
+// Mend is the store.Judge of the log. It reads all records of a segment with reread.
+func (f *Log) Mend(ctx context.Context, seg store.Segment, reread store.Rereader) (all bool) {
 	var s *Segment
 	f.All(func(o *Segment) {
 		if o.Seg == seg {
 			s = o
 		}
 	})
-	if s == nil {
-		if p, pin := f.pinPart(seg); pin != nil {
-			defer pin.Unpin()
-			f.mendPart(ctx, m, seg, p, pin)
-		}
-		return // not in use otherwise: nothing in it counts
+	if s != nil {
+		defer s.Unpin(s.Pin())
+		return f.mendRecords(ctx, s.kept(), new(Pinned), reread)
 	}
-	defer s.Unpin(s.Pin())
-	k := Kept{seg: seg, seed: s.Seed, Written: int(s.written.Load())}
+	if p, pin := f.pinPart(seg); pin != nil {
+		defer pin.Unpin()
+		return f.mendPart(ctx, seg, p, pin, reread)
+	}
+	return true // it is not in use: nothing in it counts
+}
+
+// mendRecords is Mend of a segment that has records. It stops if the pin breaks, since then the segment may be
+// written to again.
+func (f *Log) mendRecords(ctx context.Context, k Kept, pin *Pinned, reread store.Rereader) (all bool) {
+	all = true
 	mem := make([]byte, min(mendPiece, k.Written))
-	for off := 0; off < k.Written && !s.Dead() && ctx.Err() == nil; {
-		op := store.ReadOp{Seg: seg, Off: off, Buf: mem[:min(len(mem), k.Written-off)]}
-		// most is how many bytes at the beginning of op.Buf are correct records in some copy.
-		most := 0
-		m.Reread(ctx, op, func() bool {
-			n, _ := k.check(op.Buf, off)
-			most = max(most, n)
+	for off := 0; off < k.Written; {
+		if pin.broken.Load() || ctx.Err() != nil {
+			return false
+		}
+		op := store.ReadOp{Seg: k.seg, Off: off, Buf: mem[:min(len(mem), k.Written-off)]}
+		most := 0      // how many bytes at the beginning of op.Buf are correct records in some copy
+		short := false // according to some copy, the first record goes on behind op.Buf
+		size := 0      // of the first record, if its header is correct in some copy
+		if off == 0 {
+			size = record.SegmentSize
+		}
+		reread(op, func() bool {
+			n, err := k.check(op.Buf, off)
+			most, short = max(most, n), short || errors.Is(err, record.ErrShort)
+			if r, err := record.DecodeHead(op.Buf, k.seed, off); err == nil {
+				size = r.Size()
+			}
 			return false
 		})
 		switch {
 		case most > 0:
 			op.Buf = op.Buf[:most]
-			m.Reread(ctx, op, func() bool { _, err := k.check(op.Buf, off); return err == nil })
+			if !reread(op, func() bool { _, err := k.check(op.Buf, off); return err == nil }) {
+				return false
+			}
 			off += most
-		case len(op.Buf) == k.Written-off:
-			return // no copy has the record right: whoever reads it gets the error
-		default:
+		case short && len(op.Buf) < k.Written-off:
 			mem = make([]byte, min(2*len(mem), f.SegSize))
+		case size > 0: // no copy has the record right: whoever reads it gets the error
+			off += size
+			all = false
+		default: // nor does anybody know where the next one begins
+			return false
 		}
 	}
+	return all
 }
 
 // mendPiece is how many bytes of a segment Mend reads at once, unless a record is larger.
@@ -59,35 +80,51 @@ func (f *Log) pinPart(seg store.Segment) (record.Part, *Pinned) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	k := &f.keeping
-	i := slices.Index(k.parts, seg)
-	if i < 0 {
-		return record.Part{}, nil
+	if i := slices.Index(k.parts, seg); i >= 0 {
+		return k.root.Parts[i], f.pin(seg)
 	}
-	pin := &Pinned{log: f, segs: map[store.Segment]bool{seg: true}}
-	k.pins = append(k.pins, pin)
-	return k.root.Parts[i], pin
+	return record.Part{}, nil
+}
+
+// pin pins one segment. f.mu must be held.
+func (f *Log) pin(seg store.Segment) *Pinned {
+	p := &Pinned{log: f, segs: map[store.Segment]bool{seg: true}}
+	f.keeping.pins = append(f.keeping.pins, p)
+	return p
 }
 
 // mendPart is Mend of a segment that has the part p of a checkpoint. It stops if the pin breaks, since then the
 // segment may be written to again.
-func (f *Log) mendPart(ctx context.Context, m store.Mirror, seg store.Segment, p record.Part, pin *Pinned) {
+func (f *Log) mendPart(ctx context.Context, seg store.Segment, p record.Part, pin *Pinned, reread store.Rereader) (all bool) {
 	mem, seed := f.stretch(), f.checkpointHeader(p).Seed()
 	head := store.ReadOp{Seg: seg, Buf: mem[:record.SegmentSize]}
-	m.Reread(ctx, head, func() bool {
+	all = reread(head, func() bool {
 		h, err := record.DecodeSegment(head.Buf)
 		return err == nil && h.Seed() == seed
 	})
-	for off, left := record.SegmentSize, int(p.Length); left > 0 && !pin.broken.Load() && ctx.Err() == nil; {
-		op := store.ReadOp{Seg: seg, Off: off, Buf: mem[:min(len(mem), f.SegSize-off, record.Size(left))]}
-		var r record.Record
-		if !m.Reread(ctx, op, func() bool {
-			var err error
-			r, err = f.decodeStretch(op.Buf, p, off, left)
-			return err == nil
-		}) {
-			return // no copy has the record right: whoever reads it gets the error
+	for off, left := record.SegmentSize, int(p.Length); left > 0; {
+		if pin.broken.Load() || ctx.Err() != nil {
+			return false
 		}
-		off += r.Size()
-		left -= r.Len()
+		op := store.ReadOp{Seg: seg, Off: off, Buf: mem[:min(len(mem), f.SegSize-off, record.Size(left))]}
+		size, n := 0, 0 // of a record that is correct in some copy, and of its body
+		good := func() bool {
+			r, err := f.decodeStretch(op.Buf, p, off, left)
+			if err == nil {
+				size, n = r.Size(), r.Len()
+			}
+			return err == nil
+		}
+		reread(op, func() bool { good(); return false })
+		if size == 0 {
+			return false // no copy has the record right: whoever reads it gets the error
+		}
+		op.Buf = op.Buf[:size]
+		if !reread(op, good) {
+			return false
+		}
+		off += size
+		left -= n
 	}
+	return all
 }

@@ -49,7 +49,7 @@ func (s *twoCopies) read(i int, op store.ReadOp) error {
 	return one[0].Err
 }
 
-func (s *twoCopies) Judge(func(context.Context, store.Segment)) {}
+func (s *twoCopies) Judge(store.Judge) {}
 
 func (s *twoCopies) Reread(_ context.Context, op store.ReadOp, good func() bool) bool {
 	for i := range s.wrong {

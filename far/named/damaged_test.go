@@ -46,9 +46,11 @@ func (w *world) damagePart(t *testing.T, off int) *place {
 	return p
 }
 
-// condemned fails the test if not just one copy was found to be damaged.
+// condemned waits until a copy was found to be damaged, and fails the test if that was not just one.
 func (p *process) condemned(t *testing.T) {
 	t.Helper()
+	for end := time.Now().Add(time.Minute); p.store.Stats().Condemned == 0 && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	}
 	if n := p.store.Stats().Condemned; n != 1 {
 		t.Errorf("%d copies were found to be damaged, want 1", n)
 	}

@@ -48,14 +48,23 @@ type Mirror interface {
 	Store
 	// Reread repeats a read whose bytes were not those that were written. It reads one copy after the other into
 	// op.Buf, and calls good after each, which reports whether the bytes are right, and may change them. If some copy
-	// was good, Reread replaces the copies that were not, puts the good bytes in op.Buf, calls good once more, and
-	// reports what that returns. Otherwise it reports false.
+	// was good, Reread puts the good bytes in op.Buf, calls good once more, and reports what that returns. Otherwise
+	// it reports false. A copy that was not good is mended or replaced later, when the function given to Judge has
+	// looked at the whole segment.
 	Reread(ctx context.Context, op ReadOp, good func() bool) bool
 	// Judge sets look, which the store calls with a segment whose copies have different bytes. The store does not
-	// know which of them are right, so look reads all that counts in the segment with Reread. Judge is called before
+	// know which of them are right, so look reads all that counts in the segment with reread. Judge is called before
 	// anything is read or written. The store calls look from several goroutines, but from one at a time.
-	Judge(look func(ctx context.Context, seg Segment))
+	Judge(look Judge)
 }
+
+// A Judge reads all that counts in seg with reread, and reports whether it has, and some copy was good each time.
+// reread does what Mirror.Reread does. But good answers for every byte of op.Buf: the store may write these bytes in
+// the place of those of a copy that was not good. So what is read must not go on behind the records that good checks.
+type Judge func(ctx context.Context, seg Segment, reread Rereader) (all bool)
+
+// A Rereader reads bytes of a segment from all copies.
+type Rereader func(op ReadOp, good func() bool) bool
 
 // Reread repeats a read of s whose bytes were not those that were written, since they may have been damaged only on
 // their way. If s is a Mirror, Mirror.Reread does it; otherwise s is read once more. Reread reports whether good has

@@ -47,7 +47,7 @@ var mistakes = []mistake{
 	{seed: 1, name: "chunks that cannot be given back are forgotten", file: "far/copies/place.go", was: "	p.owed = append(p.owed, segs...)", is: "	if BUG {\n		return\n	}\n	p.owed = append(p.owed, segs...)"},
 	{soon: true, name: "what is owed is given back and stays owed", file: "far/copies/place.go", was: "	p.owed = nil\n	p.mu.Unlock()\n", is: "	if !BUG {\n		p.owed = nil\n	}\n	p.mu.Unlock()\n"},
 	{name: "a place that was silent stays so", file: "far/copies/place.go", was: "				p.speaks()\n				return\n", is: "				if !BUG {\n					p.speaks()\n				}\n				return\n"},
-	{seed: 1, name: "the good copy is replaced instead of the bad one", file: "far/copies/read.go", was: "		g.condemn(c)\n	}\n	if x", is: "		if BUG {\n			for _, o := range *g.copies.Load() {\n				if o != c {\n					c = o\n					break\n				}\n			}\n		}\n		g.condemn(c)\n	}\n	if x"},
+	{seed: 1, name: "the good copy is replaced instead of the bad one", file: "far/copies/judge.go", was: "		case len(patches[c]) == 0 ||", is: "		case BUG && len(patches[c]) > 0 && len(whole) > 0:\n			g.condemn(whole[0], []copyOf{c}, rewound)\n		case len(patches[c]) == 0 ||"},
 	{soon: true, name: "copies of one segment share a zone", file: "far/copies/copies.go", was: "		elsewhere := round.elsewhere // first only in zones that have no copy yet\n", is: "		elsewhere := round.elsewhere && !BUG\n"},
 	{seed: 12, name: "zones are not set right again", file: "far/copies/repair.go", was: "len(zones) < len(had) && !zones[p.zone()]):", is: "!BUG && len(zones) < len(had) && !zones[p.zone()]):"},
 	{name: "who leaves is given new copies", file: "far/copies/copies.go", was: "			if p.state().Leaving != round.leaving ||", is: "			if p.state().Leaving != round.leaving && !BUG ||"},
@@ -73,7 +73,7 @@ var mistakes = []mistake{
 	{seed: 1, name: "spare copies that vanish are not given back", file: "far/copies/spare.go", was: "			g.store.counts.vanished.Add(1)\n			x.place.giveBackLater(x.seg)\n		}\n		x = nil\n	case !x", is: "			g.store.counts.vanished.Add(1)\n			if !BUG {\n				x.place.giveBackLater(x.seg)\n			}\n		}\n		x = nil\n	case !x"},
 
 	// Of comparing copies.
-	{soon: true, name: "nobody is asked which copy is damaged", file: "far/copies/scrub.go", was: "	if judge != nil {", is: "	if judge != nil && !BUG {"},
+	{soon: true, name: "nobody is asked which copy is damaged", file: "far/copies/judge.go", was: "done = g.judged(", is: "done = BUG || g.judged("},
 
 	// Of nodes that join and end.
 	{seed: 18, name: "nobody looks at a place that has joined", file: "far/copies/copies.go", was: "	all = append(slices.Clone(all), n)\n	s.places.Store(&all)\n", is: "	all = append(slices.Clone(all), n)\n	if !BUG {\n		s.places.Store(&all)\n	}\n"},

@@ -554,7 +554,8 @@ func (s *server) value(key uint32) (b []byte, version uint64, err error) {
 }
 
 // judge reads the values in a segment from all its copies, so that damaged copies are found.
-func (s *server) judge(ctx context.Context, seg store.Segment) {
+func (s *server) judge(_ context.Context, seg store.Segment, reread store.Rereader) (all bool) {
+	all = true
 	for key := range uint32(s.c.cfg.keys) {
 		it := s.items[key]
 		if it == nil || it.at == nil || it.at.seg != seg || it.at.dead {
@@ -563,13 +564,14 @@ func (s *server) judge(ctx context.Context, seg store.Segment) {
 		a, version := it.at, it.version
 		a.pins++
 		op := store.ReadOp{Seg: seg, Off: it.off, Buf: make([]byte, it.n)}
-		s.store.Reread(ctx, op, func() bool { v, ok := versionIn(op.Buf, key); return ok && v == version })
+		all = reread(op, func() bool { v, ok := versionIn(op.Buf, key); return ok && v == version }) && all
 		a.pins--
 		if s.p.Dead() {
-			return
+			return false
 		}
 		s.bury(a)
 	}
+	return all
 }
 
 var errWrong = errors.New("wrong bytes")
