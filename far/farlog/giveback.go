@@ -29,7 +29,7 @@ func (f *Log) Drop(ctx context.Context, s *Segment) {
 	f.count--
 	gone := s.Gone() && !s.forsaken.Load()
 	again := !gone && !s.Worn.Load()
-	if !gone && f.retain(s.Seg) {
+	if !gone && f.retain(s.kept()) {
 		f.mu.Unlock()
 		return
 	}
@@ -99,7 +99,7 @@ func (f *Log) GiveBack(ctx context.Context, seg store.Segment) { f.pay(ctx, debt
 // retain.
 func (f *Log) Discard(ctx context.Context, seg store.Segment) {
 	f.mu.Lock()
-	retained := f.retain(seg)
+	retained := f.retain(Kept{seg: seg})
 	f.mu.Unlock()
 	if !retained {
 		f.GiveBack(ctx, seg)

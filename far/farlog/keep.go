@@ -31,8 +31,8 @@ type keeping struct {
 	due     chan struct{}          // receives when a checkpoint should be taken
 	wanted  bool                   // somebody waits for the next checkpoint
 	holding bool                   // a checkpoint is being made: it may refer to any segment
-	waiting []store.Segment        // dead segments that are given back after the next checkpoint
-	pinned  []store.Segment        // dead segments that only pins keep
+	waiting []Kept                 // dead segments that are given back after the next checkpoint
+	pinned  []Kept                 // dead segments that only pins keep
 }
 
 // Keeps reports whether the heap outlives its process.
@@ -47,15 +47,15 @@ func (f *Log) Waits() int {
 
 // retain keeps a dead segment, and reports true, if the last checkpoint or the one that is being made may refer to
 // it, or a pin needs it. f.mu must be held.
-func (f *Log) retain(seg store.Segment) bool {
+func (f *Log) retain(s Kept) bool {
 	k := &f.keeping
 	switch {
 	case k.keeper == nil:
 		return false
-	case k.holding || k.kept[seg]:
-		k.waiting = append(k.waiting, seg)
-	case k.hasPinned(seg):
-		f.keepPinned(seg)
+	case k.holding || k.kept[s.seg]:
+		k.waiting = append(k.waiting, s)
+	case k.hasPinned(s.seg):
+		f.keepPinned(s)
 	default:
 		return false
 	}
@@ -67,8 +67,8 @@ func (f *Log) retain(seg store.Segment) bool {
 
 // keepPinned keeps a dead segment for the pins that need it; if the store is full, it breaks the pins instead. f.mu
 // must be held.
-func (f *Log) keepPinned(seg store.Segment) {
-	f.keeping.pinned = append(f.keeping.pinned, seg)
+func (f *Log) keepPinned(s Kept) {
+	f.keeping.pinned = append(f.keeping.pinned, s)
 	if f.scarce.Load() {
 		f.breakPins()
 	}
@@ -298,10 +298,10 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if k.holding, k.wanted, k.most = false, false, most; err == nil {
-		free = k.waiting
+		dead := k.waiting
 		for _, s := range k.parts {
 			if k.hasPinned(s) {
-				free = append(free, s)
+				dead = append(dead, Kept{seg: s})
 			} else {
 				k.spares = append(k.spares, s)
 			}
@@ -311,30 +311,31 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 		for _, s := range segs {
 			k.kept[s] = true
 		}
-		free = slices.DeleteFunc(free, func(s store.Segment) bool {
+		for _, s := range dead {
 			switch {
-			case k.kept[s]: // it has died since the checkpoint listed it
+			case k.kept[s.seg]: // it has died since the checkpoint listed it
 				k.waiting = append(k.waiting, s)
-			case k.hasPinned(s):
+			case k.hasPinned(s.seg):
 				f.keepPinned(s)
 			case len(k.spares) < min(least, most):
-				k.spares = append(k.spares, s)
+				k.spares = append(k.spares, s.seg)
 			case f.scarce.Load() && len(f.paged) < f.pageSpares:
 				// Otherwise no words could be settled until the store has room.
-				f.paged = append(f.paged, s)
+				f.paged = append(f.paged, s.seg)
 			case len(k.spares) < most:
-				k.spares = append(k.spares, s)
+				k.spares = append(k.spares, s.seg)
 			default:
-				return false
+				free = append(free, s.seg)
 			}
-			return true
-		})
+		}
 		if n := len(k.spares); n > most {
 			free = append(free, k.spares[most:]...)
 			k.spares = k.spares[:most]
 		}
 	} else { // the store may have the root
-		k.waiting = append(k.waiting, parts...)
+		for _, s := range parts {
+			k.waiting = append(k.waiting, Kept{seg: s})
+		}
 		if k.kept == nil {
 			k.kept = make(map[store.Segment]bool, len(segs))
 		}

@@ -292,7 +292,9 @@ func TestSegmentsForPagesComeBackWithACheckpoint(t *testing.T) {
 		t.Fatalf("%d segments for pages, %d are lent, want 12, and all 16", len(pages), k.mem.Lent())
 	}
 	f.count = len(pages)
-	f.keeping.waiting = pages // they have died
+	for _, s := range pages { // they have died
+		f.keeping.waiting = append(f.keeping.waiting, Kept{seg: s})
+	}
 	if _, err := f.Commit(t.Context(), make([]byte, 100), nil, 5, 7); err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,8 @@ import (
 	"polder/far/store"
 )
 
-// Mend is the store.Judge of the log. It reads all records of a segment with reread.
+// Mend is the store.Judge of the log. It reads all records of a segment, also of one that is dead and only kept for
+// the last checkpoint or for a pin, with reread.
 func (f *Log) Mend(ctx context.Context, seg store.Segment, reread store.Rereader) (all bool) {
 	var s *Segment
 	f.All(func(o *Segment) {
@@ -24,6 +25,10 @@ func (f *Log) Mend(ctx context.Context, seg store.Segment, reread store.Rereader
 	if p, pin := f.pinPart(seg); pin != nil {
 		defer pin.Unpin()
 		return f.mendPart(ctx, seg, p, pin, reread)
+	}
+	if k, pin := f.pinDead(seg); pin != nil {
+		defer pin.Unpin()
+		return f.mendRecords(ctx, k, pin, reread)
 	}
 	return true // it is not in use: nothing in it counts
 }
@@ -74,8 +79,8 @@ func (f *Log) mendRecords(ctx context.Context, k Kept, pin *Pinned, reread store
 // mendPiece is how many bytes of a segment Mend reads at once, unless a record is larger.
 const mendPiece = 64 << 10
 
-// pinPart finds the part of the last checkpoint that is in seg, and pins seg, so that it is not written to from the
-// front when the next checkpoint has taken the place of this one. If there is no such part, the pin is nil.
+// pinPart finds the part of the last checkpoint, or of one that is pinned, that is in seg. It pins seg, so that it is
+// not written to from the front when the checkpoint is no longer needed. If there is no such part, the pin is nil.
 func (f *Log) pinPart(seg store.Segment) (record.Part, *Pinned) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -83,7 +88,25 @@ func (f *Log) pinPart(seg store.Segment) (record.Part, *Pinned) {
 	if i := slices.Index(k.parts, seg); i >= 0 {
 		return k.root.Parts[i], f.pin(seg)
 	}
+	for _, p := range k.pins {
+		if i := slices.Index(p.parts, seg); i >= 0 {
+			return p.Root.Parts[i], f.pin(seg)
+		}
+	}
 	return record.Part{}, nil
+}
+
+// pinDead finds the dead segment seg among those that are kept for the last checkpoint or for pins, and pins it. If it
+// is none of them, the pin is nil.
+func (f *Log) pinDead(seg store.Segment) (Kept, *Pinned) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, dead := range [][]Kept{f.keeping.waiting, f.keeping.pinned} {
+		if i := slices.IndexFunc(dead, func(k Kept) bool { return k.seg == seg }); i >= 0 {
+			return dead[i], f.pin(seg)
+		}
+	}
+	return Kept{}, nil
 }
 
 // pin pins one segment. f.mu must be held.

@@ -27,6 +27,52 @@ func written(t *testing.T, f *Log, records int) (*Segment, []byte) {
 	return s, mem
 }
 
+// TestWhatIsKeptForACheckpointIsMended: the records of a segment count not only while some live, but as long as the
+// last checkpoint, or one that is pinned, refers to them; and so does a part of such a checkpoint.
+func TestWhatIsKeptForACheckpointIsMended(t *testing.T) {
+	f, k := newKept(16)
+	s, mem := written(t, f, 1)
+	mends := func(when string, seg store.Segment, want int) {
+		t.Helper()
+		got := 0
+		all := f.Mend(t.Context(), seg, func(op store.ReadOp, good func() bool) bool {
+			one := [1]store.ReadOp{op}
+			one[0].Seg = op.Seg.(*lateSegment).Segment
+			if k.mem.Read(t.Context(), one[:]); one[0].Err != nil {
+				t.Fatal(one[0].Err)
+			}
+			ok := good()
+			if ok {
+				got += len(op.Buf)
+			}
+			return ok
+		})
+		if got != want || !all {
+			t.Errorf("%s: %d bytes were looked at, all that count: %v, want %d", when, got, all, want)
+		}
+	}
+	commit := func() {
+		t.Helper()
+		_, segs := f.AppendSegments(nil)
+		if _, err := f.Commit(t.Context(), make([]byte, 100), segs, 0, 4); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mends("while something lives in it", s.Seg, len(mem))
+	commit()
+	s.Bury(160)
+	f.Drop(t.Context(), s)
+	mends("when it is dead, and the last checkpoint refers to it", s.Seg, len(mem))
+	pin, part := f.Pin(), f.keeping.parts[0]
+	mends("a part of the last checkpoint", part, len(mem))
+	commit()
+	mends("when only a pinned checkpoint refers to it", s.Seg, len(mem))
+	mends("a part of a pinned checkpoint", part, len(mem))
+	pin.Unpin()
+	mends("when nothing refers to it", s.Seg, 0)
+	mends("a part of a checkpoint that is over", part, 0)
+}
+
 // twoCopies is a store with two copies, each of which has one byte of every segment wrong. The first one is read.
 type twoCopies struct {
 	*lateKeeper

@@ -53,11 +53,11 @@ func (p *Pinned) Unpin() {
 	defer f.mu.Unlock()
 	k := &f.keeping
 	k.pins = slices.DeleteFunc(k.pins, func(o *Pinned) bool { return o == p })
-	k.pinned = slices.DeleteFunc(k.pinned, func(s store.Segment) bool {
-		if k.hasPinned(s) {
+	k.pinned = slices.DeleteFunc(k.pinned, func(s Kept) bool {
+		if k.hasPinned(s.seg) {
 			return false
 		}
-		f.release(s)
+		f.release(s.seg)
 		return true
 	})
 }
@@ -89,7 +89,7 @@ func (f *Log) breakPins() {
 		p.broken.Store(true)
 	}
 	for _, s := range k.pinned {
-		f.release(s)
+		f.release(s.seg)
 	}
 	k.pins, k.pinned = nil, nil
 }
@@ -144,11 +144,11 @@ func (s *Stretches) Next(ctx context.Context) ([]byte, error) {
 	return r.Body(), nil
 }
 
-// Kept is a segment as a checkpoint lists it.
+// Kept is a segment as a checkpoint lists it, or a dead one that is kept for a checkpoint.
 type Kept struct {
 	ID       uint64
 	Position uint64 // no two segments of a heap have the same, even if different owners opened them
-	Written  int    // bytes, from its header on; they never change
+	Written  int    // bytes of records, from its header on, which never change; 0 if there are none
 
 	seg  store.Segment
 	seed uint32

@@ -158,3 +158,47 @@ func TestADamagedCopyOfACheckpointIsReplacedThoughNobodyReadsIt(t *testing.T) {
 		}
 	}
 }
+
+// TestADamagedCopyOfAPinnedCheckpointIsReplacedThoughNobodyReadsIt: a snapshot that is copied slowly reads it late, when the good
+// copy may be lost.
+func TestADamagedCopyOfAPinnedCheckpointIsReplacedThoughNobodyReadsIt(t *testing.T) {
+	for _, off := range append(damages, 9) {
+		t.Run(fmt.Sprintf("byte %d", off), func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T) {
+				w := newWorld(3)
+				p := w.start(t, named.Config{})
+				p.fill(t, many)
+				s, err := p.heap.Snapshot(t.Context(), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				damaged := w.damagePart(t, off)
+				if err := p.heap.Checkpoint(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if n := p.store.Stats().Condemned; n != 0 {
+					t.Fatalf("%d copies were found to be damaged while the checkpoint was the last", n)
+				}
+				// The store compares the copies of a segment a second.
+				time.Sleep(time.Duration(2*p.store.Stats().Segments+10) * time.Second)
+				p.condemned(t)
+				p.repaired(t)
+				for _, place := range w.places {
+					if place != damaged {
+						place.kill()
+						p.repaired(t)
+					}
+				}
+				for err == nil {
+					_, err = s.Next(t.Context())
+				}
+				if !errors.Is(err, io.EOF) {
+					t.Errorf("the snapshot: %v", err)
+				}
+				s.Close()
+				p.close(t)
+				w.check(t)
+			})
+		})
+	}
+}
