@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -355,5 +356,59 @@ func TestAKeyThatIsPinnedOftenIsOneRecordOfACheckpoint(t *testing.T) {
 	}
 	if got := afterCrash(t, s).idx.Get([]byte("k")).PinsOf(g.ss.id); got != pins {
 		t.Errorf("after a restart the key is pinned %d times, want %d", got, pins)
+	}
+}
+
+// breakLog makes every write to the log fail from now on: a full device takes the place of its files.
+func breakLog(t *testing.T, s *Server) {
+	t.Helper()
+	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range fds {
+		path, _ := os.Readlink("/proc/self/fd/" + e.Name())
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil || filepath.Dir(path) != filepath.Join(s.opt.Dir, "log") {
+			continue
+		}
+		if err := unix.Dup3(int(full.Fd()), fd, unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestWhatCannotBeCommittedIsNotAnsweredAsDone: the results of a batch say nothing that a crash would make untrue.
+func TestWhatCannotBeCommittedIsNotAnsweredAsDone(t *testing.T) {
+	keys := []string{"a", "b"}
+	for name, batch := range map[string]func(*Guest, MaruRegion) (any, error){
+		"pins":   func(g *Guest, _ MaruRegion) (any, error) { return g.Pin(time.Now(), keys) },
+		"unpins": func(g *Guest, _ MaruRegion) (any, error) { return g.Unpin(keys) },
+		"looks for": func(g *Guest, r MaruRegion) (any, error) {
+			g.s.mu.Lock()
+			_, err := g.register(MaruKey{Key: "c", Region: r.ID, Offset: 8192, Length: 1}) // by somebody who waits for the log
+			g.s.mu.Unlock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return g.Exists([]string{"a", "c"})
+		},
+	} {
+		s := still(t, nil)
+		g, r := guest(t, s, "owner", "owner")
+		g.mustRegister(t, r, keys...)
+		if n, err := g.Pin(time.Now(), keys); n != 2 || err != nil {
+			t.Fatal(n, err)
+		}
+		breakLog(t, s)
+		got, err := batch(g, r)
+		if none := fmt.Sprint(got) == "0" || fmt.Sprint(got) == "[false false]"; !none || !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("a client %s two keys while the log cannot be written: got %v, %v, want none and %v", name, got, err, unix.ENOSPC)
+		}
 	}
 }

@@ -198,7 +198,8 @@ func (g *Guest) Lookup(keys []string, each func(i int, found bool, f Found)) err
 	return nil
 }
 
-// Exists tells which of the keys are there.
+// Exists tells which of the keys are there. If the log cannot be committed, none is, since nothing says which of them
+// survive the daemon.
 func (g *Guest) Exists(keys []string) ([]bool, error) {
 	s := g.s
 	found := make([]bool, len(keys))
@@ -211,7 +212,16 @@ func (g *Guest) Exists(keys []string) ([]bool, error) {
 		}
 	}
 	s.mu.Unlock()
-	return found, s.commitNeed(n)
+	return found, s.commitResults(n, found)
+}
+
+// commitResults is commitNeed for the results of a batch, which rest on n. If it fails, all of them become false.
+func (s *Server) commitResults(n need, results []bool) error {
+	err := s.commitNeed(n)
+	if err != nil {
+		clear(results)
+	}
+	return err
 }
 
 // Delete deletes a key; false if it is not there, or pinned.
@@ -237,7 +247,7 @@ func (g *Guest) Delete(key string) (bool, error) {
 }
 
 // Pin pins the longest prefix of the keys that exists, for as long as the client
-// lives, and returns how many that are.
+// lives, and returns how many that are: none if the log cannot be committed.
 func (g *Guest) Pin(arrived time.Time, keys []string) (int, error) {
 	s := g.s
 	if err := errors.Join(s.fresh(arrived), g.hold("")); err != nil {
@@ -261,13 +271,16 @@ func (g *Guest) Pin(arrived time.Time, keys []string) (int, error) {
 		s.idx.Pin(e, g.ss.id, 1)
 	}
 	s.mu.Unlock()
-	return count, errors.Join(err, s.commitNeed(n))
+	if failed := s.commitNeed(n); failed != nil {
+		return 0, errors.Join(err, failed)
+	}
+	return count, err
 }
 
 // Unpin takes one pin of each key back, and reports for which keys it did; the other keys are not there, or not
 // pinned. In Maru pins belong to nobody: if the client has no pin of a key, Unpin takes one of another client of
-// Maru's. It fails if the log does not take a record, and then leaves the remaining keys alone, or if the log cannot
-// be committed.
+// Maru's. It fails if the log does not take a record, and then leaves the remaining keys alone. It also fails if the
+// log cannot be committed; then it reports true for no key.
 func (g *Guest) Unpin(keys []string) ([]bool, error) {
 	s := g.s
 	unpinned := make([]bool, len(keys))
@@ -291,7 +304,7 @@ func (g *Guest) Unpin(keys []string) ([]bool, error) {
 		unpinned[i] = s.idx.Unpin(e, whose)
 	}
 	s.mu.Unlock()
-	return unpinned, errors.Join(err, s.commitNeed(n))
+	return unpinned, errors.Join(err, s.commitResults(n, unpinned))
 }
 
 // pinner returns the client whose pin of an entry is taken back, or 0.
