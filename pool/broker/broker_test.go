@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"sync"
 	"testing"
+	"time"
 
+	"polder/internal/failpoint"
 	"polder/memnode"
 	"polder/memnode/wire"
 	"polder/pool"
@@ -222,5 +225,59 @@ func TestWhatMakesNoSenseCostsNobodyTheConnection(t *testing.T) {
 	}
 	if err := c.Free(t.Context(), 0, info.Session, had); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestABlockWhoseTurnDoesNotComeInTimeIsFreedOverTheSameLink: that others use the allocator for long says nothing
+// against the link to the node.
+func TestABlockWhoseTurnDoesNotComeInTimeIsFreedOverTheSameLink(t *testing.T) {
+	for name, giveBack := range map[string]func(r *rig, c *broker.Client, session uint64, blocks []broker.Block){
+		"frees": func(r *rig, c *broker.Client, session uint64, blocks []broker.Block) {
+			if err := c.Free(t.Context(), 0, session, blocks[0]); err != nil {
+				t.Error(err)
+			}
+		},
+		"leaves": func(r *rig, c *broker.Client, _ uint64, blocks []broker.Block) {
+			c.Close()
+			pooltest.Eventually(t, "the application has gone", func() bool { return r.broker.Stats().Apps == 1 })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hasTurn, goOn := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			failpoint.Set(func(at string) {
+				if at == broker.StepFree {
+					once.Do(func() {
+						close(hasTurn)
+						<-goOn
+					})
+				}
+			})
+			t.Cleanup(func() { failpoint.Set(nil) }) // when the rig has ended
+			// The keeper of the link does not need the allocator meanwhile.
+			r := newRig(t, small, broker.Config{Timeout: time.Second, Heartbeat: time.Hour})
+			first, second := r.dial(), r.dial()
+			session := r.attach(first).Session
+			own := r.mustAlloc(first, session, 0)
+			other := r.attach(second).Session
+			blocks := []broker.Block{r.mustAlloc(second, other, 0), r.mustAlloc(second, other, 0)}
+			var freed sync.WaitGroup
+			freed.Go(func() {
+				if err := first.Free(t.Context(), 0, session, own); err != nil {
+					t.Error(err)
+				}
+			})
+			<-hasTurn
+			giveBack(r, second, other, blocks)
+			close(goOn)
+			freed.Wait()
+			pooltest.Eventually(t, "what was given back is freed", func() bool {
+				n := r.broker.Stats().Nodes[0]
+				return n.Owed == 0 && int64(n.Blocks) == r.Nodes[0].Stats().Lent
+			})
+			if n := r.broker.Stats().Nodes[0].Resumes; n != 0 {
+				t.Errorf("the broker has given its link up and made %d others", n)
+			}
+		})
 	}
 }

@@ -31,7 +31,8 @@ type node struct {
 	b    *Broker
 	cfg  Node
 	log  *slog.Logger
-	lost chan *link // capacity 1: tells the keeper of a link that does not work
+	lost chan *link    // capacity 1: tells the keeper of a link that does not work
+	debt chan struct{} // capacity 1: tells the keeper that its link has late blocks
 
 	beats, resumes, allocs, frees, orphans counter
 
@@ -53,11 +54,12 @@ type link struct {
 	cq      verbs.CQ
 	access  verbs.QP
 	session *finemem.Session
+	late    []finemem.Block // owed blocks whose turn did not come in time; the keeper frees them; guarded by node.mu
 }
 
 func newNode(b *Broker, cfg Node) *node {
 	return &node{
-		b: b, cfg: cfg, log: b.cfg.Logger.With("node", cfg.Addr), lost: make(chan *link, 1),
+		b: b, cfg: cfg, log: b.cfg.Logger.With("node", cfg.Addr), lost: make(chan *link, 1), debt: make(chan struct{}, 1),
 		cause:  errors.New("not connected yet"),
 		blocks: make(map[*app]map[uint32]finemem.Block),
 		owed:   make(map[extent]struct{}),
@@ -127,6 +129,8 @@ func (n *node) watch(ctx context.Context, l *link) error {
 			if broken == l {
 				return errors.New("an operation failed")
 			}
+		case <-n.debt:
+			n.payLate(ctx, l)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -494,7 +498,7 @@ func (n *node) owe(a *app, b finemem.Block) {
 	n.b.giveBack(a, n.bytes(b.Class))
 }
 
-// pay frees b over l. If that fails, the next link frees it.
+// pay frees b over l. If b's turn does not come in time, the keeper frees b. If l fails, the next link does.
 func (n *node) pay(ctx context.Context, l *link, b finemem.Block) {
 	err := l.session.Do(ctx, func(al *finemem.Allocator) error {
 		failpoint.Hit(StepFree)
@@ -509,8 +513,36 @@ func (n *node) pay(ctx context.Context, l *link, b finemem.Block) {
 		n.frees.Add(1)
 		return nil
 	})
-	if err != nil {
+	switch {
+	case err == nil:
+	case outOfTime(err):
+		n.later(l, b)
+	default:
 		n.broke(l)
+	}
+}
+
+// later has the keeper free blocks over l.
+func (n *node) later(l *link, blocks ...finemem.Block) {
+	n.mu.Lock()
+	l.late = append(l.late, blocks...)
+	n.mu.Unlock()
+	select {
+	case n.debt <- struct{}{}:
+	default: // the keeper is about to look
+	}
+}
+
+// payLate frees what others could not free over l in time.
+func (n *node) payLate(ctx context.Context, l *link) {
+	ctx, cancel := context.WithTimeoutCause(ctx, n.b.cfg.Timeout, errTimeout)
+	defer cancel()
+	n.mu.Lock()
+	late := l.late
+	l.late = nil
+	n.mu.Unlock()
+	for _, b := range late {
+		n.pay(ctx, l, b)
 	}
 }
 
@@ -518,22 +550,24 @@ func (n *node) pay(ctx context.Context, l *link, b finemem.Block) {
 func (n *node) leave(ctx context.Context, a *app) {
 	n.mu.Lock()
 	l := n.link
-	blocks := n.blocks[a]
+	blocks := slices.Collect(maps.Values(n.blocks[a]))
 	delete(n.blocks, a)
 	for _, b := range blocks {
 		n.owe(a, b)
 	}
 	n.mu.Unlock()
-	for _, b := range blocks {
-		if l == nil || ctx.Err() != nil {
+	for i, b := range blocks {
+		if l == nil || l.conn.Err() != nil || ctx.Err() != nil {
 			break // the next link frees the rest, unless the broker ends
 		}
 		one, cancel := context.WithTimeoutCause(ctx, n.b.cfg.Timeout, errTimeout)
 		failpoint.Hit(StepReturn)
 		n.pay(one, l, b)
-		if one.Err() != nil || l.conn.Err() != nil {
-			l = nil
-		}
+		late := one.Err() != nil
 		cancel()
+		if late {
+			n.later(l, blocks[i+1:]...)
+			break
+		}
 	}
 }
