@@ -10,13 +10,12 @@ import (
 	"polder/verbs"
 )
 
-// Free implements manager.Session.
+// Free implements manager.Session. What it has not sent when it fails becomes orphans, which a later call frees.
 func (s *session) Free(ctx context.Context, chunks []uint32) error {
 	if err := s.freeOrphans(ctx); err != nil {
 		return err
 	}
-	_, err := s.give(ctx, chunks)
-	return err
+	return s.give(ctx, chunks)
 }
 
 // A lot is a set of chunks that are freed with the same pair.
@@ -55,18 +54,24 @@ func (s *session) own(lots []lot) {
 	}
 }
 
-// give frees chunks, or none of them if not all are ours. If it fails later, rest is what has not been sent.
-func (s *session) give(ctx context.Context, chunks []uint32) (rest []lot, err error) {
+// give frees chunks, or none of them if not all are ours. If it fails later, what has not been sent becomes orphans.
+func (s *session) give(ctx context.Context, chunks []uint32) error {
 	lots, err := s.disown(chunks)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for i := range lots {
 		if err := lots[i].give(ctx); err != nil {
-			return lots[i:], err
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.own(lots[i:])
+			for _, l := range lots[i:] {
+				s.orphans = append(s.orphans, l.chunks...)
+			}
+			return err
 		}
 	}
-	return nil, nil
+	return nil
 }
 
 // give frees the chunks of l, and takes those that have been sent out of l.
@@ -110,7 +115,7 @@ func (p *pair) postFrees(chunks []uint32) error {
 	return p.alloc.PostSend(wrs...)
 }
 
-// freeOrphans frees chunks that were allocated for calls that had given up.
+// freeOrphans frees chunks that were allocated for calls that had given up, or that Free could not send.
 func (s *session) freeOrphans(ctx context.Context) error {
 	s.mu.Lock()
 	orphans := s.orphans
@@ -119,14 +124,7 @@ func (s *session) freeOrphans(ctx context.Context) error {
 	if len(orphans) == 0 {
 		return nil
 	}
-	rest, err := s.give(ctx, orphans)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.own(rest)
-	for _, l := range rest {
-		s.orphans = append(s.orphans, l.chunks...)
-	}
-	return err
+	return s.give(ctx, orphans)
 }
 
 // Owned implements manager.Session.

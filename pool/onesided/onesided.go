@@ -127,7 +127,7 @@ type session struct {
 	users    sync.WaitGroup   // calls that may touch mem; no new ones once closed
 	free     uint32           // free chunks at the node, as far as is known
 	owned    map[uint32]*pair // the pair that each chunk is freed with
-	orphans  []uint32         // chunks that were allocated for calls that had given up
+	orphans  []uint32         // chunks of ours that nobody has, and that are to be freed
 	dry      bool             // the node has said that it has no memory left
 	notices  uint64           // how many notices the node has sent
 	returned chan struct{}

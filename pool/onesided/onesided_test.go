@@ -3,6 +3,7 @@ package onesided_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"polder/internal/invariants"
 	"polder/memnode"
 	"polder/pool"
+	"polder/pool/manager"
 	"polder/pool/onesided"
 	"polder/pool/pooltest"
 )
@@ -269,5 +271,38 @@ func TestScarcity(t *testing.T) {
 		}
 		wg.Wait()
 		pooltest.Eventually(t, "everything is back", func() bool { return cl.Nodes[0].Stats().Lent == 0 })
+	})
+}
+
+// TestWhatAFreeLeavesUnsentIsFreedByTheNextCall: a call that gives up in the middle of its list keeps none of it from
+// the node for as long as the session lives.
+func TestWhatAFreeLeavesUnsentIsFreedByTheNextCall(t *testing.T) {
+	both(t, func(t *testing.T, m onesided.Manager) {
+		const chunks = 150
+		cl := pooltest.NewCluster(t, setup(pooltest.Inproc, m), memnode.Config{Lend: chunks * 4096, ChunkSize: 4096})
+		s := attachWith(t, cl, m, 2, 2)
+		var ids []uint32
+		for len(ids) < chunks {
+			var g [1]manager.Grant
+			if _, err := s.Alloc(t.Context(), g[:]); err != nil {
+				t.Fatal(err)
+			}
+			ids = append(ids, g[0].Chunk)
+		}
+		over, end := context.WithCancel(t.Context())
+		end()
+		gaveUp := 0
+		for list := range slices.Chunk(ids, 5) { // a call may have done all before it looks whether it is over
+			if s.Free(over, list) != nil {
+				gaveUp++
+			}
+			if err := s.Free(t.Context(), nil); err != nil {
+				t.Error(err)
+			}
+		}
+		if gaveUp == 0 {
+			t.Error("no call has given up")
+		}
+		pooltest.Eventually(t, "all chunks are back", func() bool { return cl.Nodes[0].Stats().Lent == 0 })
 	})
 }
