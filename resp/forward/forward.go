@@ -179,7 +179,9 @@ func (l *Links) do(ctx context.Context, s *server, h *Held, ver int, dst []byte,
 	case h != nil:
 		h.k = k
 	default:
+		l.mu.Lock()
 		l.keep(s, k)
+		l.mu.Unlock()
 	}
 	if kind != nil {
 		return dst, failure(ctx, s.addr, kind, err)
@@ -249,9 +251,9 @@ func (l *Links) idle(s *server, ver int) *link {
 }
 
 // keep makes k an idle link to s. If s has been forgotten meanwhile, or l was closed, it closes k.
+//
+// Preconditions: l.mu is held.
 func (l *Links) keep(s *server, k *link) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if s.ctx.Err() != nil {
 		k.hangUp()
 		return

@@ -70,11 +70,10 @@ func (h *Held) Close() {
 // becomes an idle link if there is room.
 func (h *Held) Release() {
 	h.links.mu.Lock()
-	room := h.k != nil && len(h.at.idle)+len(h.at.turns) < h.links.cfg.Conns
-	h.links.mu.Unlock()
-	if room {
+	if h.k != nil && len(h.at.idle)+len(h.at.turns) < h.links.cfg.Conns {
 		h.links.keep(h.at, h.k)
 		h.k = nil
 	}
+	h.links.mu.Unlock()
 	h.Close()
 }

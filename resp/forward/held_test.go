@@ -3,7 +3,11 @@ package forward
 import (
 	"errors"
 	"net"
+	"runtime"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -61,6 +65,46 @@ func TestAReleasedLinkIsOneOfAll(t *testing.T) {
 	}
 	h := hold(t, l, s.addr())
 	h.Release() // never connected
+}
+
+// closes is a connection that can be closed.
+type closes struct{ net.Conn }
+
+func (closes) Close() error { return nil }
+
+// TestLinksThatAreReleasedAtOnceAreNoMoreThanThereMayBe: each of them sees the room that is left when the others have
+// taken theirs.
+func TestLinksThatAreReleasedAtOnceAreNoMoreThanThereMayBe(t *testing.T) {
+	const rounds, links = 2000, 2
+	l := newLinks(t, Config{Conns: 1, Held: rounds * links})
+	var begun, ended [rounds]atomic.Int32
+	var all sync.WaitGroup
+	for range links {
+		all.Go(func() {
+			for i := range rounds {
+				h := hold(t, l, strconv.Itoa(i))
+				h.k = &link{conn: closes{}}
+				begun[i].Add(1)
+				for looks := 1; begun[i].Load() < links; looks++ {
+					if looks%100 == 0 {
+						runtime.Gosched() // there may be no other processor
+					}
+				}
+				h.Release()
+				if ended[i].Add(1) < links {
+					continue
+				}
+				l.mu.Lock()
+				n := len(h.at.idle)
+				l.mu.Unlock()
+				if n != 1 {
+					t.Errorf("round %d: %d links are idle, want 1", i, n)
+				}
+				l.Forget(h.at.addr)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // TestABrokenHeldLinkStaysSo: what the server remembered with it is lost.
