@@ -137,7 +137,8 @@ func (g *copySegment) begin(ctx context.Context, done <-chan struct{}) (before <
 }
 
 // Free implements store.Segment. It does not wait for writes that were given up. But the slot counts as lent until
-// the last of them has ended: otherwise they could land in the segment of whoever borrows the slot next.
+// the last of them has ended: otherwise they could land in the segment of whoever borrows the slot next. If it cannot
+// be given back then, it takes room until the store is opened again, and Close says so.
 func (g *copySegment) Free(ctx context.Context) error {
 	g.turn.Lock()
 	g.freed = true
@@ -150,7 +151,9 @@ func (g *copySegment) Free(ctx context.Context) error {
 	}
 	g.store.wg.Go(func() {
 		<-last
-		_ = g.segment.Free(ctx) // if that fails, the slot takes room until the store is opened again
+		if err := g.segment.Free(ctx); err != nil {
+			g.store.unreturned(err)
+		}
 	})
 	return nil
 }

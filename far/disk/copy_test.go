@@ -211,3 +211,21 @@ func TestCloseWaitsForWhatWasGivenUp(t *testing.T) {
 		}
 	})
 }
+
+// TestCloseTellsOfASegmentThatCouldNotBeGivenBack when its writes had ended, and nobody waited for it any more.
+func TestCloseTellsOfASegmentThatCouldNotBeGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := openCopies(t)
+		seg := allocCopy(t, c)
+		goOn := giveUp(t, c, seg, "stale")
+		for range 2 {
+			if err := seg.Free(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		goOn()
+		if err, want := c.Close(), seg.Name()+" of "+c.cfg.Dir+" was given back"; err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	})
+}

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -64,6 +65,8 @@ type Store struct {
 	free  []int      // slots that nobody has, without room on the disk; under mu
 	ready []int      // slots that nobody has, with room that has been written to; under mu
 	lent  int        // slots that are borrowed; under mu
+
+	stuck error // why the first slot that could not be given back, with nobody to be told, could not; under mu
 
 	quit chan struct{} // closed when the store is closed
 	once sync.Once     // closes the store
@@ -147,7 +150,8 @@ func (s *Store) openData() (err error) {
 }
 
 // Close closes the store, whose segments must not be used any more. It waits for the writes to Copies that were given
-// up. If the store is Fresh, its data is removed. Closing twice is a no-op.
+// up, and tells if a segment could not be given back after them. If the store is Fresh, its data is removed. Closing
+// twice is a no-op.
 func (s *Store) Close() error {
 	var err error
 	s.once.Do(func() { err = s.close() })
@@ -158,7 +162,7 @@ func (s *Store) close() error {
 	close(s.jobs)
 	close(s.quit)
 	s.wg.Wait()
-	var errs []error
+	errs := []error{s.stuck}
 	if s.cfg.Fresh {
 		errs = append(errs, os.Remove(s.path("data")))
 	}
@@ -251,6 +255,13 @@ func (s *Store) giveBack(slot int) error {
 		return nil
 	}
 	return s.discard(slot)
+}
+
+// unreturned notes that a slot could not be given back, for Close to tell.
+func (s *Store) unreturned(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stuck = cmp.Or(s.stuck, err)
 }
 
 // discard gives the room of a slot back to the file system. s.mu must be held.
