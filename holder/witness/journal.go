@@ -128,6 +128,14 @@ func (j *journal) commit(n uint64) error {
 	return j.log.Commit(n, true)
 }
 
+// starved returns why there is no room for the next part of the log, or nil.
+func (j *journal) starved() error {
+	if j.log == nil {
+		return nil
+	}
+	return j.log.Starved()
+}
+
 // shorten makes a checkpoint when the log is much longer than its live content, or when there is no room for more.
 // Otherwise it reserves room for a checkpoint.
 //

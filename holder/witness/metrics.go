@@ -52,7 +52,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	if st.Set != nil && st.Next == nil {
 		set = int64(st.Set.Version)
 	}
-	if c.s.journal.log.Starved() != nil {
+	if c.s.journal.starved() != nil {
 		full = 1
 	}
 	count(connsDesc, prometheus.GaugeValue, int64(conns))

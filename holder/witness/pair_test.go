@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"polder/holder"
 	"polder/internal/linear"
@@ -304,4 +305,21 @@ func TestAFullCellIsNotAskedWithoutAPause(t *testing.T) {
 		time.Sleep(time.Second) // until the last answers have come
 		w.mu.Lock()
 	})
+}
+
+// TestCellsHaveNoLogToAilFrom: they are healthy, and have metrics, although they keep nothing on a disk.
+func TestCellsHaveNoLogToAilFrom(t *testing.T) {
+	s, err := NewCells(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Health(); err != nil {
+		t.Error(err)
+	}
+	metrics := prometheus.NewRegistry()
+	metrics.MustRegister(s.Collector())
+	if _, err := metrics.Gather(); err != nil {
+		t.Error(err)
+	}
 }

@@ -150,7 +150,7 @@ func (s *Server) Health() error {
 	s.mu.Lock()
 	failed, tidied := s.failed, s.tidied
 	s.mu.Unlock()
-	switch starved := s.journal.log.Starved(); {
+	switch starved := s.journal.starved(); {
 	case failed != nil:
 		return failed
 	case starved != nil:
