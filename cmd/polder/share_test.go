@@ -6,9 +6,12 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"polder/share"
 	"polder/share/resource"
@@ -114,5 +117,38 @@ func TestWrongConfigurationIsRefusedWithWhatWasExpected(t *testing.T) {
 		if _, err := runShare(t, args...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: got %v, want %q", args, err, want)
 		}
+	}
+}
+
+// TestRegionsAreNotLostToADaemonThatIsJustEnding: a daemon without --maru has the regions of the one before it, also
+// if that still has their directory locked; but it does not wait for ever for one that goes on.
+func TestRegionsAreNotLostToADaemonThatIsJustEnding(t *testing.T) {
+	for name, c := range map[string]struct {
+		ends time.Duration
+		ours bool
+	}{"just ends": {lockTime / 2, true}, "goes on": {time.Hour, false}} {
+		synctest.Test(t, func(t *testing.T) {
+			opt := server.Options{Dir: t.TempDir()}
+			if err := (&maruFlags{directory: []string{"tcp://127.0.0.1:0"}}).options(&opt); err != nil {
+				t.Fatal(err)
+			}
+			dir := opt.MaruDir
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			defer os.Remove(dir)
+			other, err := os.Open(dir)
+			if err == nil {
+				err = resource.LockPool(other)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.Close()
+			time.AfterFunc(c.ends, func() { other.Close() })
+			if err := new(maruFlags).options(&opt); err != nil || (opt.MaruDir == dir) != c.ours {
+				t.Errorf("the daemon before it %s: got the directory %q, %v, want that of the regions: %v", name, opt.MaruDir, err, c.ours)
+			}
+		})
 	}
 }

@@ -84,21 +84,34 @@ func (f *maruFlags) options(opt *server.Options) error {
 	if len(f.directory) > 0 {
 		return nil
 	}
-	// The directory is missing if there never was a client of Maru's. It is locked by another daemon if two daemons
-	// in containers have only /dev/shm in common, and the other one has the clients.
-	there, err := os.Open(opt.MaruDir)
-	if err == nil {
-		err = resource.LockPool(there)
+	for end := time.Now().Add(lockTime); ; time.Sleep(lockPause) {
+		there, err := os.Open(opt.MaruDir)
+		if err == nil {
+			err = resource.LockPool(there)
+		}
+		// The directory is missing if there never was a client of Maru's. It is locked while another daemon ends, whose
+		// regions are ours from then on. It stays locked if two daemons in containers have only /dev/shm in common, and
+		// the other one has the clients.
+		locked := errors.Is(err, unix.EWOULDBLOCK)
+		switch {
+		case locked && time.Now().Before(end):
+			continue
+		case locked, errors.Is(err, fs.ErrNotExist):
+			opt.MaruDir = ""
+			return nil
+		case err != nil: // the regions may be ours, and would count as lost
+			return fmt.Errorf("cannot look whether regions of Maru's clients are there: %w", err)
+		}
+		return there.Close()
 	}
-	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EWOULDBLOCK):
-		opt.MaruDir = ""
-		return nil
-	case err != nil: // the regions may be ours, and would count as lost
-		return fmt.Errorf("cannot look whether regions of Maru's clients are there: %w", err)
-	}
-	return there.Close()
 }
+
+// lockTime is how long another daemon that ends may still have the directory locked, and lockPause the time between
+// two looks.
+const (
+	lockTime  = time.Second
+	lockPause = 10 * time.Millisecond
+)
 
 // start serves Maru's clients, if --maru is given; otherwise it returns nil.
 func (f *maruFlags) start(s *server.Server, opt server.Options, op *operator.Control) (*maru.Door, error) {
