@@ -145,6 +145,24 @@ func (h *Heap) closeLog(a *appender, seal segmentState) {
 	}
 }
 
+// sealOne seals an open segment that nobody is writing to at the moment, and reports whether there was one. It is for
+// a heap so small that all its segments may be open.
+func (h *Heap) sealOne() bool {
+	for i := range h.append {
+		a := &h.append[i]
+		if !a.mu.TryLock() { // waiting would go against the order of locks
+			continue
+		}
+		open := a.open
+		h.closeLog(a, segYoung)
+		a.mu.Unlock()
+		if open {
+			return true
+		}
+	}
+	return false
+}
+
 // takeFree takes a free segment for an appender. The mutators' appenders leave one segment behind for the evacuator,
 // which needs somewhere to put what it saves.
 func (h *Heap) takeFree(seal segmentState) (uint32, bool) {

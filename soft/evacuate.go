@@ -111,7 +111,7 @@ func (e *evacuator) emptyOne() error {
 	for tries := 0; ; tries++ {
 		seg, from, ok := e.choose()
 		if !ok {
-			if e.retireRevoked() > 0 {
+			if e.retireRevoked() > 0 || e.h.sealOne() {
 				continue
 			}
 			return ErrNoMemory

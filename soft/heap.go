@@ -55,7 +55,7 @@ type Config struct {
 }
 
 // MinBudget is the least budget of a heap: some segments are open, up to one for each appender, and some must be left
-// to evict.
+// to evict. Where there are as many appenders as that, the heap seals segments before they are full.
 const MinBudget = minSegments * SegmentSize
 
 // MaxBudget is the most memory of a heap: a pointer has no bits for more segments.
