@@ -486,19 +486,20 @@ func (f *fabrics) reach(by string) (err error) {
 // it did not answer.
 func (f *fabrics) node(addr string) pool.NodeConfig {
 	by := scheme.Of(addr)
-	if err := f.reach(by); err != nil {
-		for _, n := range f.open {
-			n.Name, n.Dial = addr, func(context.Context) (verbs.Conn, error) { return nil, err }
-			return n
+	err := f.reach(by)
+	n := f.open[by]
+	if err != nil {
+		for _, n = range f.open { // any device will do, since it is not used
 		}
 	}
-	n := f.open[by]
 	n.Name = addr
 	n.Dial = func(ctx context.Context) (verbs.Conn, error) {
-		switch by {
-		case scheme.Unix:
+		switch {
+		case err != nil:
+			return nil, err
+		case by == scheme.Unix:
 			return shm.Dial(ctx, n.Device, addr, shm.Config{})
-		case scheme.RDMA:
+		case by == scheme.RDMA:
 			return ibv.Dial(ctx, n.Device, strings.TrimPrefix(addr, scheme.RDMA), f.p.toNodes())
 		}
 		return tcp.Dial(ctx, n.Device, addr, f.p.toNodes())
