@@ -79,7 +79,7 @@ func (h *Heap) load(ctx context.Context, store store.Keeper) error {
 		if err := h.core.Far.Reopened(ctx); err != nil {
 			return err
 		}
-		return h.core.FirstReserve(ctx)
+		return h.core.FirstReserve(ctx, true)
 	}
 	h.maps.SetSecrets(root.Seed, root.Key)
 	if len(b) > 0 {
@@ -94,7 +94,7 @@ func (h *Heap) load(ctx context.Context, store store.Keeper) error {
 	if err := h.core.Far.Reopened(ctx); err != nil {
 		return err
 	}
-	return h.core.FirstReserve(ctx)
+	return h.core.FirstReserve(ctx, false)
 }
 
 // decode loads a checkpoint from d.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -504,6 +505,49 @@ func TestATypedMapIsOpenedAgain(t *testing.T) {
 	if v, ok, err := m.Get(t.Context(), "three"); err != nil || !ok || !slices.Equal(v, []int{1, 2, 3}) {
 		t.Errorf("got %v, %v, %v", v, ok, err)
 	}
+}
+
+// TestSoakACheckpointFitsIntoAStoreThatGetsFull: what is stored after a checkpoint has written back is in the
+// checkpoint itself, and is written back before the next one. There has to be room for both. It takes up to some
+// hundred heaps until one is in trouble, so one round says little.
+func TestSoakACheckpointFitsIntoAStoreThatGetsFull(t *testing.T) {
+	d, _ := time.ParseDuration(os.Getenv("TEST_SOAK"))
+	for end := time.Now().Add(d); !t.Failed(); {
+		var wg sync.WaitGroup
+		for range 6 {
+			wg.Go(func() { fillWhileCheckpointsAreTaken(t) })
+		}
+		if wg.Wait(); !time.Now().Before(end) {
+			break
+		}
+	}
+}
+
+// fillWhileCheckpointsAreTaken stores values in a heap whose store gets full, for the most part with what has died,
+// while a checkpoint is taken every 5 ms.
+func fillWhileCheckpointsAreTaken(t *testing.T) {
+	h := openKept(t, newKeeper(heap.MinSegmentSize, 130), heap.MinLocal, false)
+	m := h.NewByteMap("things")
+	taking, end := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for taking.Err() == nil {
+			if err := h.Checkpoint(taking); errors.Is(err, ErrStoreFull) {
+				t.Errorf("a checkpoint in a full store: %v", err)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	r := rand.New(rand.NewPCG(1, 2))
+	value := bytes.Repeat([]byte("v"), 1000)
+	for range 60_000 {
+		if err := m.Set(t.Context(), fmt.Append(nil, r.IntN(6000)), Entry{Value: value}); err != nil {
+			break // the store is full
+		}
+	}
+	end()
+	wg.Wait()
+	closeHeap(t, h)
 }
 
 // TestACheckpointFitsIntoAStoreThatIsFull, however many write meanwhile: they are told that the store is full, and what they then delete is given

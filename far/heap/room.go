@@ -41,10 +41,11 @@ func (h *Heap) Reserve(ctx context.Context) error { return h.Far.Reserve(ctx, h.
 // needs comes first. After a failure, the heap leaves the store alone for as long, and tries again.
 const reserveLater = 100 * time.Millisecond
 
-// FirstReserve is Reserve for a heap that is being opened. If the store has plenty of room, FirstReserve does not
-// wait: the reserve is made while the heap is used, and what the heap takes until then is little beside the room that
-// there is.
-func (h *Heap) FirstReserve(ctx context.Context) error {
+// FirstReserve is Reserve for a heap that is being opened, and may be new. If the store has plenty of room,
+// FirstReserve does not wait: the reserve is made while the heap is used, and what the heap takes until then is little
+// beside the room that there is.
+func (h *Heap) FirstReserve(ctx context.Context, isNew bool) error {
+	h.begun.Store(isNew)
 	if !h.Far.Plenty(h.checkpointReserve()) {
 		return h.Reserve(ctx)
 	}
@@ -73,15 +74,19 @@ func (h *Heap) lendReserve(leave int) bool {
 	if h.backing != nil {
 		h.backing.reserved = true
 	}
-	if h.committed.Load() {
+	if h.begun.Load() {
 		h.limitDirty()
 	}
 	return true
 }
 
-// dirtyReserve is how many segments of the reserve a checkpoint would take now.
+// Bytes without a far copy may be written twice until a checkpoint needs no more for them: what is stored while one
+// is made is a part of it, and is written back before the next, into segments that do not get full.
+const dirtyWritten, dirtyBytes = 15, 7 // so many are written for so many
+
+// dirtyReserve is how many segments of the reserve the next checkpoints would take now.
 func (h *Heap) dirtyReserve() int {
-	return h.slack(h.indexReserve()) + int(h.Dirty()*8/7)/h.Far.SegSize
+	return h.slack(h.indexReserve()) + int(h.Dirty()*dirtyWritten/dirtyBytes)/h.Far.SegSize
 }
 
 // limitDirty limits the bytes without a far copy to what fits into the reserve, as long as the reserve is not whole
@@ -89,7 +94,7 @@ func (h *Heap) dirtyReserve() int {
 // fail for lack of room: no other would ever succeed.
 func (h *Heap) limitDirty() {
 	n := h.Far.Reserved()
-	h.mostDirty.Store(int64(max(0, n-h.keptReserve())) * int64(h.Far.SegSize) * 7 / 8)
+	h.mostDirty.Store(int64(max(0, n-h.keptReserve())) * int64(h.Far.SegSize) * dirtyBytes / dirtyWritten)
 	h.limited.Store(h.Far.Keeps() && n < h.checkpointReserve())
 }
 
