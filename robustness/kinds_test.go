@@ -94,7 +94,7 @@ func TestAHeapOfAnotherDaemonIsRefusedAndStays(t *testing.T) {
 		t.Errorf("the block device has %.8q, %v, want what was written", b, err)
 	}
 	end(p)
-	p = start("pager")
+	start("pager")
 	r = attach()
 	defer func() { _ = r.Close() }()
 	if _, err := r.ReadAt(b, 0); err != nil || string(b) != string(page) {
