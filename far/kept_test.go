@@ -287,7 +287,9 @@ func TestACheckpointHasObjectsOfOneMoment(t *testing.T) {
 				i := r.IntN(n/4)*4 + g
 				v := x<<2 | uint64(g)
 				lock.RLock()
-				err := errors.Join(a.Set(context.Background(), i, v), ps[i].Store(context.Background(), keptNode{Key: v}), m.Set(context.Background(), uint64(i), v))
+				within, done := context.WithTimeout(context.Background(), time.Minute) // who waits for ever says for what
+				err := errors.Join(a.Set(within, i, v), ps[i].Store(within, keptNode{Key: v}), m.Set(within, uint64(i), v))
+				done()
 				lock.RUnlock()
 				if err != nil {
 					t.Error(err)
