@@ -277,6 +277,10 @@ func (h *Heap) stuck() {
 		l.Wake() // nothing is being written, so its buffers can make room
 		return
 	}
+	if l.allOpen() && l.sealAll(true) {
+		l.Wake() // what was in them may go now
+		return
+	}
 	l.Mu.Lock()
 	l.want = 0 // an index that still wants room will say so again
 	l.Mu.Unlock()

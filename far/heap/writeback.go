@@ -90,10 +90,12 @@ func (h *Heap) Dirty() (n int64) {
 	return n
 }
 
-// sealAll hands the open segments to the evacuator: those of locked records, and with scoped set all.
-func (l *Logs) sealAll(scoped bool) {
+// sealAll hands the open segments to the evacuator: those of locked records, and with scoped set all. It reports
+// whether there were any.
+func (l *Logs) sealAll(scoped bool) (some bool) {
 	seal := func(ol *OpenLog) {
 		ol.Mu.Lock()
+		some = some || ol.Seg >= 0
 		l.Seal(ol)
 		ol.Mu.Unlock()
 	}
@@ -109,6 +111,20 @@ func (l *Logs) sealAll(scoped bool) {
 	if scoped {
 		seal(&l.kept[1])
 	}
+	return some
+}
+
+// allOpen reports whether no segment in which something lives is sealed: with little memory, all that could go may lie
+// in open ones.
+func (l *Logs) allOpen() bool {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	for i := range l.Segs[:l.top] {
+		if l.Segs[i].sealed {
+			return false
+		}
+	}
+	return true
 }
 
 // writeSome does some of what WriteBack asks for, and has the evacuator come back for the rest.
