@@ -66,6 +66,40 @@ func TestAFullSegmentIsTheEvacuatorsThoughThereIsNoOther(t *testing.T) {
 	}
 }
 
+// TestOpenSegmentsAreTheEvacuatorsThoughNoneIsFull: if all that could go lies in open segments, the evacuator seals these. Nobody
+// is refused before it has looked at them.
+func TestOpenSegmentsAreTheEvacuatorsThoughNoneIsFull(t *testing.T) {
+	const size, segments = 64 << 10, 5 // one is the evacuator's, which no mutator may take
+	h := &Heap{Ctx: t.Context(), barren: 1}
+	h.Far.size = size
+	l := &h.Logs
+	if err := l.Init(segments*size, segments*size, 0, size, 1); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Mapping.Close()
+	for _, ol := range []*OpenLog{&l.kept[0], &l.kept[1], &l.Objects[0], &l.Streams[0]} {
+		if _, _, ok := l.Place(ol, 48, ForScope); !ok {
+			t.Fatal("there is no room for the segments that are to be open")
+		}
+	}
+	if _, _, ok := l.Place(&l.Open[0], 48, ForMutator); ok {
+		t.Fatal("there is room still")
+	}
+	waits := l.join(ForMutator)
+	l.look()
+	h.stuck()
+	select {
+	case <-waits.done:
+		t.Errorf("who waits for room was told %v", waits.err)
+	default:
+	}
+	for i := range l.Segs[:l.top] {
+		if !l.Segs[i].sealed {
+			t.Errorf("segment %d is still open", i)
+		}
+	}
+}
+
 // TestThereIsRoomWhenAnIndexMayGrow: who waits for much, such as a checkpoint, is told to try again as soon as he would succeed, and not before.
 func TestThereIsRoomWhenAnIndexMayGrow(t *testing.T) {
 	const size, segments = 64 << 10, 24
