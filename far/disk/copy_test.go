@@ -117,21 +117,12 @@ func checkBytes(t *testing.T, c *Copies, seg store.Segment, want string) {
 	}
 }
 
-func allocCopy(t *testing.T, c *Copies) store.Segment {
-	t.Helper()
-	seg, err := c.Alloc(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return seg
-}
-
 // TestAWriteThatWasGivenUpIsNotTheLast of several: a write that was begun later takes effect later, too.
 func TestAWriteThatWasGivenUpIsNotTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := openCopies(t)
 		defer closeStore(t, c.Store)
-		seg := allocCopy(t, c)
+		seg := alloc(t, c)
 		goOn := giveUp(t, c, seg, "first")
 		second := seg.(store.Starter).Start(t.Context(), []byte("later"), 0, func() {})
 		synctest.Wait()
@@ -153,7 +144,7 @@ func TestASlotIsLentAgainWhenItsWritesHaveEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := openCopies(t)
 		defer closeStore(t, c.Store)
-		seg := allocCopy(t, c)
+		seg := alloc(t, c)
 		goOn := giveUp(t, c, seg, "stale")
 		if err := seg.Free(t.Context()); err != nil {
 			t.Fatal(err)
@@ -162,7 +153,7 @@ func TestASlotIsLentAgainWhenItsWritesHaveEnded(t *testing.T) {
 		if lent, _ := c.Stats(); lent != store.MinSegmentSize {
 			t.Errorf("%d bytes are lent, want those that are still being written to, %d", lent, store.MinSegmentSize)
 		}
-		next := allocCopy(t, c)
+		next := alloc(t, c)
 		if err := next.Write(t.Context(), []byte("fresh"), 0); err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +163,7 @@ func TestASlotIsLentAgainWhenItsWritesHaveEnded(t *testing.T) {
 		if lent, _ := c.Stats(); lent != store.MinSegmentSize {
 			t.Errorf("%d bytes are lent when the write has ended, want only the next segment, %d", lent, store.MinSegmentSize)
 		}
-		if again := allocCopy(t, c); again.Name() != seg.Name() {
+		if again := alloc(t, c); again.Name() != seg.Name() {
 			t.Errorf("%s is lent next, want what was given back, %s", again.Name(), seg.Name())
 		}
 		if err := seg.Write(t.Context(), []byte("after"), 0); err == nil {
@@ -188,7 +179,7 @@ func TestASlotIsLentAgainWhenItsWritesHaveEnded(t *testing.T) {
 func TestCloseWaitsForWhatWasGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := openCopies(t)
-		seg := allocCopy(t, c)
+		seg := alloc(t, c)
 		goOn := giveUp(t, c, seg, "stale")
 		if err := seg.Free(t.Context()); err != nil {
 			t.Fatal(err)
@@ -216,7 +207,7 @@ func TestCloseWaitsForWhatWasGivenUp(t *testing.T) {
 func TestCloseTellsOfASegmentThatCouldNotBeGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := openCopies(t)
-		seg := allocCopy(t, c)
+		seg := alloc(t, c)
 		goOn := giveUp(t, c, seg, "stale")
 		for range 2 {
 			if err := seg.Free(t.Context()); err != nil {

@@ -38,7 +38,9 @@ func open(t *testing.T, cfg Config) *Store {
 	return s
 }
 
-func alloc(t *testing.T, s *Store) store.Segment {
+func alloc(t *testing.T, s interface {
+	Alloc(context.Context) (store.Segment, error)
+}) store.Segment {
 	t.Helper()
 	seg, err := s.Alloc(t.Context())
 	if err != nil {

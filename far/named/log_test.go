@@ -236,14 +236,7 @@ func TestNothingIsLeftOfALogThatACheckpointHas(t *testing.T) {
 				_ = p.log.Close()
 				p.close(t)
 
-				b, _, err := w.reg.Read(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
-				m, err := named.DecodeManifest(b)
-				if err != nil {
-					t.Fatal(err)
-				}
+				m := w.manifest(t)
 				if none := c.left == "[]"; none != (len(m.Tail) == 0) {
 					t.Errorf("the manifest lists %d segments of the log", len(m.Tail))
 				}
@@ -361,10 +354,7 @@ func TestADamagedEndOfTheLogIsNotTakenForItsEnd(t *testing.T) {
 			}
 			synctest.Wait() // it gets spare segments meanwhile
 			p.wire.cut.Store(true)
-			m, err := named.DecodeManifest(w.reg.value)
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := w.manifest(t)
 			var number, one, chunk, other int
 			if _, err := fmt.Sscanf(m.Tail[0].Name, "segment %d at node %d/chunk 0.%d and node %d/", &number, &one, &chunk, &other); err != nil {
 				t.Fatal(err)
@@ -403,10 +393,7 @@ func TestRecordsThatWereWrittenAgainAreNotTheEndOfTheLog(t *testing.T) {
 			p, _ := w.start(t, named.Config{}).openLog(t)
 			synctest.Wait() // it gets spare segments meanwhile
 			p.wire.cut.Store(true)
-			m, err := named.DecodeManifest(w.reg.value)
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := w.manifest(t)
 			var recs [][]byte
 			for i, size := range []int{8, (look - header - 2*frame - less) / 2, (look - header - 2*frame - less) / 2, 8} {
 				rec := bytes.Repeat([]byte{1}, size)
@@ -528,14 +515,7 @@ func TestAFullLogGoesOnAfterACheckpoint(t *testing.T) {
 		all := p.takeAll(t)
 		rec := append(binary.LittleEndian.AppendUint64(nil, 0), make([]byte, 15<<10)...)
 		listed := func() (numbers []uint64) {
-			b, _, err := w.reg.Read(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			m, err := named.DecodeManifest(b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := w.manifest(t)
 			for _, tail := range m.Tail {
 				numbers = append(numbers, tail.Number)
 			}
