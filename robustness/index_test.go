@@ -16,7 +16,7 @@ import (
 // right all the same, and every key that is not there; and the process keeps within its budget.
 func TestMoreKeysThanTheBudgetHasRoomForTheIndexOf(t *testing.T) {
 	t.Parallel()
-	counts, local := []int{120_000}, 8*mib
+	counts, local := []int{180_000}, 8*mib
 	if os.Getenv("TEST_SOAK") != "" {
 		counts, local = []int{1_000_000, 10_000_000}, 16*mib
 	}

@@ -22,6 +22,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Command says what to run.
@@ -181,8 +183,23 @@ func (p *Process) explain() error {
 // Stderr is the last part of what the program wrote to its standard error.
 func (p *Process) Stderr() string { return p.stderr.String() }
 
-// Signal sends a signal.
-func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
+// Signal sends a signal. Of SIGSTOP it returns when all threads of the program have stopped, or when the program
+// has ended: they stop a moment after it was sent.
+func (p *Process) Signal(s os.Signal) error {
+	if err := p.cmd.Process.Signal(s); err != nil || s != syscall.SIGSTOP {
+		return err
+	}
+	for {
+		err := unix.Waitid(unix.P_PID, p.PID(), nil, unix.WSTOPPED|unix.WNOWAIT, nil)
+		switch err {
+		case unix.EINTR:
+		case unix.ECHILD: // it has ended, and was waited for
+			return os.ErrProcessDone
+		default:
+			return err
+		}
+	}
+}
 
 // Kill ends the program with SIGKILL and waits until it is gone.
 func (p *Process) Kill() {

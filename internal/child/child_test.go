@@ -2,6 +2,8 @@ package child
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"syscall"
@@ -152,5 +154,24 @@ func TestAProgramThatDoesNotEndIsAskedWhatItDoes(t *testing.T) {
 	}
 	if err := shell(t, "exit 3").EndWithin(time.Minute); err != nil {
 		t.Errorf("a program that ends: %v", err)
+	}
+}
+
+func TestAProgramThatIsStoppedDoesNothingMore(t *testing.T) {
+	p := shell(t, "while :; do :; done")
+	for range 100 {
+		if err := p.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID())); err != nil || !strings.Contains(string(stat), ") T ") {
+			t.Fatalf("it is in the state %q, %v", stat, err)
+		}
+		if err := p.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.Kill()
+	if err := p.Signal(syscall.SIGSTOP); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("a program that has ended: %v", err)
 	}
 }
