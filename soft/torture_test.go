@@ -284,16 +284,18 @@ func TestALongCopyIsCheckedAfterwards(t *testing.T) {
 			}
 			wg.Go(func() { // the program, and the coordinator
 				v := new(long)
-				for !stop.Load() {
+				for next := uint64(4); !stop.Load(); {
 					for i := range values {
 						for k := range v {
 							v[k] = uint64(i + 1)
 						}
-						_ = c.store(i, v)
+						_ = c.store(i, v) // it is refused now and then, for lack of room
 					}
-					for next := hits.Load() + 4; hits.Load() < next && !stop.Load(); {
+					if hits.Load() < next {
 						runtime.Gosched()
+						continue
 					}
+					next = hits.Load() + 4
 					for seg := range uint32(segments) {
 						if h.store.ctl.Revoke(seg) {
 							revocations.Add(1)
@@ -307,7 +309,11 @@ func TestALongCopyIsCheckedAfterwards(t *testing.T) {
 					}
 				}
 			})
-			time.AfterFunc(500*time.Millisecond, func() { stop.Store(true) })
+			began := time.Now()
+			for !stop.Load() && (time.Since(began) < 500*time.Millisecond || revocations.Load() == 0 && time.Since(began) < time.Minute) {
+				time.Sleep(10 * time.Millisecond)
+			}
+			stop.Store(true)
 			wg.Wait()
 			if hits.Load() == 0 || revocations.Load() == 0 {
 				t.Errorf("%d values found, %d revocations: the test has tested nothing", hits.Load(), revocations.Load())
