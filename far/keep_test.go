@@ -570,10 +570,12 @@ func TestACheckpointFitsIntoAStoreThatIsFull(t *testing.T) {
 			return true
 		})
 	}
-	soon, cancel := context.WithTimeout(t.Context(), 4*time.Second) // sooner than a write that waits in vain is refused
-	defer cancel()
 	for i := 0; ; i++ {
-		if err := m.Set(soon, fmt.Append(nil, i), Entry{Value: value}); errors.Is(err, ErrStoreFull) && soon.Err() == nil {
+		soon, cancel := context.WithTimeout(t.Context(), 4*time.Second) // sooner than a write that waits in vain is refused
+		err := m.Set(soon, fmt.Append(nil, i), Entry{Value: value})
+		late := soon.Err()
+		cancel()
+		if errors.Is(err, ErrStoreFull) && late == nil {
 			break
 		} else if err != nil {
 			t.Fatal(err)

@@ -147,7 +147,7 @@ func (b *bench) overLink(ctx context.Context, gbit int, size int64) (err error) 
 	if err := b.fill(ctx, s.server, int(size/(load.KeySize+linkSize)), linkSize); err != nil {
 		return err
 	}
-	if _, err := b.healed(ctx, s); err != nil {
+	if _, err := b.healed(ctx, s, -1); err != nil {
 		return err
 	}
 	raw, err := rawWrite(ctx, s.addrs[0], linkRaw, false)

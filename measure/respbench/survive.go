@@ -163,7 +163,7 @@ func (b *bench) copies(ctx context.Context, servers []*server, op load.Op, seque
 func (b *bench) kill(ctx context.Context, s *survivor, sequence []uint32, scale surviveScale) error {
 	get := load.Config{Pipeline: 1, Op: load.Get, ValueSize: surviveSize, Sequence: sequence, Offset: rand.IntN(len(sequence)), Duration: scale.second, Warmup: scale.warmup}
 	b.cfg.Progress(b.done, b.total, s.name+" loses a node")
-	if _, err := b.healed(ctx, s); err != nil {
+	if _, err := b.healed(ctx, s, -1); err != nil {
 		return err
 	}
 	raw, err := rawWrite(ctx, s.addrs[0], scale.duration, false)
@@ -188,7 +188,7 @@ func (b *bench) kill(ctx context.Context, s *survivor, sequence []uint32, scale 
 	if err != nil {
 		return err
 	}
-	if _, err := b.healed(ctx, s); err != nil {
+	if _, err := b.healed(ctx, s, -1); err != nil {
 		return err
 	}
 	rate, took, err := b.repaired(ctx, s) // without load
@@ -241,7 +241,8 @@ func (b *bench) repaired(ctx context.Context, s *survivor) (rate float64, took t
 		return 0, 0, err
 	}
 	s.killLast()
-	if took, err = b.healed(ctx, s); err != nil {
+	// Until the server has noticed that the node is gone, no segment lacks a copy either.
+	if took, err = b.healed(ctx, s, was.Sum("polder_copies_repaired_bytes_total")); err != nil {
 		return 0, 0, err
 	}
 	now, err := copiesState(ctx, s)
@@ -268,8 +269,9 @@ func copiesState(ctx context.Context, s *survivor) (console.Metrics, error) {
 	return state.Metrics, nil
 }
 
-// healed waits until no segment lacks a copy, and returns how long that has taken.
-func (b *bench) healed(ctx context.Context, s *survivor) (time.Duration, error) {
+// healed waits until more than so many bytes have been repaired and no segment lacks a copy, and returns how long that
+// has taken.
+func (b *bench) healed(ctx context.Context, s *survivor, more float64) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 	defer cancel()
 	began := time.Now()
@@ -280,7 +282,7 @@ func (b *bench) healed(ctx context.Context, s *survivor) (time.Duration, error) 
 		if err != nil {
 			return 0, err
 		}
-		if m.Int("polder_copies_endangered_segments") == 0 {
+		if m.Int("polder_copies_endangered_segments") == 0 && m.Sum("polder_copies_repaired_bytes_total") > more {
 			return time.Since(began), nil
 		}
 	}
