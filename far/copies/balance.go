@@ -55,7 +55,7 @@ func (s *Store) balance(segments []*segment, to *place, full []*place, n int) {
 		if n == 0 || busy || s.ctx.Err() != nil || !to.usable() || !to.stays() {
 			return
 		}
-		if c, ok := g.movable(to, full); ok && g.move(s.ctx, c, to, nil) {
+		if c, ok := g.movable(to, full); ok && g.move(s.ctx, c, to, nil, 0) {
 			n--
 		}
 	}
@@ -88,11 +88,11 @@ func (g *segment) movable(to *place, full []*place) (copyOf, bool) {
 
 // move moves the copy from to the place to, and reports whether it has. The bytes are read from that copy itself: if
 // one of several copies is damaged nobody knows which, and the good ones must not be those that go. The patches are
-// bytes that the new copy gets in the place of these.
-func (g *segment) move(ctx context.Context, from copyOf, to *place, patches []patch) bool {
+// bytes that the new copy gets in the place of these, and rewound is what g.rewound was before they were read.
+func (g *segment) move(ctx context.Context, from copyOf, to *place, patches []patch, rewound int) bool {
 	s := g.store
 	g.mu.Lock()
-	if g.freed || g.repairing || g.writing > 0 || len(g.away) > 0 || len(patches) > 0 && patches[0].rewound != g.rewound {
+	if g.freed || g.repairing || g.writing > 0 || len(g.away) > 0 || len(patches) > 0 && rewound != g.rewound {
 		g.mu.Unlock()
 		return false
 	}

@@ -71,9 +71,8 @@ func (s *Store) judgeAll() {
 
 // A patch is bytes that belong in a copy which has others there.
 type patch struct {
-	off     int
-	bytes   []byte
-	rewound int // segment.rewound before the bytes were read
+	off   int
+	bytes []byte
 }
 
 // apply writes the patches to c, and reports whether it could.
@@ -106,7 +105,7 @@ func (g *segment) judged(ctx context.Context, judge store.Judge) (done bool) {
 			return false
 		}
 		for _, c := range r.bad {
-			patches[c] = append(patches[c], patch{op.Off, r.right, rewound})
+			patches[c] = append(patches[c], patch{op.Off, r.right})
 		}
 		whole = slices.DeleteFunc(whole, func(c copyOf) bool { return slices.Contains(r.bad, c) || slices.Contains(r.unreadable, c) })
 		copy(op.Buf, r.right)
@@ -115,7 +114,7 @@ func (g *segment) judged(ctx context.Context, judge store.Judge) (done bool) {
 	done = true
 	for _, c := range *cs {
 		switch {
-		case len(patches[c]) == 0 || g.mend(ctx, c, patches[c]):
+		case len(patches[c]) == 0 || g.mend(ctx, c, patches[c], rewound):
 		case !all || !g.condemn(c, whole, rewound):
 			done = false
 		}
@@ -152,12 +151,13 @@ func (g *segment) condemn(bad copyOf, whole []copyOf, rewound int) bool {
 	return true
 }
 
-// mend moves a copy to other memory at the same place, with the patches, and reports whether it has.
-func (g *segment) mend(ctx context.Context, bad copyOf, patches []patch) bool {
+// mend moves a copy to other memory at the same place, with the patches, and reports whether it has. rewound is what
+// g.rewound was before the bytes of the patches were read.
+func (g *segment) mend(ctx context.Context, bad copyOf, patches []patch, rewound int) bool {
 	g.mu.Lock()
 	g.closed = true // no copy moves while g is written to
 	g.mu.Unlock()
-	if bad.lost() || !bad.place.usable() || !g.move(ctx, bad, bad.place, patches) {
+	if bad.lost() || !bad.place.usable() || !g.move(ctx, bad, bad.place, patches, rewound) {
 		return false
 	}
 	g.store.condemned(bad)
