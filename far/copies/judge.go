@@ -11,6 +11,10 @@ import (
 // judging is what is known of segments of which a copy may be damaged. Whoever finds that copies differ, or that one
 // has other bytes than were written, has looked at a part of the segment only. Another copy may be damaged elsewhere,
 // so none is given up before the judge has looked at all that counts in the segment, in all copies.
+//
+// A segment is suspected until the judge has done that. If something is right in no copy that can be reached, it stays
+// suspected until the others can be reached, too. Of a segment that is suspected no copy goes because its place was
+// given up, or because there are enough others.
 type judging struct {
 	look     store.Judge // see Judge; guarded by Store.mu
 	suspects []*segment  // guarded by Store.mu
@@ -30,8 +34,7 @@ func (g *segment) suspect() {
 	s := g.store
 	s.mu.Lock()
 	j := &s.judging
-	if j.look != nil && !g.suspected {
-		g.suspected = true
+	if j.look != nil && g.suspicions.Add(1) == 1 {
 		j.suspects = append(j.suspects, g)
 	}
 	s.mu.Unlock()
@@ -61,10 +64,13 @@ func (s *Store) judgeAll() {
 			return
 		}
 		g, judge := j.suspects[0], j.look
-		j.suspects, g.suspected = j.suspects[1:], false
+		j.suspects = j.suspects[1:]
 		s.mu.Unlock()
-		if done = g.judged(s.ctx, judge); !done {
-			g.suspect()
+		was := g.suspicions.Load()
+		if done = g.judged(s.ctx, judge) && g.suspicions.CompareAndSwap(was, 0); !done {
+			s.mu.Lock()
+			j.suspects = append(j.suspects, g)
+			s.mu.Unlock()
 		}
 	}
 }
@@ -98,9 +104,10 @@ func (g *segment) judged(ctx context.Context, judge store.Judge) (done bool) {
 	g.mu.Lock()
 	cs, rewound := g.copies.Load(), g.rewound
 	g.mu.Unlock()
-	whole, patches := slices.Clone(*cs), make(map[copyOf][]patch)
+	near := slices.DeleteFunc(slices.Clone(*cs), func(c copyOf) bool { return c.lost() || !c.place.usable() })
+	whole, patches := slices.Clone(near), make(map[copyOf][]patch)
 	all := judge(ctx, g, func(op store.ReadOp, good func() bool) bool {
-		r := g.reread(ctx, *cs, op, good)
+		r := g.reread(ctx, near, op, good)
 		if r.right == nil {
 			return false
 		}
@@ -111,8 +118,8 @@ func (g *segment) judged(ctx context.Context, judge store.Judge) (done bool) {
 		copy(op.Buf, r.right)
 		return good()
 	})
-	done = true
-	for _, c := range *cs {
+	done = all || len(near) == len(*cs) && !g.isAway()
+	for _, c := range near {
 		switch {
 		case len(patches[c]) == 0 || g.mend(ctx, c, patches[c], rewound):
 		case !all || !g.condemn(c, whole, rewound):

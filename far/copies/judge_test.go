@@ -2,6 +2,7 @@ package copies_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -166,4 +167,118 @@ func TestNoCopyIsDroppedBeforeAnotherIsKnownToBeWhole(t *testing.T) {
 			}
 		})
 	}
+}
+
+// judgeOf has the store know what is right in every segment: what was said, a half at a time.
+func judgeOf(s *copies.Store) {
+	s.Judge(func(_ context.Context, seg store.Segment, reread store.Rereader) bool {
+		all := true
+		for _, at := range []int{0, len(said) / 2} {
+			half := said[at : at+len(said)/2]
+			op := store.ReadOp{Seg: seg, Off: at, Buf: make([]byte, len(half))}
+			all = reread(op, func() bool { return string(op.Buf) == half }) && all
+		}
+		return all
+	})
+}
+
+// reads reports whether some copy has what was said.
+func reads(t *testing.T, s *copies.Store, g store.Segment) bool {
+	t.Helper()
+	op := store.ReadOp{Seg: g, Buf: make([]byte, len(said))}
+	return s.Reread(t.Context(), op, func() bool { return string(op.Buf) == said })
+}
+
+// TestAGoodCopyIsWaitedForWhileOthersAreDamaged: its place is away for so long that it is given up, and comes back after that.
+func TestAGoodCopyIsWaitedForWhileOthersAreDamaged(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		a, b, c := newLender("a", "", 100), newLender("b", "", 100), newLender("c", "", 100)
+		c.cut()
+		s, err := copies.Open(copies.Config{Places: []copies.Place{a.place(), b.place(), c.place()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		judgeOf(s)
+		g := alloc(t, s)
+		if err := g.Write(t.Context(), []byte(said), 0); err != nil {
+			t.Fatal(err)
+		}
+		a.cut()
+		b.damageAt(3)
+		if reads(t, s, g) {
+			t.Fatal("the damaged copy is read as if it were good")
+		}
+		c.goOn()
+		time.Sleep(2 * copies.DefaultRepairAfter)
+		if st := s.Stats(); st.Repaired != 1 || st.Doubted != 1 || !strings.Contains(strings.Join(s.Explain(), "\n"), "wait for a copy") {
+			t.Errorf("while the good copy is away: %+v, %q, want one copy that was made, and that the good one is waited for", st, s.Explain())
+		}
+		a.goOn()
+		time.Sleep(time.Minute)
+		if st := s.Stats(); !reads(t, s, g) || st.Doubted != 0 || s.CopiesOf(g) != copies.DefaultCopies {
+			t.Errorf("when it is there again: %+v and %d copies, want what was written, and 2", st, s.CopiesOf(g))
+		}
+		for _, l := range []*lender{a, b, c} {
+			l.kill()
+			time.Sleep(10 * time.Second)
+			if !reads(t, s, g) {
+				t.Errorf("%s has lost its copy, and what was written is nowhere", l.name)
+			}
+		}
+	})
+}
+
+// TestNoCopyThatIsTooManyGoesUnlooked: a store is to have fewer copies than before, and the only good one is among those that are too
+// many.
+func TestNoCopyThatIsTooManyGoesUnlooked(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T) {
+		var places []copies.Place
+		var lenders []*lender
+		for _, name := range []string{"a", "b", "c", "d"} {
+			l := newLender(name, "", 100)
+			p := l.place()
+			p.Store = keeps(l)
+			lenders, places = append(lenders, l), append(places, p)
+		}
+		open := func(epoch uint64, n int) *copies.Store {
+			s, err := copies.Open(copies.Config{Copies: n, Places: places, Keep: &copies.Keep{Epoch: epoch, Moved: func(context.Context, uint64, func() string) error { return nil }}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		s := open(1, 3)
+		g := alloc(t, s)
+		if err := g.Write(t.Context(), []byte(said), 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		s = open(2, 2)
+		defer s.Close()
+		judgeOf(s)
+		g, err := s.Reopen(t.Context(), g.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range lenders[1:3] {
+			l.damageAt(3)
+		}
+		for _, l := range lenders[:2] {
+			l.leave(true)
+		}
+		time.Sleep(time.Minute)
+		if !reads(t, s, g) || s.CopiesOf(g) != 2 || lenders[0].store.Lent()+lenders[1].store.Lent() > 0 {
+			t.Errorf("%d copies, and some has what was written: %v, want 2 that have, and none at the places that leave: %v", s.CopiesOf(g), reads(t, s, g), s.Explain())
+		}
+		for _, l := range lenders[2:] {
+			l.kill()
+			time.Sleep(10 * time.Second)
+			if !reads(t, s, g) {
+				t.Errorf("%s has lost its copy, and what was written is nowhere", l.name)
+			}
+		}
+	})
 }

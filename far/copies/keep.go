@@ -138,7 +138,7 @@ func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) 
 
 // An awayCopy is a copy that could not be reached when its segment was reopened. It has all that was written. For
 // Config.RepairAfter it counts like a copy at a place that does not answer, and no other copy is made in its place.
-// After that it stays in the segment's name until another copy takes its place. Whenever it can be reached it becomes
+// After that it stays in the segment's name until another copy takes its place, and the segment is not suspected. Whenever it can be reached it becomes
 // one of the segment's copies again.
 type awayCopy struct {
 	called string
@@ -167,6 +167,13 @@ func (g *segment) waiting() (cs []copyOf) {
 		}
 	}
 	return cs
+}
+
+// isAway reports whether a copy could not be reached when g was reopened, and may come back.
+func (g *segment) isAway() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.away, func(a awayCopy) bool { return a.place != nil })
 }
 
 // expired reports whether g has stopped waiting for the copies in away. g.mu must be held.

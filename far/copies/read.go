@@ -318,11 +318,11 @@ func (s *Store) takeToken() bool {
 func (s *Store) Reread(ctx context.Context, op store.ReadOp, good func() bool) bool {
 	g := op.Seg.(*segment)
 	r := g.reread(ctx, *g.copies.Load(), op, good)
+	if len(r.bad) > 0 && (r.right != nil || len(r.unreadable) > 0 || g.isAway()) {
+		g.suspect() // the others may be bad elsewhere, or those that cannot be read now may be needed
+	}
 	if r.right == nil {
 		return false
-	}
-	if len(r.bad) > 0 {
-		g.suspect() // the others may be bad elsewhere
 	}
 	copy(op.Buf, r.right)
 	return good() // good may change op.Buf: the caller gets what good makes of it

@@ -162,8 +162,8 @@ func (g *segment) good() (good []copyOf) {
 }
 
 // health returns how many good copies g has, and whether repair can do something for g now: reach a copy that could
-// not be reached, make a missing copy, make one at a place that stays or in another zone, or forget copies that g
-// need not wait for.
+// not be reached, make a missing copy, make one at a place that stays or in another zone, give back one that is too
+// many, or forget copies that g need not wait for.
 func (g *segment) health() (left int, repairable bool) {
 	good := g.good()
 	n, every := g.lacks(good)
@@ -172,7 +172,14 @@ func (g *segment) health() (left int, repairable bool) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(good), g.needless(good)
+	return len(good), g.needless(good) || g.excess(good)
+}
+
+// excess reports whether g has more copies than it should, enough of them good, and is not suspected, so that some
+// may go. g.mu must be held.
+func (g *segment) excess(good []copyOf) bool {
+	cs, want := g.copies.Load(), g.store.cfg.Copies
+	return len(shared(*cs)) > want && len(shared(good)) >= want && reachable(good) == len(good) && g.suspicions.Load() == 0 && g.unlike != cs
 }
 
 // lacks is Store.lacks for g, whose copies that it waits for count beside the good ones. While g waits for any, only
@@ -186,10 +193,10 @@ func (g *segment) lacks(good []copyOf) (n int, every bool) {
 	return n, every
 }
 
-// needless reports whether g need not wait for the copies in away any longer: it has waited long enough, and there
-// are enough good copies. g.mu must be held.
+// needless reports whether g need not wait for the copies in away any longer: it has waited long enough, there are
+// enough good copies, and g is not suspected. g.mu must be held.
 func (g *segment) needless(good []copyOf) bool {
-	return len(g.away) > 0 && !g.reaching && g.expired() && len(shared(good)) >= g.store.cfg.Copies
+	return len(g.away) > 0 && !g.reaching && g.expired() && len(shared(good)) >= g.store.cfg.Copies && g.suspicions.Load() == 0
 }
 
 // lacks returns how many more copies a segment with the good copies should get at places that share the copies out,
@@ -304,6 +311,8 @@ func (g *segment) repair(ctx context.Context) bool {
 		fresh = append(fresh, s.borrowEvery(ctx, good)...)
 	}
 	going = slices.DeleteFunc(going, func(c copyOf) bool { return c.lost() || !c.place.usable() })
+	var spent []copyOf // copies whose bytes others have that stay
+	promoted := len(made)
 	for i, c := range fresh {
 		var from copyOf
 		if i < len(going) {
@@ -311,21 +320,19 @@ func (g *segment) repair(ctx context.Context) bool {
 		}
 		if s.copyTo(ctx, g, c, from, nil, 0, end) {
 			made = append(made, c)
+			spent = append(spent, from)
 		} else {
 			c.place.giveBack(c.seg)
 		}
 	}
+	spent = append(spent, g.superfluous(ctx, made, spent, promoted, end)...)
 
 	g.mu.Lock()
 	var old []copyOf
 	vain := g.freed
-	if !vain && len(made) > 0 {
+	if !vain && (len(made) > 0 || len(shared(g.good())) >= s.cfg.Copies) {
 		var next []copyOf
-		next, old = s.choose(*g.copies.Load(), made)
-		// Meanwhile places may have begun to leave, or ceased to. A copy goes only if it could be read before
-		// (going), is lost, or is at a place that was given up.
-		vain = slices.ContainsFunc(old, func(c copyOf) bool { return !c.lost() && !c.place.givenUp.Load() && !slices.Contains(going, c) })
-		if !vain {
+		if next, old, vain = g.exchange(made, spent); !vain {
 			g.copies.Store(&next)
 		}
 	}
@@ -343,7 +350,7 @@ func (g *segment) repair(ctx context.Context) bool {
 		}
 		return false
 	}
-	told := len(made)+len(needless) == 0 || g.replaced(ctx, old)
+	told := len(made)+len(needless)+len(old) == 0 || g.replaced(ctx, old)
 	g.mu.Lock()
 	// Only now can g be written to again: before, whoever opens the store next would not have found the copies with
 	// the new bytes.
@@ -359,8 +366,54 @@ func (g *segment) repair(ctx context.Context) bool {
 	return len(made) > 0
 }
 
+// superfluous returns copies that may go when g has got the copies in made, beside those in spent: as many as spare
+// copies were promoted in their place, and those that have the same bytes as one that stays. Others may have something
+// right that is wrong in all that stay.
+func (g *segment) superfluous(ctx context.Context, made, spent []copyOf, promoted, end int) (more []copyOf) {
+	cs := g.copies.Load()
+	stay, going := g.store.choose(*cs, made)
+	stay = slices.DeleteFunc(stay, func(c copyOf) bool { return c.lost() || !c.place.usable() })
+	for _, c := range going {
+		switch {
+		case c.lost() || !c.place.usable() || slices.Contains(spent, c):
+		case promoted > 0:
+			more = append(more, c)
+			promoted--
+		case len(stay) > 0:
+			if err := g.compareAll(ctx, c, stay[:1], end); err == nil {
+				more = append(more, c)
+			} else if errors.Is(err, errUnlike) {
+				g.differs(cs)
+			}
+		}
+	}
+	return more
+}
+
+// exchange returns the copies that g has from now on when it gets those in made, and the old ones that go: those that
+// are lost, those in spent, and, unless g is suspected, those at places that were given up. It is in vain if a copy
+// has to stay for which there is no place: meanwhile a place may have come back. g.mu must be held.
+func (g *segment) exchange(made, spent []copyOf) (next, old []copyOf, vain bool) {
+	s := g.store
+	next, going := s.choose(*g.copies.Load(), made)
+	for _, c := range going {
+		given := c.place.givenUp.Load()
+		switch {
+		case c.lost() || slices.Contains(spent, c) || given && (g.suspicions.Load() == 0 || len(next) == MaxCopies):
+			old = append(old, c)
+		case len(next) == MaxCopies || slices.ContainsFunc(next, func(o copyOf) bool { return o.place == c.place }):
+			return nil, nil, true
+		default:
+			if next = append(next, c); given {
+				s.log.Warn("a copy at a place that does not answer is waited for, since those that are left are not known to be good", "place", c.place.Name, "segment", g.number)
+			}
+		}
+	}
+	return next, old, false
+}
+
 // choose says which copies of a segment stay and which go, of those that it had and those that were made for it.
-// Copies go that are lost or at places that were given up. If there are more than Config.Copies, old copies go: first
+// Copies go that are lost or at places that were given up, as far as exchange lets them. If there are more than Config.Copies, old copies go: first
 // those that share a zone with another copy, then those at places that are leaving, then others. Copies at places
 // with Every always stay.
 func (s *Store) choose(had, made []copyOf) (stay, go_ []copyOf) {

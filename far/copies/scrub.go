@@ -52,7 +52,6 @@ func (b *scrubber) next(ctx context.Context, all []*segment) {
 // scrub compares the copies of g, and reports whether there was something to compare. If the copies differ, the judge
 // is asked which of them are right.
 func (g *segment) scrub(ctx context.Context) bool {
-	s := g.store
 	g.mu.Lock()
 	cs, end, rewound, known := g.copies.Load(), int(g.end.Load()), g.rewound, g.unlike
 	busy := g.freed || g.repairing || g.writing > 0
@@ -64,29 +63,38 @@ func (g *segment) scrub(ctx context.Context) bool {
 		g.differs(cs)
 		return true
 	}
+	if errors.Is(g.compareAll(ctx, (*cs)[0], (*cs)[1:], end), errUnlike) {
+		g.mu.Lock()
+		// Otherwise a write from the front may have reached only some of the copies when they were compared.
+		same := g.rewound == rewound && !g.freed
+		g.mu.Unlock()
+		if same {
+			g.differs(cs)
+		}
+	}
+	return true
+}
+
+// compareAll compares the first end bytes of the copy c with others. It returns nil if all have the same bytes wherever
+// they count, and errUnlike if they do not.
+func (g *segment) compareAll(ctx context.Context, c copyOf, others []copyOf, end int) error {
+	s := g.store
 	piece := pieces.Get().(*[pieceSize]byte)
 	defer pieces.Put(piece)
 	torn := g.doesNotCount()
 	for off := 0; off < end; off += pieceSize {
 		began := s.proc.Now()
 		each, cancel := s.proc.WithTimeout(ctx, repairTimeout)
-		err := s.readPiece(each, g, (*cs)[0], (*cs)[1:], piece[:min(pieceSize, end-off)], off, torn)
+		err := s.readPiece(each, g, c, others, piece[:min(pieceSize, end-off)], off, torn)
 		cancel()
-		if errors.Is(err, errUnlike) {
-			g.mu.Lock()
-			// Otherwise a write from the front may have reached only some of the copies when they were compared.
-			same := g.rewound == rewound && !g.freed
-			g.mu.Unlock()
-			if same {
-				g.differs(cs)
-			}
-			return true
+		if err != nil {
+			return err
 		}
-		if err != nil || !s.leisure(ctx, g, began) {
-			return true
+		if !s.leisure(ctx, g, began) {
+			return context.Cause(ctx)
 		}
 	}
-	return true
+	return nil
 }
 
 // differs notes that the copies cs of g had different bytes, and has the judge asked which of them are right.

@@ -20,7 +20,9 @@ type segment struct {
 	copies atomic.Pointer[[]copyOf] // replaced under mu
 	spare  atomic.Pointer[spare]    // a copy beside these, or nil; set under mu
 
-	suspected bool // it is among the suspects of judging; guarded by Store.mu
+	// How often it was suspected since the judge has looked at it. It is among the suspects of judging, or being
+	// judged, unless this is 0.
+	suspicions atomic.Int64
 
 	mu        sync.Mutex
 	end       atomic.Int64 // up to where something was written, or is about to be; changes under mu

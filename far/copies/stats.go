@@ -2,6 +2,7 @@ package copies
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -26,7 +27,8 @@ type Stats struct {
 	Endangered int // segments that have fewer copies than they should at places that answer
 	Spares     int // segments that have a spare copy, which may vanish
 
-	Bare int // segments that lack a copy at a place with Every
+	Doubted int // segments that wait for a copy at a place that was given up: see Explain
+	Bare    int // segments that lack a copy at a place with Every
 
 	Lost          int64         // segments of which all copies were lost, and with them what was written to them
 	CopiesLost    int64         // copies that were lost with their place
@@ -72,6 +74,9 @@ func (s *Store) Stats() Stats {
 		if bare || reachable(shared(*g.copies.Load())) < s.cfg.Copies {
 			st.Endangered++
 		}
+		if g.doubted() {
+			st.Doubted++
+		}
 		if g.spare.Load() != nil {
 			st.Spares++
 		}
@@ -96,6 +101,11 @@ func (s *Store) Stats() Stats {
 		st.Places = append(st.Places, ps)
 	}
 	return st
+}
+
+// doubted reports whether g waits for a copy at a place that was given up, since it is suspected.
+func (g *segment) doubted() bool {
+	return g.suspicions.Load() > 0 && slices.ContainsFunc(*g.copies.Load(), func(c copyOf) bool { return c.place.givenUp.Load() })
 }
 
 // Everywhere reports whether there is a place with Every, all such places can be used, and each segment has a copy at
@@ -132,6 +142,9 @@ func (s *Store) Explain() (lines []string) {
 	}
 	if st.Endangered > st.Bare {
 		lines = append(lines, fmt.Sprintf("%d of them have fewer, and may be lost with one node more: they are copied as soon as nodes have room for them.", st.Endangered))
+	}
+	if st.Doubted > 0 {
+		lines = append(lines, fmt.Sprintf("%d of them wait for a copy at a node that does not answer: in those that are left something is wrong, or not known to be right.", st.Doubted))
 	}
 	for _, p := range st.Places {
 		switch p.State {
