@@ -333,8 +333,12 @@ func (f *Log) Commit(ctx context.Context, checkpoint []byte, segs []store.Segmen
 			k.spares = k.spares[:most]
 		}
 	} else { // the store may have the root
-		for _, s := range parts {
-			k.waiting = append(k.waiting, Kept{seg: s})
+		for i, s := range parts {
+			w := Kept{seg: s}
+			if i < len(root.Parts) {
+				w.part = root.Parts[i]
+			}
+			k.waiting = append(k.waiting, w)
 		}
 		if k.kept == nil {
 			k.kept = make(map[store.Segment]bool, len(segs))

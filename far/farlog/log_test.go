@@ -192,10 +192,11 @@ type lateKeeper struct {
 	mem   *store.MemStore
 	late  int
 	needs bool
+	away  error // what becomes of a root
 }
 
 func (k *lateKeeper) SegmentSize() int                      { return k.mem.SegmentSize() }
-func (k *lateKeeper) SetRoot(context.Context, []byte) error { return nil }
+func (k *lateKeeper) SetRoot(context.Context, []byte) error { return k.away }
 func (k *lateKeeper) Wants() bool                           { return false }
 func (k *lateKeeper) Needs() bool                           { return k.needs }
 func (k *lateKeeper) Alloc(ctx context.Context) (store.Segment, error) {

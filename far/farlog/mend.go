@@ -10,7 +10,8 @@ import (
 )
 
 // Mend is the store.Judge of the log. It reads all records of a segment, also of one that is dead and only kept for
-// the last checkpoint or for a pin, with reread.
+// the last checkpoint or for a pin, with reread. A checkpoint that failed may be the last one nevertheless: its root
+// may have been kept although the keeper's answer was lost.
 func (f *Log) Mend(ctx context.Context, seg store.Segment, reread store.Rereader) (all bool) {
 	var s *Segment
 	f.All(func(o *Segment) {
@@ -28,6 +29,9 @@ func (f *Log) Mend(ctx context.Context, seg store.Segment, reread store.Rereader
 	}
 	if k, pin := f.pinDead(seg); pin != nil {
 		defer pin.Unpin()
+		if k.part.Length > 0 {
+			return f.mendPart(ctx, seg, k.part, pin, reread)
+		}
 		return f.mendRecords(ctx, k, pin, reread)
 	}
 	return true // it is not in use: nothing in it counts
@@ -96,8 +100,8 @@ func (f *Log) pinPart(seg store.Segment) (record.Part, *Pinned) {
 	return record.Part{}, nil
 }
 
-// pinDead finds the dead segment seg among those that are kept for the last checkpoint or for pins, and pins it. If it
-// is none of them, the pin is nil.
+// pinDead finds seg among the dead segments that are kept for the last checkpoint or for pins, and those that have
+// parts of checkpoints that failed, and pins it. If it is none of them, the pin is nil.
 func (f *Log) pinDead(seg store.Segment) (Kept, *Pinned) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -3,6 +3,8 @@ package farlog
 import (
 	"bytes"
 	"context"
+	"errors"
+	"slices"
 	"testing"
 
 	"polder/far/record"
@@ -71,6 +73,19 @@ func TestWhatIsKeptForACheckpointIsMended(t *testing.T) {
 	pin.Unpin()
 	mends("when nothing refers to it", s.Seg, 0)
 	mends("a part of a checkpoint that is over", part, 0)
+
+	k.away = errors.New("the answer is lost")
+	if _, err := f.Commit(t.Context(), make([]byte, 100), nil, 0, 4); !errors.Is(err, k.away) {
+		t.Fatalf("a checkpoint whose root may be kept or not: %v, want %v", err, k.away)
+	}
+	part = f.keeping.waiting[len(f.keeping.waiting)-1].seg
+	mends("a part of a checkpoint that may be the last or not", part, len(mem))
+	k.away = nil
+	commit()
+	mends("when there is a later one", part, 0)
+	if !slices.Contains(f.keeping.spares, part) {
+		t.Error("a part of a checkpoint that failed is not used again after a later one")
+	}
 }
 
 // twoCopies is a store with two copies, each of which has one byte of every segment wrong. The first one is read.

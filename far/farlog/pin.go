@@ -144,7 +144,8 @@ func (s *Stretches) Next(ctx context.Context) ([]byte, error) {
 	return r.Body(), nil
 }
 
-// Kept is a segment as a checkpoint lists it, or a dead one that is kept for a checkpoint.
+// Kept is a segment as a checkpoint lists it, or a dead one that is kept for a checkpoint, or one that a checkpoint is
+// in of which nobody knows whether it is the last.
 type Kept struct {
 	ID       uint64
 	Position uint64 // no two segments of a heap have the same, even if different owners opened them
@@ -152,6 +153,7 @@ type Kept struct {
 
 	seg  store.Segment
 	seed uint32
+	part record.Part // of the checkpoint that is in it; its Length is 0 if none is
 }
 
 // kept returns what there is of s at the moment.
