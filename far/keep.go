@@ -79,7 +79,7 @@ func (h *Heap) load(ctx context.Context, store store.Keeper) error {
 		if err := h.core.Far.Reopened(ctx); err != nil {
 			return err
 		}
-		return h.core.FirstReserve(ctx, true)
+		return h.core.FirstReserve(ctx)
 	}
 	h.maps.SetSecrets(root.Seed, root.Key)
 	if len(b) > 0 {
@@ -94,7 +94,7 @@ func (h *Heap) load(ctx context.Context, store store.Keeper) error {
 	if err := h.core.Far.Reopened(ctx); err != nil {
 		return err
 	}
-	return h.core.FirstReserve(ctx, false)
+	return h.core.FirstReserve(ctx)
 }
 
 // decode loads a checkpoint from d.
@@ -135,6 +135,10 @@ func (h *Heap) KeepState(state func() State) {
 	h.stateOf = state
 	h.core.Blocks.Store(true)
 }
+
+// Replays says whether the program is replaying a journal of its own, from before the heap was opened. Meanwhile no
+// write is refused because the next checkpoint would not fit.
+func (h *Heap) Replays(on bool) { h.core.Replays(on) }
 
 // AwaitRoom waits, if the store is full, until cleaning and a checkpoint may have made room, and reports whether they
 // have: then a write that failed with ErrStoreFull may be tried again. The caller must not hold locks for which the

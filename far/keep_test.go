@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -633,6 +634,52 @@ func TestACheckpointFitsIntoAStoreThatIsFull(t *testing.T) {
 		checkpoint(h)
 		closeHeap(t, h)
 	}
+}
+
+// fillKept stores values under n keys in a heap that is kept, until one is refused because far memory is full, and returns how many it has
+// stored.
+func fillKept(t *testing.T, h *Heap, name string, most int) int {
+	t.Helper()
+	m := h.NewByteMap("things")
+	for i := range most {
+		if err := m.Set(t.Context(), fmt.Append(nil, name, i), Entry{Value: bytes.Repeat([]byte("v"), 1500)}); errors.Is(err, ErrStoreFull) {
+			return i
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return most
+}
+
+// TestTheFirstCheckpointOfAHeapThatIsOpenedAgainFits, also if the store was full and more is stored before it, whether those who write wait for
+// checkpoints or not. Otherwise there would never be another. What is replayed of a journal is not refused.
+func TestTheFirstCheckpointOfAHeapThatIsOpenedAgainFits(t *testing.T) {
+	full := newKeeper(heap.MinSegmentSize, 150)
+	h := openKept(t, full, heap.MinLocal, false)
+	fillKept(t, h, "old", math.MaxInt)
+	closeHeap(t, h)
+	for _, waits := range []bool{true, false} {
+		h := openKept(t, full.copy(), heap.MinLocal, false)
+		if !waits {
+			h.KeepState(func() State { return State{} })
+		}
+		stored := fillKept(t, h, "new", math.MaxInt)
+		if err := h.Checkpoint(t.Context()); err != nil {
+			t.Errorf("the first checkpoint after %d values, where those who write wait: %v: %v", stored, waits, err)
+		}
+		_ = h.Close() // it says the same
+	}
+	h = openKept(t, full.copy(), heap.MinLocal, false)
+	h.KeepState(func() State { return State{} })
+	h.Replays(true)
+	const replayed = 600
+	if n := fillKept(t, h, "replayed", replayed); n < replayed {
+		t.Errorf("%d of %d values were replayed, and the next was refused", n, replayed)
+	}
+	if h.Replays(false); fillKept(t, h, "new", 1) > 0 {
+		t.Error("after more was replayed than the next checkpoint has room for, another value is stored")
+	}
+	_ = h.Close() // no checkpoint fits
 }
 
 // TestACheckpointFitsBesideTablesThatAreFull: with the least budget and many small entries the tables have all that they may have, and more while

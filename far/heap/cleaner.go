@@ -43,8 +43,7 @@ func (h *Heap) FarReady(n int) bool {
 	switch {
 	case h.backing != nil && h.backing.writing:
 		return h.hasRoom(n) || h.lendReserve(h.indexReserve())
-	case h.Far.Keeps() && !h.begun.Load():
-		// What the heap's owner before had in the room that is the reserve by now is being stored again.
+	case h.replays.Load():
 		if h.lendReserve(h.dirtyReserve()) {
 			return true
 		}

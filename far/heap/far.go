@@ -94,7 +94,7 @@ func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []store.Segme
 	why := err
 	if err == nil {
 		why = h.Reserve(ctx) // as far as there is room
-		h.begun.Store(true)
+		h.replays.Store(false)
 	}
 	h.limitDirty()
 	h.room.Committed(h.Far.Reserved(), h.mostDirty.Load(), h.farLive(), why)

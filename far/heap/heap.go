@@ -57,7 +57,7 @@ type Heap struct {
 	pauses  chan *pause   // asks it to do nothing
 	backing *backing      // the request that it works on; the evacuator's
 
-	begun     atomic.Bool  // the heap was new, or there has been a checkpoint since it was opened
+	replays   atomic.Bool  // see Replays
 	limited   atomic.Bool  // mostDirty is in force
 	mostDirty atomic.Int64 // how many bytes without a far copy may be stored: see limitDirty
 	wanted    atomic.Bool  // somebody waits in MayStore, and the evacuator is to look for room

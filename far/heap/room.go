@@ -41,12 +41,12 @@ func (h *Heap) Reserve(ctx context.Context) error { return h.Far.Reserve(ctx, h.
 // needs comes first. After a failure, the heap leaves the store alone for as long, and tries again.
 const reserveLater = 100 * time.Millisecond
 
-// FirstReserve is Reserve for a heap that is being opened, and may be new. If the store has plenty of room,
-// FirstReserve does not wait: the reserve is made while the heap is used, and what the heap takes until then is little
-// beside the room that there is.
-func (h *Heap) FirstReserve(ctx context.Context, isNew bool) error {
-	h.begun.Store(isNew)
+// FirstReserve is Reserve for a heap that is being opened. If the store has plenty of room, FirstReserve does not wait:
+// the reserve is made while the heap is used, and what the heap takes until then is little beside the room that there
+// is.
+func (h *Heap) FirstReserve(ctx context.Context) error {
 	if !h.Far.Plenty(h.checkpointReserve()) {
+		defer h.limitDirty()
 		return h.Reserve(ctx)
 	}
 	h.Wg.Go(func() {
@@ -74,10 +74,16 @@ func (h *Heap) lendReserve(leave int) bool {
 	if h.backing != nil {
 		h.backing.reserved = true
 	}
-	if h.begun.Load() {
+	h.limitDirty()
+	return true
+}
+
+// Replays says whether a journal is being replayed. Until that ends, or there is a checkpoint, nothing is refused: what
+// is stored is what the heap's owner before had stored, in the room that is the reserve by now.
+func (h *Heap) Replays(on bool) {
+	if h.replays.Store(on); on || !h.Far.Plenty(h.checkpointReserve()) {
 		h.limitDirty()
 	}
-	return true
 }
 
 // Bytes without a far copy may be written twice until a checkpoint needs no more for them: what is stored while one
@@ -95,7 +101,7 @@ func (h *Heap) dirtyReserve() int {
 func (h *Heap) limitDirty() {
 	n := h.Far.Reserved()
 	h.mostDirty.Store(int64(max(0, n-h.keptReserve())) * int64(h.Far.SegSize) * dirtyBytes / dirtyWritten)
-	h.limited.Store(h.Far.Keeps() && n < h.checkpointReserve())
+	h.limited.Store(h.Far.Keeps() && n < h.checkpointReserve() && !h.replays.Load())
 }
 
 // Limited reports whether MayStore may wait.

@@ -26,6 +26,8 @@ func (sp *Space) replay(ctx context.Context) (changed bool, err error) {
 	}
 	sp.journal = j
 	sp.heap.KeepState(sp.keepState)
+	sp.heap.Replays(true)
+	defer sp.heap.Replays(false)
 	r := replayer{j: j, a: &Access{Space: sp, ctx: ctx, replays: true}, read: j.batch}
 	records := 0
 	record := func(rec []byte) error { records++; return r.record(rec) }
