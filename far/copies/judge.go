@@ -12,9 +12,9 @@ import (
 // has other bytes than were written, has looked at a part of the segment only. Another copy may be damaged elsewhere,
 // so none is given up before the judge has looked at all that counts in the segment, in all copies.
 //
-// A segment is suspected until the judge has done that. If something is right in no copy that can be reached, it stays
-// suspected until the others can be reached, too. Of a segment that is suspected no copy goes because its place was
-// given up, or because there are enough others.
+// A segment is suspected until the judge has done that. If something is right in no copy that can be reached, it
+// stays suspected until the others can be reached, too. Of a segment that is suspected no copy goes because its place
+// was given up, or because there are enough others.
 type judging struct {
 	look     store.Judge // see Judge; guarded by Store.mu
 	suspects []*segment  // guarded by Store.mu

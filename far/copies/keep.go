@@ -138,8 +138,8 @@ func (s *Store) Reopen(ctx context.Context, name string) (store.Segment, error) 
 
 // An awayCopy is a copy that could not be reached when its segment was reopened. It has all that was written. For
 // Config.RepairAfter it counts like a copy at a place that does not answer, and no other copy is made in its place.
-// After that it stays in the segment's name until another copy takes its place, and the segment is not suspected. Whenever it can be reached it becomes
-// one of the segment's copies again.
+// After that it stays in the segment's name until another copy takes its place, and the segment is not suspected.
+// Whenever it can be reached it becomes one of the segment's copies again.
 type awayCopy struct {
 	called string
 	place  *place // nil: a disk that is not one of the places; the name leaves the copy out
