@@ -61,6 +61,20 @@ func (s *Server) lock(key []byte) *sync.Mutex {
 	return &s.locks[maphash.Bytes(seed, key)%uint64(len(s.locks))]
 }
 
+// maxAnswer is more than any answer has without an item's data.
+const maxAnswer = 2 << 10
+
+// lock locks a key, and returns the lock. First it makes room for an answer without data: while a key is locked,
+// nothing may be sent, because the client may be slow to read, and clients that use other keys with the same lock wait.
+func (c *client) lock(key []byte) *sync.Mutex {
+	if c.out.Available() < maxAnswer {
+		_ = c.out.Flush() // out keeps the error
+	}
+	l := c.s.lock(key)
+	l.Lock()
+	return l
+}
+
 // get reads an item; its data is valid until the next one is read.
 func (c *client) get(key []byte) (item, bool) {
 	stored, ok := c.s.items.Get(key, c.item[:0])

@@ -182,18 +182,23 @@ func (c *client) meta(name string, args [][]byte) error {
 	if err != nil {
 		return c.refuse(name, err)
 	}
-	l := c.s.lock(r.key)
-	l.Lock()
-	defer l.Unlock()
+	var value []byte
+	send := false
+	l := c.lock(r.key)
 	switch name {
 	case "mg":
-		err = c.metaGet(r)
+		value, send, err = c.metaGet(r)
 	case "md":
 		err = c.metaDelete(r)
 	case "ma":
 		err = c.metaArithmetic(r)
 	case "me":
 		err = c.metaDebug(r)
+	}
+	l.Unlock()
+	if send {
+		_, _ = c.out.Write(value)
+		err = c.say("")
 	}
 	if errors.Is(err, errToken) {
 		return c.refuse(name, err)
@@ -225,8 +230,9 @@ func (c *client) metaDebug(r *request) error {
 
 // metaGet: with the flag N, a miss stores an empty item, which the client that is told W is to replace. With R, an
 // item that is about to expire is to be replaced likewise; a stale item always is. One client wins and is told W; the
-// others are told Z. Flags take effect in the order in which they come.
-func (c *client) metaGet(r *request) error {
+// others are told Z. Flags take effect in the order in which they come. If send is true, the value is to be
+// sent behind the answer, when the key is no longer locked.
+func (c *client) metaGet(r *request) (value []byte, send bool, err error) {
 	c.s.stats.gets.Add(1)
 	i, ok := c.get(r.key)
 	vivify, create, err1 := r.number('N')
@@ -234,7 +240,7 @@ func (c *client) metaGet(r *request) error {
 	recache, _, err3 := r.number('R')
 	explicit, _, err4 := r.unique('E')
 	if err1 != nil || err2 != nil || err3 != nil || err4 != nil {
-		return errToken
+		return nil, false, errToken
 	}
 	created := !ok && create
 	switch {
@@ -244,9 +250,9 @@ func (c *client) metaGet(r *request) error {
 	case !ok:
 		c.missed(r.key)
 		if r.has('q') {
-			return nil
+			return nil, false, nil
 		}
-		return c.answer(r, "EN", nil)
+		return nil, false, c.answer(r, "EN", nil)
 	default:
 		c.s.stats.hits.Add(1)
 	}
@@ -289,12 +295,7 @@ func (c *client) metaGet(r *request) error {
 	if !r.has('u') {
 		c.s.uses.note(r.key, c.now)
 	}
-	_ = c.say("")
-	if !r.has('v') {
-		return nil
-	}
-	_, _ = c.out.Write(i.data)
-	return c.say("")
+	return i.data, r.has('v'), c.say("")
 }
 
 // metaSet: ms key datalen flags*.
@@ -323,8 +324,7 @@ func (c *client) metaSet(args [][]byte) error {
 		return c.say("SERVER_ERROR object too large for cache")
 	}
 	c.s.stats.sets.Add(1)
-	l := c.s.lock(r.key)
-	l.Lock()
+	l := c.lock(r.key)
 	defer l.Unlock()
 	status, i, err := c.metaStore(r)
 	if err != nil {

@@ -155,8 +155,7 @@ func (c *client) retrieve(keys [][]byte, unique, touch bool) error {
 			return c.bad()
 		}
 		c.s.stats.gets.Add(1)
-		l := c.s.lock(k)
-		l.Lock()
+		l := c.lock(k)
 		i, ok := c.get(k)
 		if ok {
 			c.s.uses.note(k, c.now)
@@ -276,8 +275,7 @@ func (c *client) set(name string, args [][]byte) error {
 		return c.unless(quiet, "SERVER_ERROR object too large for cache")
 	}
 	c.s.stats.sets.Add(1)
-	l := c.s.lock(key)
-	l.Lock()
+	l := c.lock(key)
 	defer l.Unlock()
 	i := item{expiry: c.expiry(exptime), flags: uint32(flags), data: c.data}
 	if name != "set" {
@@ -333,8 +331,7 @@ func (c *client) remove(args [][]byte) error {
 	case !validKey(args[0]):
 		return c.bad()
 	}
-	l := c.s.lock(args[0])
-	l.Lock()
+	l := c.lock(args[0])
 	_, ok := c.get(args[0])
 	c.s.items.Delete(args[0])
 	l.Unlock()
@@ -360,8 +357,7 @@ func (c *client) arithmetic(up bool, args [][]byte) error {
 	if err != nil {
 		return c.unless(quiet, "CLIENT_ERROR invalid numeric delta argument")
 	}
-	l := c.s.lock(args[0])
-	l.Lock()
+	l := c.lock(args[0])
 	defer l.Unlock()
 	i, ok := c.get(args[0])
 	if !ok {
@@ -405,8 +401,7 @@ func (c *client) touch(args [][]byte) error {
 	if err != nil {
 		return c.unless(quiet, "CLIENT_ERROR invalid exptime argument")
 	}
-	l := c.s.lock(args[0])
-	l.Lock()
+	l := c.lock(args[0])
 	defer l.Unlock()
 	i, ok := c.get(args[0])
 	if !ok {
