@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -169,6 +170,31 @@ class PolderSoft(unittest.TestCase):
                 self.assertEqual([c.get_or_rebuild(self.key, self.rebuild) for _ in range(100)][-1], b"value 100")
         finally:
             self.server.process.send_signal(signal.SIGCONT)
+
+    def test_a_server_that_answers_byte_by_byte_costs_a_timeout(self):
+        path, stop = os.path.join(self.directory.name, "slow"), threading.Event()
+        with socket.create_server(path, family=socket.AF_UNIX) as listener:
+
+            def serve():
+                with listener.accept()[0] as sock:
+                    for b in b"VALUE %s 0 1000\r\n" % self.key.encode() + bytes(1000):
+                        if stop.wait(0.02):
+                            return
+                        try:
+                            sock.send(bytes([b]))
+                        except OSError:
+                            return
+
+            server = threading.Thread(target=serve)
+            server.start()
+            try:
+                with polder_soft.Cache("unix:" + path, timeout=1, retry=60) as c, self.assertLogs("polder_soft", logging.WARNING):
+                    begin = time.monotonic()
+                    self.assertEqual(c.get_or_rebuild(self.key, self.rebuild), b"value 1")
+                    self.assertLess(time.monotonic() - begin, 10)
+            finally:
+                stop.set()
+                server.join()
 
     def test_a_child_has_connections_of_its_own(self):
         c = self.cache()

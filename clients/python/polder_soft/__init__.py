@@ -30,7 +30,7 @@ import socket
 import threading
 import time
 import weakref
-from typing import Any, BinaryIO, Callable, Generic, TypeVar
+from typing import Any, Callable, Generic, TypeVar
 
 __all__ = ["Cache"]
 
@@ -56,36 +56,56 @@ class _Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.replies: BinaryIO = sock.makefile("rb")
+        self.until = 0.0  # when the present call must have ended; time.monotonic
+        self.came = bytearray()  # what has not been read yet
 
     def close(self) -> None:
-        self.replies.close()
         self.sock.close()
 
     __del__ = close
 
+    def send(self, data: bytes) -> None:
+        self.sock.settimeout(_left(self.until))
+        self.sock.sendall(data)
+
+    def wait(self) -> None:
+        """Wait for more to come. A reply that comes byte by byte is not given more time than another."""
+        self.sock.settimeout(_left(self.until))
+        data = self.sock.recv(64 << 10)
+        if not data:
+            raise _Away("the connection has ended")
+        self.came += data
+
+    def read(self, n: int) -> bytes:
+        while len(self.came) < n:
+            self.wait()
+        data = bytes(self.came[:n])
+        del self.came[:n]
+        return data
+
     def line(self) -> bytes:
-        line = self.replies.readline(_MAX_LINE)
+        while (n := self.came.find(b"\n", 0, _MAX_LINE) + 1) == 0 and len(self.came) < _MAX_LINE:
+            self.wait()
+        line = self.read(n or _MAX_LINE)
         if not line.endswith(b"\r\n"):
-            raise _Away("the connection has ended" if not line else f"it answers {line[:40]!r}")
+            raise _Away(f"it answers {line[:40]!r}")
         return line[:-2]
 
     def get(self, key: bytes) -> bytes | None:
-        self.sock.sendall(b"get %s\r\n" % key)
+        self.send(b"get %s\r\n" % key)
         line = self.line()
         if line == b"END":
             return None
         words = line.split()
-        if len(words) != 4 or words[0] != b"VALUE" or words[1] != key:
+        if len(words) != 4 or words[0] != b"VALUE" or words[1] != key or not words[3].isdigit():
             raise _Away(f"it answers {line[:40]!r}")
-        size = int(words[3])
-        value = self.replies.read(size + 2)
-        if len(value) != size + 2 or value[-2:] != b"\r\n" or self.line() != b"END":
+        value = self.read(int(words[3]) + 2)
+        if value[-2:] != b"\r\n" or self.line() != b"END":
             raise _Away("a value is cut off")
         return value[:-2]
 
     def set(self, key: bytes, ttl: int, value: bytes) -> bool:
-        self.sock.sendall(b"set %s 0 %d %d\r\n%s\r\n" % (key, ttl, len(value), value))
+        self.send(b"set %s 0 %d %d\r\n%s\r\n" % (key, ttl, len(value), value))
         line = self.line()
         if line == b"STORED":
             return True
@@ -94,11 +114,19 @@ class _Connection:
         raise _Away(f"it answers {line[:40]!r}")
 
     def delete(self, key: bytes) -> bool:
-        self.sock.sendall(b"delete %s\r\n" % key)
+        self.send(b"delete %s\r\n" % key)
         line = self.line()
         if line in (b"DELETED", b"NOT_FOUND"):
             return line == b"DELETED"
         raise _Away(f"it answers {line[:40]!r}")
+
+
+def _left(until: float) -> float:
+    """How many seconds are left until then."""
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
 
 
 def _connect(address: str, timeout: float) -> _Connection:
@@ -136,7 +164,7 @@ class Cache(Generic[V]):
     """A cache at ADDRESS: "HOST:PORT" or "unix:PATH". A context manager.
 
     ttl is for how many seconds a value may be used, None for as long as there is memory.
-    timeout bounds the wait for each reply; after an error nobody asks for retry seconds.
+    timeout bounds how long a call waits for the cache; after an error nobody asks for retry seconds.
     """
 
     def __init__(self, address: str, ttl: float | None = None, timeout: float = 1.0, retry: float = 1.0,
@@ -250,15 +278,17 @@ class Cache(Generic[V]):
         self._check()
         if time.monotonic() < self._ask_again:
             return otherwise
+        until = time.monotonic() + self._timeout
         connection: _Connection | None = getattr(self._local, "connection", None)
         while True:
             fresh = connection is None
             try:
                 if connection is None:
-                    connection = _connect(self._address, self._timeout)
+                    connection = _connect(self._address, _left(until))
                     with self._lock:
                         self._connections.add(connection)
                     self._local.connection = connection
+                connection.until = until
                 answer = question(connection)
             except (OSError, ValueError, _Away) as e:
                 self._drop()
