@@ -9,6 +9,8 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
+import socket
 import subprocess
 import sys
 import threading
@@ -37,6 +39,22 @@ def mapped(address):
     with open("/proc/self/maps") as maps:
         ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in maps]
     return any(low <= address < high for low, high in ranges)
+
+
+@contextlib.contextmanager
+def descriptors(free):
+    """Leaves this process so many descriptors to open."""
+    taken = []
+    for _ in range(free + 1):
+        taken.append(os.dup(0))
+    for fd in taken:
+        os.close(fd)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[free], before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 class PolderShare(unittest.TestCase):
@@ -333,6 +351,30 @@ class PolderShare(unittest.TestCase):
             self.assertTrue(view.__buffer__(0).readonly)
             if sys.version_info >= (3, 12):
                 self.assertEqual(bytes(memoryview(view)), b"value")
+
+    def test_a_region_that_no_descriptor_is_left_for_is_given_back(self):
+        with client(patience=0.2) as c:
+            before = c.stats()["regions"]
+            with descriptors(0), self.assertRaisesRegex(polder_share.Unavailable, "descriptor|open files"):
+                c.alloc()
+            put(c, self.prefix + "k", b"value")
+            self.assertEqual(c.stats()["regions"], before + 1)
+
+    def test_an_attempt_to_come_back_that_fails_takes_no_descriptor(self):
+        with client(patience=0.2) as c:
+            put(c, self.prefix + "k", b"value")
+            before = len(os.listdir("/proc/self/fd"))
+            with descriptors(0):
+                with c._lock:  # the client's thread would act between the two
+                    c._watch.shutdown(socket.SHUT_RDWR)
+                    c._sock.shutdown(socket.SHUT_RDWR)
+                # The two that it closes suffice for a connection and the table, and not for the second connection.
+                with self.assertRaisesRegex(polder_share.Unavailable, "open files"):
+                    c.stats()
+            with c.get(self.prefix + "k") as view:
+                self.assertEqual(bytes(view.buffer), b"value")
+            self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+            self.assertTrue(c._thread.is_alive())
 
     def test_bad_requests(self):
         with self.assertRaises(polder_share.Invalid):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -268,18 +269,21 @@ class Client:
         return token, flags, known, fds
 
     def _connect(self) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock: socket.socket | None = None
         try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             sock.settimeout(self._patience)
             sock.connect(self._path)
+            return sock
         except OSError as e:
-            sock.close()
+            if sock is not None:
+                sock.close()
             raise Unavailable(f"cannot connect to {self._path}: {e}") from e
-        return sock
 
     def _attach(self) -> None:
         sock = self._connect()
         watch = None
+        fds: list[int] = []
         try:
             try:
                 self._token, flags, owned, fds = self._hello(sock, HELLO_LEASE if self._lease else 0)
@@ -295,20 +299,23 @@ class Client:
                 os.close(fd)
             watch.send(bytes([WATCH]))
             self._receive(watch)
-        except (OSError, Unavailable) as e:
+            table = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+        except BaseException as e:
             sock.close()
             if watch is not None:
                 watch.close()
-            raise Unavailable(f"the daemon at {self._path} does not answer: {e}") from e
+            if isinstance(e, (OSError, Unavailable)):
+                raise Unavailable(f"the daemon at {self._path} does not answer: {e}") from e
+            raise
+        finally:
+            for fd in fds:
+                os.close(fd)
         self._sock, self._watch = sock, watch
         self._lru = bool(flags & LRU)
         if self._table is not None:
             self._table_view.release()
             self._table.close()
-        self._table = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
-        self._table_view = memoryview(self._table).cast("Q")
-        for fd in fds:
-            os.close(fd)
+        self._table, self._table_view = table, memoryview(table).cast("Q")
         self._freed = -1
         self._places.clear()  # the words are of the former table
         # Regions that the daemon does not know any more are of no use.
@@ -330,16 +337,20 @@ class Client:
 
     def _receive(self, sock: socket.socket) -> tuple[Fields, list[int]]:
         space = socket.CMSG_SPACE(8 * array.array("i").itemsize)
-        data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, flags, _ = sock.recvmsg(MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
         fds: array.array[int] = array.array("i")
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(payload[:len(payload) - len(payload) % fds.itemsize])
         if not data:
             raise ConnectionResetError("the daemon has closed the connection")
-        if data[0] != OK:
+        if data[0] != OK or flags & socket.MSG_CTRUNC:
             for fd in fds:
                 os.close(fd)
+        if flags & socket.MSG_CTRUNC:
+            # What the daemon has handed out is lost. It takes that back when the client attaches anew.
+            raise OSError(errno.EMFILE, "no descriptor is free for what the daemon hands out")
+        if data[0] != OK:
             raise ERRORS.get(data[0], Failed)(data[1:].decode(errors="replace"))
         return Fields(data[1:]), list(fds)
 
@@ -400,8 +411,7 @@ class Client:
         address = ctypes.addressof(at)
         del at
         if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), MADV_POPULATE_WRITE) != 0:
-            errno = ctypes.get_errno()
-            if errno in (12, 14):  # ENOMEM, EFAULT: the pool has no memory left
+            if ctypes.get_errno() in (errno.ENOMEM, errno.EFAULT):  # the pool has no memory left
                 mem.close()
                 self._call(bytes([RELEASE]) + handle, again=True)
                 raise Full("the region cannot be populated")
@@ -512,7 +522,12 @@ class Client:
         if page == 0:
             return self._get_copy(key, found)
         self._refs[page] = self._refs.get(page, 0) + 1
-        return self._view(self._mapping(region, [key]), page, None, offset, length)
+        try:
+            mapping = self._mapping(region, [key])
+        except BaseException:
+            self._unref(page)
+            raise
+        return self._view(mapping, page, None, offset, length)
 
     def _get_copy(self, key: Key, found: Found) -> View | None:
         """Returns a View of a copy of what a client of Maru's has registered:
@@ -582,18 +597,16 @@ class Client:
                 self._views -= 1
                 if hold.slot is not None and self._lease is not None:
                     self._lease.drop(hold.slot)
-                    hold.mapping.close_if_unused()
-                    self._tell_unmapped(hold.mapping)
-                else:
-                    self._unref(hold.page, hold.mapping)
+                hold.mapping.close_if_unused()
+                self._tell_unmapped(hold.mapping)
+                if hold.slot is None:
+                    self._unref(hold.page)
         self._tear_down()
 
-    def _unref(self, page: int, mapping: Mapping) -> None:
+    def _unref(self, page: int) -> None:
         self._refs[page] -= 1
         if self._refs[page] == 0:
             del self._refs[page]
-        mapping.close_if_unused()
-        self._tell_unmapped(mapping)
         try:
             self._call(struct.pack("<BI", UNREF, page))
         except (NotFound, Unavailable):
