@@ -376,6 +376,26 @@ class PolderShare(unittest.TestCase):
             self.assertEqual(len(os.listdir("/proc/self/fd")), before)
             self.assertTrue(c._thread.is_alive())
 
+    def test_a_process_with_many_descriptors(self):
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.ExitStack() as stack:
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
+            while (fd := os.dup(0)) < 1024:
+                stack.callback(os.close, fd)
+            os.close(fd)
+            c = stack.enter_context(client())
+            put(c, self.prefix + "k", b"value")
+            sock, view = c._sock, c.get(self.prefix + "k")
+            array = memoryview(view.buffer)
+            view.close()
+            del view, array  # the client's thread sees to that
+            deadline = time.monotonic() + 60
+            while c.stats()["views"] > 0:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.001)
+            self.assertIs(c._sock, sock, "it has attached anew without need")
+
     def test_bad_requests(self):
         with self.assertRaises(polder_share.Invalid):
             self.c.exists("")

@@ -650,8 +650,10 @@ class Client:
         while not self._closed:
             watch = self._watch
             try:
-                ready, _, _ = select.select([watch, self._waker], [], [])
-                if self._waker in ready:
+                poll = select.poll()  # a process may have more descriptors than select takes
+                poll.register(watch, select.POLLIN)
+                poll.register(self._waker, select.POLLIN)
+                if any(fd == self._waker for fd, _ in poll.poll()):
                     os.read(self._waker, 4096)
                     try:
                         self._drop_ended()
