@@ -123,6 +123,24 @@ os.kill(os.getpid(), signal.SIGKILL)
         self.assertEqual(subprocess.run([sys.executable, "-c", "pass"]).returncode, 0)
         self.assertTrue(numpy.array_equal(a, want))
 
+    def test_a_child_that_lives_on_holds_nothing(self):
+        script = """
+import os, polder_pages, signal, sys
+view = polder_pages.map(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+view[0] = 1
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    signal.pause()
+del view
+os.kill(child, signal.SIGKILL)
+"""
+        try:
+            end = subprocess.run([sys.executable, "-c", script, self.address, str(SIZE), str(LOCAL)], timeout=30, start_new_session=True)
+        except subprocess.TimeoutExpired as e:
+            self.fail(f"the memory is not given back: {e}")
+        self.assertEqual(end.returncode, 0)
+
     def test_what_is_refused(self):
         for size, local in ((0, LOCAL), (SIZE + 1, LOCAL), (SIZE, 4096)):
             with self.assertRaises(ValueError):

@@ -56,14 +56,15 @@ _NORESERVE = 0x4000
 class _Memory(mmap.mmap):
     """The mapping. It has what has to last as long."""
 
+    owner: int  # the process that it belongs to, and not to children of that
     userfaultfd: int
     keeper: subprocess.Popen[bytes]
 
     def __del__(self) -> None:
         keeper = getattr(self, "keeper", None)
-        if keeper is not None and keeper.stdin is not None:
-            keeper.stdin.close()  # which ends it
-            keeper.wait()
+        if keeper is not None and self.owner == os.getpid():
+            # Closing its input would not end it: children of this process may hold that open.
+            keeper.communicate(b"end")
         if hasattr(self, "userfaultfd"):
             os.close(self.userfaultfd)
 
@@ -95,6 +96,7 @@ def map(pager: str, size: int, local: int | None = None, timeout: float = 10.0, 
         memory.madvise(mmap.MADV_DONTFORK)  # a child would see zeros, and have this process see them
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         fcntl.ioctl(files[2], _REGISTER, bytearray(struct.pack("=4Q", base, size, _MISSING_AND_PROTECTED, 0)))
+        memory.owner = os.getpid()
         memory.userfaultfd = os.dup(files[2])
         memory.keeper = _keep(files, path, size, local, base, timeout, name)
     finally:

@@ -2,7 +2,7 @@
 
 It is started with the path of the pager's socket, the timeout, the process, the descriptors of
 the memory, the table and the userfaultfd, the sizes and the address of the memory, and its name. It ends
-with that process, or with its own standard input. The protocol is that of Polder's Go package
+with that process, or when something comes by its standard input, or that ends. The protocol is that of Polder's Go package
 pages/internal/wire.
 """
 
