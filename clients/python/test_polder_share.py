@@ -396,6 +396,34 @@ class PolderShare(unittest.TestCase):
                 time.sleep(0.001)
             self.assertIs(c._sock, sock, "it has attached anew without need")
 
+    def test_a_child_that_closes_what_its_parent_has_harms_nobody(self):
+        with client(patience=5) as c:
+            put(c, self.prefix + "k", b"value")
+            page = c.alloc()
+            with c.get(self.prefix + "k") as view:
+                sock = c._sock
+                with c._lock:  # which no thread of the child would give back
+                    child = os.fork()
+                if child == 0:
+                    code = 1
+                    try:
+                        view.close()
+                        for call in (lambda: c.get(self.prefix + "k"), lambda: c.put(self.prefix + "2", page, 1), c.alloc, c.stats):
+                            with self.assertRaisesRegex(polder_share.Closed, "parent"):
+                                call()
+                        c.close()
+                        with client() as own, own.get(self.prefix + "k") as another:
+                            code = 0 if bytes(another.buffer) == b"value" else 2
+                    finally:
+                        os._exit(code)
+                self.assertEqual(os.waitpid(child, 0)[1], 0)
+                self.assertEqual(c.stats()["views"], 1)
+                self.assertEqual(bytes(view.buffer), b"value")
+                page.buffer[:5] = b"other"
+                c.put(self.prefix + "2", page, 5)
+                self.assertTrue(c.exists(self.prefix + "2"))
+                self.assertIs(c._sock, sock, "its session has been ended")
+
     def test_bad_requests(self):
         with self.assertRaises(polder_share.Invalid):
             self.c.exists("")

@@ -26,8 +26,9 @@ it whether the key is still where it was, and ask nobody.
 
 A Client may be used by any number of threads; one at a time of them talks to
 the daemon. It has one thread of its own, which attaches it anew when the
-daemon restarts. After a fork, only the parent may use it. polder_share.aio has
-the client for asyncio.
+daemon restarts. After a fork, only the parent may use it: a child that does gets
+Closed, and may close it and the views without harm to the parent.
+polder_share.aio has the client for asyncio.
 """
 
 from ._client import Client, Item

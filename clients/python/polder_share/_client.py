@@ -15,6 +15,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from typing import Any, Sequence, Tuple, cast
 
 from ._memory import Hold, Lease, Mapping, Page, Region, View, libc
@@ -34,6 +35,17 @@ Found = Tuple[int, int, int, int, int, int]
 Place = Tuple[Mapping, int, int, int, int, int]
 
 
+clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for c in clients:
+        c._fork()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class Client:
     """A connection to the daemon. A context manager."""
 
@@ -49,7 +61,7 @@ class Client:
         self._watch: socket.socket
         self._table: mmap.mmap | None = None
         self._table_view: memoryview
-        self._lru = self._leaving = self._closed = False
+        self._lru = self._leaving = self._closed = self._forked = False
         self._regions: list[Region] = []  # the active one first
         self._maps: dict[int, Mapping] = {}
         self._handles: dict[int, bytes] = {}
@@ -65,6 +77,7 @@ class Client:
         self._waker, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._watcher, daemon=True, name="polder_share")
         self._thread.start()
+        clients.add(self)
 
     def __enter__(self) -> Client:
         return self
@@ -242,7 +255,17 @@ class Client:
 
     # How it is done. Methods below are called with self._lock held, or take it.
 
+    def _fork(self) -> None:
+        """Has a child of the client's process leave alone what belongs to its parent: the
+        session, and the list of open views."""
+        self._lock = threading.RLock()  # another thread of the parent may have held it
+        self._forked = True
+        self._sock.close()
+        self._watch.close()
+
     def _check(self) -> None:
+        if self._forked:
+            raise Closed("the client is one of the parent process: a child has to open its own")
         if self._leaving:
             raise Closed("the client is closed")
 
@@ -590,6 +613,8 @@ class Client:
             pass  # it will look anyway: the pipe is full
 
     def _drop_ended(self) -> None:
+        if self._forked:
+            return
         with self._lock:
             while self._ended:
                 hold = self._ended.popleft()
