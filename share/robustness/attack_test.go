@@ -103,6 +103,57 @@ func putMessage(region uint64, page uint32, length uint64, key string) wire.Writ
 
 func op(code wire.Op, rest []byte) wire.Writer { return wire.Writer(nil).U8(uint8(code)).Raw(rest) }
 
+// TestAClientOfManyRegionsComesBack: a client that maps more regions than it may hold references tells the daemon of
+// all of them, and keeps those that it owns.
+func TestAClientOfManyRegionsComesBack(t *testing.T) {
+	dir, _ := keep(t, "memfd:4MiB", "")
+	open(t, dir)
+	c, _, err := attach(dir, [16]byte{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := c.alloc()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.file.Close()
+	c.Close()
+	back, err := fdpass.Dial(filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer back.Close()
+	const maps = 12000
+	msg := hello(c.token, 0)
+	msg = msg[:len(msg)-8].U32(maps)
+	for i := range uint64(maps) {
+		msg = msg.U64(1<<40 + i)
+	}
+	again := &raw{Conn: back}
+	status, body, files, err := again.ask(msg.U32(1).U64(r.id))
+	fdpass.CloseAll(files)
+	if err != nil || status != wire.OK {
+		t.Fatalf("a client that maps %d regions is answered %v (%s), %v", maps, status, body, err)
+	}
+	in := wire.Read(body)
+	in.Take(8 + 16 + 1)
+	if n, id := in.U32(), in.U64(); n != 1 || id != r.id {
+		t.Errorf("it has %d regions, of which the first is %d, want the only one to be %d", n, id, r.id)
+	}
+	// A count without what it counts is refused at once.
+	none := hello(c.token, 0)
+	for _, cut := range []wire.Writer{none[: len(none)-4 : len(none)-4].U32(1 << 31), none[: len(none)-12 : len(none)-12].U32(1 << 31), msg} {
+		bad, err := fdpass.Dial(filepath.Join(dir, "s"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer bad.Close()
+		if err := (&raw{Conn: bad}).refused(wire.Invalid, cut); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestAttacks(t *testing.T) {
 	dir, killDaemon := keep(t, "memfd:4MiB", "")
 	owner := open(t, dir)

@@ -298,18 +298,7 @@ func (c *conn) hello(peer fdpass.Peer, d door, tenant string, files []*os.File) 
 	var tok token
 	copy(tok[:], in.Take(len(tok)))
 	name := string(in.Bytes())
-	refs := make([]uint32, 0, 16)
-	maps := make([]uint64, 0, 16)
-	for range min(in.U32(), wire.MaxRefs) {
-		refs = append(refs, in.U32())
-	}
-	for range min(in.U32(), wire.MaxRefs) {
-		maps = append(maps, in.U64())
-	}
-	owned := make([]uint64, 0, 16)
-	for range min(in.U32(), wire.MaxRefs) {
-		owned = append(owned, in.U64())
-	}
+	refs, maps, owned := counted(in, in.U32), counted(in, in.U64), counted(in, in.U64)
 	switch err := in.Err(); {
 	case op != wire.Hello || err != nil || len(name) > wire.MaxName:
 		return fmt.Errorf("%w: a connection begins with hello", errInvalid)
@@ -342,6 +331,19 @@ func (c *conn) hello(peer fdpass.Peer, d door, tenant string, files []*os.File) 
 		return err
 	}
 	return c.welcome(tok != token{}, flags)
+}
+
+// counted takes a count, and as many values. If the message has fewer, in notes that.
+func counted[T any](in *wire.Reader, take func() T) (list []T) {
+	for n := in.U32(); n > 0; n-- {
+		more := in.More()
+		v := take()
+		if !more {
+			return nil
+		}
+		list = append(list, v)
+	}
+	return list
 }
 
 // hello is what a connection says of itself.

@@ -43,7 +43,7 @@ const (
 	MaxKey   = 512  // bytes of a key, at least 1
 	MaxBatch = 1024 // keys of a request
 	MaxName  = 128  // bytes of a client's name
-	MaxRefs  = 8192 // references and mappings told by Hello
+	MaxRefs  = 8192 // references of a client, so that Hello can tell of them and of many mappings
 )
 
 // Op is an operation.
