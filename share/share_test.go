@@ -10,10 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"polder/share"
+	"polder/share/internal/wire"
 	"polder/share/resource"
 	"polder/share/server"
 
@@ -332,6 +335,32 @@ func TestBatches(t *testing.T) {
 	}
 	if n != 10 {
 		t.Fatalf("listing key1*: got %d keys, want 10", n)
+	}
+}
+
+// TestKeysOfAnyBytesAreListed, each once: such as are not UTF-8, and such as take several times their bytes in JSON.
+func TestKeysOfAnyBytesAreListed(t *testing.T) {
+	_, opt := startDaemon(t, nil)
+	c := open(t, opt.Socket, nil)
+	want := []string{"\x00", "\x80", "\xff\x00", "\xff\xff", "a key"}
+	for i := range 200 {
+		want = append(want, fmt.Sprintf("%03d", i)+strings.Repeat("<", wire.MaxKey-3), "\xfe"+strings.Repeat(string(rune(i%64)), wire.MaxKey-4)+fmt.Sprintf("%03d", i))
+	}
+	slices.Sort(want)
+	for _, key := range want {
+		put(t, c, key, "")
+	}
+	var got []string
+	for k, err := range c.Keys(t.Context(), "") {
+		if err != nil {
+			t.Fatalf("after %d of %d keys: %v", len(got), len(want), err)
+		}
+		if got = append(got, k.Key); len(got) > len(want) {
+			break
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%d keys are listed, want %d, in order", len(got), len(want))
 	}
 }
 

@@ -6,8 +6,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"polder/internal/failpoint"
+	"polder/internal/fdpass"
 	"polder/share/internal/wire"
 	"polder/share/resource"
 )
@@ -15,6 +17,8 @@ import (
 const (
 	// maxList is how many things one reply lists, so that it fits a message.
 	maxList = 128
+	// A key takes up to byteJSON bytes of a reply for each of its own, as \ufffd and again in base64, and keyJSON more.
+	byteJSON, keyJSON = 8, 192
 	// listStep is how many keys are looked at while others wait.
 	listStep = 1024
 	// listAhead is how many keys one look at all keys collects, for this request and for those that go on from its
@@ -62,6 +66,7 @@ func (c *conn) list() error {
 // keyInfos describes keys. What is put or deleted meanwhile is there or not.
 func (s *Server) keyInfos(prefix, after string, limit int) []wire.KeyInfo {
 	infos := []wire.KeyInfo{}
+	room := fdpass.MaxMessage - keyJSON
 	for len(infos) < limit {
 		keys, all := s.keysAfter(prefix, after)
 		s.mu.Lock()
@@ -75,7 +80,15 @@ func (s *Server) keyInfos(prefix, after string, limit int) []wire.KeyInfo {
 			for _, n := range e.Pins() {
 				pins += int(n)
 			}
-			infos = append(infos, wire.KeyInfo{Key: e.Key, Region: e.Region, Offset: e.Offset, Length: e.Length, Pins: pins, Expires: e.Expires})
+			info := wire.KeyInfo{Key: e.Key, Region: e.Region, Offset: e.Offset, Length: e.Length, Pins: pins, Expires: e.Expires}
+			if !utf8.ValidString(e.Key) {
+				info.Raw = []byte(e.Key)
+			}
+			infos = append(infos, info)
+			room -= byteJSON*len(e.Key) + keyJSON
+			if room < byteJSON*wire.MaxKey+keyJSON {
+				limit = len(infos) // the next key may not fit
+			}
 			if len(infos) == limit {
 				break
 			}

@@ -1,5 +1,7 @@
 package wire
 
+import "encoding/json"
+
 // Info is what the daemon tells about itself.
 type Info struct {
 	Pools    []PoolInfo       `json:"pools"`
@@ -68,6 +70,17 @@ type KeyInfo struct {
 	Length  int64  `json:"length"`
 	Pins    int    `json:"pins"`
 	Expires int64  `json:"expires,omitempty"` // Unix milliseconds
+	Raw     []byte `json:"raw,omitempty"`     // Key if it is not UTF-8, which JSON would change
+}
+
+// UnmarshalJSON reads what the daemon has written.
+func (k *KeyInfo) UnmarshalJSON(b []byte) error {
+	type plain KeyInfo
+	err := json.Unmarshal(b, (*plain)(k))
+	if err == nil && k.Raw != nil {
+		k.Key = string(k.Raw)
+	}
+	return err
 }
 
 // RegionInfo describes a region.
