@@ -4,19 +4,31 @@ import (
 	"slices"
 
 	"polder/partition"
+	"polder/resp/clientmem"
 	"polder/resp/feed"
 	"polder/resp/glob"
 	"polder/resp/reply"
 )
 
 // subscribed replies that the session has subscribed to a name, or no longer has, and with how many subscriptions it
-// has: those to channels of PUBLISH and to patterns are counted together.
-func (s *session) subscribed(k feed.Kind, what string, name []byte) {
-	n := s.subs.Len(k)
-	if k != feed.Shard {
-		n = s.subs.Len(feed.Channel) + s.subs.Len(feed.Pattern)
+// has: those to channels of PUBLISH and to patterns are counted together. There are n of kind k.
+func (s *session) subscribed(k feed.Kind, what string, name []byte, n int64) {
+	switch k {
+	case feed.Channel:
+		n += s.subs.Len(feed.Pattern)
+	case feed.Pattern:
+		n += s.subs.Len(feed.Channel)
 	}
 	s.Out = feed.AppendChange(s.Out, s.Ver, k.Prefix()+what, name, n)
+}
+
+// pushed ends a command whose replies are pushes: they are sent whatever CLIENT REPLY has asked for.
+func (s *session) pushed() error {
+	err := s.Over()
+	if err == nil {
+		s.Mark = len(s.Out)
+	}
+	return err
 }
 
 func subscribe(k feed.Kind) handler {
@@ -25,32 +37,38 @@ func subscribe(k feed.Kind) handler {
 			if err := s.srv.channels.Subscribe(&s.subs, k, string(name), s.listen); err != nil {
 				return err
 			}
-			s.subscribed(k, "subscribe", name)
+			s.subscribed(k, "subscribe", name, s.subs.Len(k))
 			if err := s.Over(); err != nil {
 				return err
 			}
 		}
-		return nil
+		return s.pushed()
 	}
 }
 
-// unsubscribe ends the subscriptions to some names, or to all if none is given.
+// unsubscribe ends the subscriptions to some names, or to all if none is given. The messages so far come first: later
+// the client may take them for replies.
 func unsubscribe(k feed.Kind) handler {
 	return func(s *session, a [][]byte) error {
-		names := a[1:]
+		var names []string
+		for _, name := range a[1:] {
+			names = append(names, string(name))
+		}
+		if len(a) == 1 {
+			names = s.srv.channels.Mine(&s.subs, k)
+		}
+		messages, left := s.srv.channels.Unsubscribe(&s.subs, k, names, s.news)
+		s.Room(len(messages))
+		s.Out = append(s.Out, messages...)
+		s.Mark = len(s.Out) // they are no part of the reply, which has a limit
+		clientmem.Free(messages)
 		if len(names) == 0 {
-			for _, name := range s.srv.channels.Mine(&s.subs, k) {
-				names = append(names, []byte(name))
-			}
+			s.subscribed(k, "unsubscribe", nil, s.subs.Len(k))
 		}
-		if len(names) == 0 {
-			s.subscribed(k, "unsubscribe", nil)
+		for i, name := range names {
+			s.subscribed(k, "unsubscribe", []byte(name), left[i])
 		}
-		for _, name := range names {
-			s.srv.channels.Unsubscribe(&s.subs, k, string(name), s.news)
-			s.subscribed(k, "unsubscribe", name)
-		}
-		return s.Over()
+		return s.pushed()
 	}
 }
 

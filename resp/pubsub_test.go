@@ -112,6 +112,46 @@ func TestMessagesComeInOrderAndBehindTheSubscription(t *testing.T) {
 	})
 }
 
+// TestMessagesComeBeforeTheEndOfTheirSubscription: whoever has been told that it has ended takes what comes for replies.
+func TestMessagesComeBeforeTheEndOfTheirSubscription(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		_, addr := startServer(t, roomy, cfg)
+		c := dial(t, addr)
+		c.do("HELLO", "3") // so that a subscriber may publish
+		c.send(encode("SUBSCRIBE", "a", "b", "c") + encode("PUBLISH", "a", "1") + encode("PUBLISH", "c", "2") + encode("UNSUBSCRIBE", "a", "x", "b") +
+			encode("PUBLISH", "c", "3") + encode("CLIENT", "REPLY", "OFF") + encode("UNSUBSCRIBE") + encode("CLIENT", "REPLY", "ON"))
+		for _, want := range []string{
+			`>["subscribe" "a" :1]`, `>["subscribe" "b" :2]`, `>["subscribe" "c" :3]`, ":1", ":1",
+			`>["message" "a" "1"]`, `>["message" "c" "2"]`, `>["unsubscribe" "a" :2]`, `>["unsubscribe" "x" :2]`, `>["unsubscribe" "b" :1]`,
+			":1", `>["message" "c" "3"]`, `>["unsubscribe" "c" :0]`, "+OK",
+		} {
+			if got := c.recv().String(); got != want {
+				t.Fatalf("got %s, want %s", got, want)
+			}
+		}
+	})
+}
+
+// TestSubscribersAreToldWhateverClientReplyAsks: as by Redis.
+func TestSubscribersAreToldWhateverClientReplyAsks(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		_, addr := startServer(t, roomy, cfg)
+		for _, addr := range []string{addr, startRedis(t)} {
+			c := dial(t, addr)
+			c.do("HELLO", "3")
+			c.send(encode("CLIENT", "REPLY", "OFF") + encode("SUBSCRIBE", "a", "b") + encode("PSUBSCRIBE", "c") + encode("UNSUBSCRIBE", "a") + encode("PING") +
+				encode("CLIENT", "REPLY", "ON") + encode("CLIENT", "REPLY", "SKIP") + encode("UNSUBSCRIBE") + encode("ECHO", "end"))
+			for _, want := range []string{
+				`>["subscribe" "a" :1]`, `>["subscribe" "b" :2]`, `>["psubscribe" "c" :3]`, `>["unsubscribe" "a" :2]`, "+OK", `>["unsubscribe" "b" :1]`, `"end"`,
+			} {
+				if got := c.recv().String(); got != want {
+					t.Fatalf("got %s, want %s", got, want)
+				}
+			}
+		}
+	})
+}
+
 // TestASubscriberThatDoesNotReadHoldsNobodyUp: it is disconnected, and publishers go on.
 func TestASubscriberThatDoesNotReadHoldsNobodyUp(t *testing.T) {
 	drivers(t, func(t *testing.T, cfg Config) {

@@ -90,11 +90,21 @@ func (p *Channels) Subscribe(mine *Subscriptions, k Kind, name string, listen fu
 	return nil
 }
 
-// Unsubscribe ends the subscription of the client with the feed f to a channel or a pattern.
-func (p *Channels) Unsubscribe(mine *Subscriptions, k Kind, name string, f *Feed) {
+// Unsubscribe ends subscriptions of the client with the feed f to channels or patterns. It returns what f has, which
+// the client is to be sent before it is told that they have ended, and how many subscriptions of the kind there are
+// after each. It holds f: see Hold. The caller frees unsent.
+func (p *Channels) Unsubscribe(mine *Subscriptions, k Kind, names []string, f *Feed) (unsent []byte, left []int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.unsubscribe(mine, k, name, f)
+	if f != nil {
+		f.Hold()
+		unsent = f.Take() // nothing is published meanwhile
+	}
+	for _, name := range names {
+		p.unsubscribe(mine, k, name, f)
+		left = append(left, mine.Len(k))
+	}
+	return unsent, left
 }
 
 // Preconditions: p.mu is held.
