@@ -35,6 +35,24 @@ func serveTLS(t *testing.T, srv *Server) (addr string, dial func() *client) {
 	}
 }
 
+// TestARequestOfHTTPIsNotRun: a web page could have a browser send it, with commands in its body. Redis disconnects
+// who sends one, too.
+func TestARequestOfHTTPIsNotRun(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		_, addr := startServer(t, roomy, cfg)
+		for _, addr := range []string{addr, startRedis(t)} {
+			for _, head := range []string{"POST / HTTP/1.1\r\n", "GET / HTTP/1.1\r\nHost: localhost:6379\r\n", "post /\n"} {
+				c := dial(t, addr)
+				c.send(head + "\r\nset k v\r\nquit\r\n")
+				if got := c.rest(); strings.Contains(got, "+OK") {
+					t.Errorf("%q: got %q, want that nothing is set", head, got)
+				}
+				expect(t, dial(t, addr), "GET k", "nil")
+			}
+		}
+	})
+}
+
 // TestSilentPeersTakeNoClientsPlace has more peers than there may be clients
 // connect to a TLS door and say nothing. Clients come and go nevertheless, one too
 // many is told so, and the server can be closed.
