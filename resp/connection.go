@@ -52,7 +52,10 @@ func cmdQuit(s *session, a [][]byte) error {
 func cmdReset(s *session, a [][]byte) error {
 	s.endMulti()
 	s.endFeed()
-	s.mute, s.replica = muteNone, replica{}
+	s.replica = replica{}
+	if s.mute != muteThis { // the reply to RESET itself stays away
+		s.mute = muteNone
+	}
 	s.redirect, s.strict = false, false
 	s.Ver = 2
 	s.info.ver.Store(2)

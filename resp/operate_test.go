@@ -342,11 +342,11 @@ func TestClientReply(t *testing.T) {
 		c := dial(t, addr)
 		for _, line := range []string{
 			"CLIENT REPLY SKIP", "PING a", "PING b", "CLIENT REPLY OFF", "PING c", "nosuch", "CLIENT REPLY SKIP", "PING d", "MULTI", "PING e", "EXEC",
-			"CLIENT REPLY ON", "PING f", "CLIENT REPLY SKIP", "CLIENT REPLY SKIP", "PING g", "CLIENT REPLY SKIP", "CLIENT REPLY ON", "CLIENT REPLY OFF", "PING h", "RESET", "PING i", "QUIT",
+			"CLIENT REPLY ON", "PING f", "CLIENT REPLY SKIP", "CLIENT REPLY SKIP", "PING g", "CLIENT REPLY SKIP", "CLIENT REPLY ON", "CLIENT REPLY OFF", "PING h", "RESET", "PING i", "CLIENT REPLY SKIP", "RESET", "PING j", "QUIT",
 		} {
 			c.send(encode(strings.Fields(line)...))
 		}
-		const want = "$1\r\nb\r\n+OK\r\n$1\r\nf\r\n+OK\r\n+RESET\r\n$1\r\ni\r\n+OK\r\n"
+		const want = "$1\r\nb\r\n+OK\r\n$1\r\nf\r\n+OK\r\n+RESET\r\n$1\r\ni\r\n$1\r\nj\r\n+OK\r\n"
 		if got := c.rest(); got != want {
 			t.Errorf("%s replies: %q, want %q", name, got, want)
 		}
