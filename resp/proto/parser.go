@@ -299,7 +299,7 @@ func (p *Parser) split(line []byte) bool {
 				break word
 			case q != 0:
 				w = append(w, c)
-			case isSpace(c) || c == 0:
+			case c == ' ' || c == '\t' || c == '\r' || c == '\n' || c == 0: // no other space ends a word
 				break word
 			case c == '"' || c == '\'':
 				q = c

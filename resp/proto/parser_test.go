@@ -58,6 +58,7 @@ func TestParserFindsCommands(t *testing.T) {
 		{"blank lines", "\r\n \r\n\nPING\r\n", [][]string{{"PING"}}, ""},
 		{"quotes", `set "a b\n\x41\"" 'c\'d\n'` + "\r\n", [][]string{{"set", "a b\nA\"", `c'd\n`}}, ""},
 		{"empty quotes", `echo ""` + "\r\n", [][]string{{"echo", ""}}, ""},
+		{"other space", "\vset \f a\vb\fc\td\re\n", [][]string{{"set", "a\vb\fc", "d", "e"}}, ""},
 		{"open quote", `set "a` + "\r\n", nil, "Protocol error: unbalanced quotes in request"},
 		{"quote in a word", `set "a"b` + "\r\n", nil, "Protocol error: unbalanced quotes in request"},
 		{"no dollar", "*1\r\n+3\r\n", nil, "Protocol error: expected '$', got '+'"},
