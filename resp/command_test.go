@@ -127,6 +127,8 @@ func TestCommands(t *testing.T) {
 			HRANDFIELD h -> "c"
 			HRANDFIELD h -3 -> ["c" "c" "c"]
 			HRANDFIELD h 2 WITHVALUES -> ["c" "3"]
+			HRANDFIELD h -9223372036854775808 foo -> -ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807
+			HRANDFIELD h -4611686018427387905 WITHVALUES -> -ERR value is out of range
 			HSCAN h 0 -> ["0" ["c" "3"]]
 			HDEL h c -> :1
 			EXISTS h -> :0

@@ -85,6 +85,9 @@ func HRandField(c *Client, a [][]byte) error {
 	if !ok {
 		return reply.ErrNotInt
 	}
+	if count == math.MinInt64 {
+		return errPicks
+	}
 	withValues := false
 	if len(a) > 3 {
 		if len(a) > 4 || !proto.Is(a[3], "withvalues") {
@@ -92,7 +95,7 @@ func HRandField(c *Client, a [][]byte) error {
 		}
 		withValues = true
 	}
-	if count == math.MinInt64 || withValues && (count < math.MinInt64/2 || count > math.MaxInt64/2) {
+	if withValues && (count < math.MinInt64/2 || count > math.MaxInt64/2) {
 		return reply.Error("ERR value is out of range")
 	}
 	h, err := c.Hash(a[1])
@@ -112,6 +115,8 @@ func HRandField(c *Client, a [][]byte) error {
 	}
 	return c.replyPicks(&l, count, withValues)
 }
+
+const errPicks reply.Error = "ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807"
 
 // replyPicks replies with random fields of l, a list of alternating fields and values: with count different fields,
 // or, if count is negative, with -count fields that may repeat.
