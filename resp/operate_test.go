@@ -237,7 +237,7 @@ func TestClientPause(t *testing.T) {
 			c.send(encode("SET", "k", "v"))
 			waits(t, c)
 			if ver == "3" {
-				expect(t, boss, "PUBLISH news good", ":1")
+				srv.channels.Publish(feed.Channel, []byte("news"), []byte("good"))
 				if got := c.recv().String(); !strings.Contains(got, "good") {
 					t.Errorf("in a pause a subscriber was sent %s, want the message", got)
 				}
@@ -247,6 +247,20 @@ func TestClientPause(t *testing.T) {
 			if got := c.recv().String(); got != "+OK" {
 				t.Errorf("after the pause: got %s, want +OK", got)
 			}
+			c.c.Close()
+		}
+		// Who publishes waits, as in Redis.
+		for _, line := range []string{"PUBLISH news x", "SPUBLISH news x", "EXEC"} {
+			c := dial(t, addr)
+			if line == "EXEC" {
+				c.words("MULTI")
+				c.words("PUBLISH news x")
+			}
+			expect(t, boss, "CLIENT PAUSE 3600000 WRITE", "+OK")
+			c.send(encode(strings.Fields(line)...))
+			waits(t, c)
+			expect(t, boss, "CLIENT UNPAUSE", "+OK")
+			c.recv()
 			c.c.Close()
 		}
 		// It ends by itself.

@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -115,15 +116,14 @@ func (s *session) paused(cmd *table.Command) bool {
 	if what == pauseNone || s.info.monitors.Load() || s.Ver < 3 && s.subs.Any() || cmd.Flags&(table.NoAuth|table.Unpaused) != 0 {
 		return false
 	}
-	if what == pauseAll || cmd.Flags&table.Write != 0 {
-		return true
-	}
-	for _, q := range s.queue {
-		if cmd.Name == "exec" && q.cmd.Flags&table.Write != 0 {
-			return true
-		}
-	}
-	return false
+	return what == pauseAll || waitsWithWrites(cmd) ||
+		cmd.Name == "exec" && slices.ContainsFunc(s.queue, func(q queued) bool { return waitsWithWrites(q.cmd) })
+}
+
+// waitsWithWrites reports whether CLIENT PAUSE WRITE stops a command: one that writes, and as in Redis one that
+// publishes, too.
+func waitsWithWrites(cmd *table.Command) bool {
+	return cmd.Flags&table.Write != 0 || cmd.Name == "publish" || cmd.Name == "spublish"
 }
 
 func cmdClientPause(s *session, a [][]byte) error {
