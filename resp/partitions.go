@@ -87,6 +87,7 @@ const (
 	errUncertain reply.Error = "ERR the server that has the slot went away: it is not known whether the command was carried out"
 	errNoCluster reply.Error = "ERR This instance has cluster support disabled"
 	errSelect    reply.Error = "ERR SELECT is not allowed in cluster mode"
+	errReplyAway reply.Error = "ERR CLIENT REPLY OFF or SKIP cannot be in a transaction about keys at another server"
 	errWholeHeap reply.Error = "ERR the command is about a whole heap, and this server has some of its partitions"
 )
 
@@ -384,6 +385,12 @@ func (s *session) onlyReads(cmd *table.Command) bool {
 	return cmd.Flags&table.Read != 0
 }
 
+// changesLink reports whether the transaction may leave the connection that it is forwarded by changed for the next
+// command that goes by it: HELLO or READWRITE may be in it.
+func (s *session) changesLink() bool {
+	return slices.ContainsFunc(s.queue, func(q queued) bool { return q.cmd.Flags&(table.Read|table.Write) == 0 })
+}
+
 // forward has another server carry out a command, by the link h or by a pooled link if h is nil, and appends the
 // reply. ErrUnsent says that the command may be tried again: it was not sent, or it only reads, or the server replied
 // MOVED. A server that replies MOVED does not have the partition and has carried out nothing; the map may name a
@@ -394,15 +401,14 @@ func (s *session) forward(h *forward.Held, addr string, cmd *table.Command, args
 	var err error
 	if cmd.Name == "exec" {
 		cmds = [][][]byte{{[]byte("multi")}}
-		keys := true
 		for _, q := range s.queue {
+			if q.cmd.Name == "client|reply" && !proto.Is(q.args[2], "on") {
+				return errReplyAway
+			}
 			cmds = append(cmds, q.args)
-			keys = keys && q.cmd.Flags&(table.Read|table.Write) != 0
 		}
 		cmds = append(cmds, args)
-		// HELLO or MONITOR may be among them: they would leave a pooled connection changed for the next command that
-		// goes by it.
-		if h == nil && !keys {
+		if h == nil && s.changesLink() {
 			if h, err = s.hold(addr); err != nil {
 				return err
 			}

@@ -202,18 +202,43 @@ func TestTransactionsElsewhereChangeTheConnectionOfNobodyElse(t *testing.T) {
 	other := dial(t, c.addrs[0])
 	other.words("HSET " + key + " f v")
 	want := other.words("HGETALL " + key)
-	for _, changes := range []string{"HELLO 3", "READONLY", "CLIENT NO-EVICT on", "MONITOR"} {
-		cl := dial(t, c.addrs[0])
-		for _, line := range []string{"MULTI", "SET {" + key + "}a 1", changes} {
-			cl.words(line)
-		}
-		if got := cl.words("EXEC"); !strings.HasPrefix(got, "[+OK") {
-			t.Errorf("a transaction with %s elsewhere: got %s", changes, got)
-		}
-		for range 3 { // the connection would be one of these
-			if got := other.words("HGETALL " + key); got != want {
-				t.Errorf("after a transaction with %s another client got %s, want %s", changes, got, want)
+	for _, first := range []string{"PING", "WATCH " + key} {
+		for _, changes := range []string{"HELLO 3", "READONLY", "CLIENT NO-EVICT on", "MONITOR"} {
+			cl := dial(t, c.addrs[0])
+			for _, line := range []string{first, "MULTI", "SET {" + key + "}a 1", changes} {
+				cl.words(line)
 			}
+			if got := cl.words("EXEC"); !strings.HasPrefix(got, "[+OK") {
+				t.Errorf("a transaction with %s elsewhere, after %s: got %s", changes, first, got)
+			}
+			for range 3 { // the connection would be one of these
+				if got := other.words("HGETALL " + key); got != want {
+					t.Errorf("after %s and a transaction with %s another client got %s, want %s", first, changes, got, want)
+				}
+			}
+		}
+	}
+}
+
+// TestATransactionElsewhereDoesNotMuteTheLink: the reply to EXEC would never come.
+func TestATransactionElsewhereDoesNotMuteTheLink(t *testing.T) {
+	c := startCluster(t, 2, 2, roomy/8)
+	key := c.keyIn(1, "k")
+	for _, first := range []string{"PING", "WATCH " + key} {
+		for _, row := range [][2]string{{"OFF", "-" + string(errReplyAway)}, {"skip", "-" + string(errReplyAway)}, {"ON", "[:1 +OK]"}} {
+			cl := dial(t, c.addrs[0])
+			for _, line := range []string{first, "MULTI", "INCR " + key, "CLIENT REPLY " + row[0]} {
+				cl.words(line)
+			}
+			if got := cl.words("EXEC"); got != row[1] {
+				t.Errorf("a transaction with CLIENT REPLY %s elsewhere, after %s: got %s, want %s", row[0], first, got, row[1])
+			}
+			want := "nil" // nothing has changed
+			if row[0] == "ON" {
+				want = `"1"`
+			}
+			expect(t, cl, "GET "+key, want)
+			cl.words("DEL " + key)
 		}
 	}
 }
