@@ -231,6 +231,53 @@ func TestHeldUpFarMemory(t *testing.T) {
 	})
 }
 
+// TestATransactionPublishesOnce: not each time that EXEC runs until its keys are local, and not if it fails.
+func TestATransactionPublishesOnce(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		cfg.OpTimeout = time.Second
+		store, srv, addr := startFaulty(t, 1<<10, cfg)
+		c, sub := dial(t, addr), dial(t, addr)
+		fill(t, c)
+		sub.words("SUBSCRIBE news")
+		sub.words("PSUBSCRIBE n*")
+		var want []string
+		exec := func(key int) (failed bool) {
+			message := fmt.Sprint("about ", key)
+			c.send(encode("MULTI") + encode("PUBLISH", "news", message) + encode("GET", farKey(key)) + encode("EXEC"))
+			for range 3 {
+				c.recv()
+			}
+			r := c.recv()
+			if len(r.elems) == 2 && r.elems[0].line == ":2" && r.elems[1].bulk == farValue(key) {
+				want = append(want, message, message)
+			} else if failed = strings.HasPrefix(r.line, "-TRYAGAIN"); !failed {
+				t.Fatalf("EXEC: got %.80s", r)
+			}
+			return failed
+		}
+		before := srv.Stats().Fetches
+		for key := range 100 {
+			exec(key)
+		}
+		if srv.Stats().Fetches == before {
+			t.Error("no EXEC had to run again: the test has not tested what it should")
+		}
+		release := store.hold()
+		defer release()
+		for key := 1000; !exec(key); key++ {
+		}
+		release()
+		c.words("PUBLISH news end")
+		want = append(want, "end")
+		for i := range want {
+			r := sub.recv()
+			if got := r.elems[len(r.elems)-1].bulk; got != want[i] {
+				t.Fatalf("message %d: got %q, want %q", i, got, want[i])
+			}
+		}
+	})
+}
+
 func TestLostFarMemory(t *testing.T) {
 	drivers(t, func(t *testing.T, cfg Config) {
 		store, srv, addr := startFaulty(t, 1<<10, cfg)

@@ -43,7 +43,7 @@ func (s *session) enqueue(cmd *table.Command, args [][]byte) {
 // endMulti leaves the transaction.
 func (s *session) endMulti() {
 	s.multi, s.abort = false, false
-	s.queue, s.queueLen = nil, 0
+	s.queue, s.queueLen, s.messages = nil, 0, nil
 	s.unwatch()
 }
 
@@ -86,6 +86,11 @@ func cmdExec(s *session, a [][]byte) error {
 		return nil
 	}
 	err := s.runQueue()
+	if err == nil {
+		for _, m := range s.messages {
+			s.srv.publish(m)
+		}
+	}
 	if err == nil && s.srv.monitors.Load() != nil {
 		for _, q := range s.queue { // as in Redis, before EXEC
 			s.tell(q.cmd, q.args)
@@ -109,6 +114,7 @@ func (s *session) runQueue() error {
 	if len(s.queue) > 1 {
 		s.Begin()
 	}
+	s.messages = nil
 	s.Array(len(s.queue))
 	for _, q := range s.queue {
 		start := len(s.Out) - s.Mark // Out and Mark may move together: see Writer.Room

@@ -88,26 +88,45 @@ func (srv *Server) tellOthers(m *partition.Map, channel, message []byte) {
 	srv.herald.Tell(addrs, append(slices.Clone(publishCommand), channel, message))
 }
 
-// cmdPublish replies with how many subscriptions at this server have got the message. Those at other servers get it a
-// little later.
-func cmdPublish(s *session, a [][]byte) error {
-	if c := s.srv.cfg.Cluster; c != nil {
-		s.srv.tellOthers(c.Map(), a[1], a[2])
+// message is what PUBLISH and the like publish.
+type message struct {
+	kind          feed.Kind
+	channel, text []byte
+	everywhere    bool // other servers are to be told
+}
+
+// publish publishes a message, and replies with how many subscriptions at this server have got it. In a transaction it
+// only counts them: EXEC may have to run again, or fail, and publishes its messages when it has succeeded.
+func (s *session) publish(m message) error {
+	if s.multi {
+		s.messages = append(s.messages, m)
+		s.Int(s.srv.channels.Receivers(m.kind, m.channel))
+	} else {
+		s.Int(s.srv.publish(m))
 	}
-	s.Int(s.srv.channels.Publish(feed.Channel, a[1], a[2]))
 	return nil
+}
+
+func (srv *Server) publish(m message) (n int64) {
+	if c := srv.cfg.Cluster; c != nil && m.everywhere {
+		srv.tellOthers(c.Map(), m.channel, m.text)
+	}
+	return srv.channels.Publish(m.kind, m.channel, m.text)
+}
+
+// cmdPublish: subscribers at other servers get the message a little later.
+func cmdPublish(s *session, a [][]byte) error {
+	return s.publish(message{feed.Channel, a[1], a[2], true})
 }
 
 // cmdSPublish runs at the server that has the slot of the channel, and so all of its subscribers.
 func cmdSPublish(s *session, a [][]byte) error {
-	s.Int(s.srv.channels.Publish(feed.Shard, a[1], a[2]))
-	return nil
+	return s.publish(message{feed.Shard, a[1], a[2], false})
 }
 
 // cmdPolderPublish is sent by another server, to tell this one of a message that was published there.
 func cmdPolderPublish(s *session, a [][]byte) error {
-	s.Int(s.srv.channels.Publish(feed.Channel, a[2], a[3]))
-	return nil
+	return s.publish(message{feed.Channel, a[2], a[3], false})
 }
 
 // pubsubNames is the handler of PUBSUB CHANNELS, or SHARDCHANNELS.

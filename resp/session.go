@@ -36,7 +36,8 @@ type session struct {
 	multi    bool // between MULTI and EXEC
 	abort    bool // a command was refused since MULTI
 	queue    []queued
-	queueLen int // bytes in queue
+	queueLen int       // bytes in queue
+	messages []message // those that EXEC publishes when it has succeeded
 
 	replica replica
 	dump    *dump   // the dump that SYNC has begun; nil if there is none

@@ -194,6 +194,21 @@ func (p *Channels) Publish(k Kind, channel, message []byte) (n int64) {
 	return n
 }
 
+// Receivers is how many copies of a message Publish would give to subscribers now.
+func (p *Channels) Receivers(k Kind, channel []byte) (n int64) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if of := p.of[k][string(channel)]; of != nil {
+		n = int64(len(of.of))
+	}
+	for _, of := range p.of[Pattern] {
+		if k != Shard && of.glob.Match(channel) {
+			n += int64(len(of.of))
+		}
+	}
+	return n
+}
+
 // push adds a message to the feed.
 func (f *Feed) push(kind string, args ...[]byte) {
 	size := len(kind) + 64
