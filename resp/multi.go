@@ -85,21 +85,19 @@ func cmdExec(s *session, a [][]byte) error {
 		s.Out = proto.AppendNullArray(s.Out, s.Ver)
 		return nil
 	}
-	err := s.runQueue()
-	if err == nil {
-		for _, m := range s.messages {
-			s.srv.publish(m)
-		}
+	if err := s.runQueue(); err != nil {
+		return err // EXEC may be tried again: see perform
 	}
-	if err == nil && s.srv.monitors.Load() != nil {
+	for _, m := range s.messages {
+		s.srv.publish(m)
+	}
+	if s.srv.monitors.Load() != nil {
 		for _, q := range s.queue { // as in Redis, before EXEC
 			s.tell(q.cmd, q.args)
 		}
 	}
-	if err == nil { // otherwise EXEC may be tried again: see perform
-		s.endMulti()
-	}
-	return err
+	s.endMulti()
+	return nil
 }
 
 // runQueue runs the commands of a transaction. An error of one command is its reply, as in Redis. An error of far

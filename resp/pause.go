@@ -116,14 +116,8 @@ func (s *session) paused(cmd *table.Command) bool {
 	if what == pauseNone || s.info.monitors.Load() || s.Ver < 3 && s.subs.Any() || cmd.Flags&(table.NoAuth|table.Unpaused) != 0 {
 		return false
 	}
-	return what == pauseAll || waitsWithWrites(cmd) ||
-		cmd.Name == "exec" && slices.ContainsFunc(s.queue, func(q queued) bool { return waitsWithWrites(q.cmd) })
-}
-
-// waitsWithWrites reports whether CLIENT PAUSE WRITE stops a command: one that writes, and as in Redis one that
-// publishes, too.
-func waitsWithWrites(cmd *table.Command) bool {
-	return cmd.Flags&table.Write != 0 || cmd.Name == "publish" || cmd.Name == "spublish"
+	return what == pauseAll || cmd.WritesOrPublishes() ||
+		cmd.Name == "exec" && slices.ContainsFunc(s.queue, func(q queued) bool { return q.cmd.WritesOrPublishes() })
 }
 
 func cmdClientPause(s *session, a [][]byte) error {

@@ -13,13 +13,7 @@ import (
 // subscribed replies that the session has subscribed to a name, or no longer has, and with how many subscriptions it
 // has: those to channels of PUBLISH and to patterns are counted together. There are n of kind k.
 func (s *session) subscribed(k feed.Kind, what string, name []byte, n int64) {
-	switch k {
-	case feed.Channel:
-		n += s.subs.Len(feed.Pattern)
-	case feed.Pattern:
-		n += s.subs.Len(feed.Channel)
-	}
-	s.Out = feed.AppendChange(s.Out, s.Ver, k.Prefix()+what, name, n)
+	s.Out = feed.AppendChange(s.Out, s.Ver, k.Prefix()+what, name, n+s.subs.Beside(k))
 }
 
 // pushed ends a command whose replies are pushes: they are sent whatever CLIENT REPLY has asked for.
@@ -88,45 +82,38 @@ func (srv *Server) tellOthers(m *partition.Map, channel, message []byte) {
 	srv.herald.Tell(addrs, append(slices.Clone(publishCommand), channel, message))
 }
 
-// message is what PUBLISH and the like publish.
-type message struct {
-	kind          feed.Kind
-	channel, text []byte
-	everywhere    bool // other servers are to be told
-}
-
 // publish publishes a message, and replies with how many subscriptions at this server have got it. In a transaction it
 // only counts them: EXEC may have to run again, or fail, and publishes its messages when it has succeeded.
-func (s *session) publish(m message) error {
+func (s *session) publish(m feed.Message) error {
 	if s.multi {
 		s.messages = append(s.messages, m)
-		s.Int(s.srv.channels.Receivers(m.kind, m.channel))
+		s.Int(s.srv.channels.Receivers(m.Kind, m.Channel))
 	} else {
 		s.Int(s.srv.publish(m))
 	}
 	return nil
 }
 
-func (srv *Server) publish(m message) (n int64) {
-	if c := srv.cfg.Cluster; c != nil && m.everywhere {
-		srv.tellOthers(c.Map(), m.channel, m.text)
+func (srv *Server) publish(m feed.Message) (n int64) {
+	if c := srv.cfg.Cluster; c != nil && m.Everywhere {
+		srv.tellOthers(c.Map(), m.Channel, m.Text)
 	}
-	return srv.channels.Publish(m.kind, m.channel, m.text)
+	return srv.channels.Publish(m.Kind, m.Channel, m.Text)
 }
 
 // cmdPublish: subscribers at other servers get the message a little later.
 func cmdPublish(s *session, a [][]byte) error {
-	return s.publish(message{feed.Channel, a[1], a[2], true})
+	return s.publish(feed.Message{Kind: feed.Channel, Channel: a[1], Text: a[2], Everywhere: true})
 }
 
 // cmdSPublish runs at the server that has the slot of the channel, and so all of its subscribers.
 func cmdSPublish(s *session, a [][]byte) error {
-	return s.publish(message{feed.Shard, a[1], a[2], false})
+	return s.publish(feed.Message{Kind: feed.Shard, Channel: a[1], Text: a[2]})
 }
 
 // cmdPolderPublish is sent by another server, to tell this one of a message that was published there.
 func cmdPolderPublish(s *session, a [][]byte) error {
-	return s.publish(message{feed.Channel, a[2], a[3], false})
+	return s.publish(feed.Message{Kind: feed.Channel, Channel: a[2], Text: a[3]})
 }
 
 // pubsubNames is the handler of PUBSUB CHANNELS, or SHARDCHANNELS.

@@ -36,8 +36,8 @@ type session struct {
 	multi    bool // between MULTI and EXEC
 	abort    bool // a command was refused since MULTI
 	queue    []queued
-	queueLen int       // bytes in queue
-	messages []message // those that EXEC publishes when it has succeeded
+	queueLen int            // bytes in queue
+	messages []feed.Message // those that EXEC publishes when it has succeeded
 
 	replica replica
 	dump    *dump   // the dump that SYNC has begun; nil if there is none
@@ -197,7 +197,7 @@ func (s *session) exec(args [][]byte) status {
 	}
 	s.Mark = len(s.Out)
 	cmd, err := s.srv.table.Lookup(args)
-	if err != nil && ofHTTP(args[0]) {
+	if err != nil && proto.OfHTTP(args[0]) {
 		s.srv.stats.protocolErrors.Add(1)
 		s.ending = true
 		return needInput
@@ -235,11 +235,6 @@ func (s *session) exec(args [][]byte) status {
 	}
 	return needInput
 }
-
-// ofHTTP reports whether a name of no command is what a request of HTTP begins with, or has in its head. A web page can
-// have its visitor's browser send such a request to a server that only the visitor's machine reaches, and what follows
-// in it must not be run. Redis looks for the same words.
-func ofHTTP(name []byte) bool { return proto.Is(name, "post") || proto.Is(name, "host:") }
 
 // admit refuses commands that the client may not run now.
 func (s *session) admit(cmd *table.Command) error {

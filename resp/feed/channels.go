@@ -24,6 +24,13 @@ const (
 // pmessage.
 func (k Kind) Prefix() string { return [kinds]string{"", "p", "s"}[k] }
 
+// Message is what PUBLISH and the like publish.
+type Message struct {
+	Kind          Kind
+	Channel, Text []byte
+	Everywhere    bool // other servers are to be told
+}
+
 // Channels knows which clients have subscribed to which channels and patterns. A message is appended to the feeds of
 // its subscribers, so whoever publishes waits for nobody. The zero value has no subscribers, and is ready for use by
 // any number of goroutines.
@@ -48,6 +55,17 @@ type Subscriptions struct {
 
 // Len is how many subscriptions of a kind there are.
 func (b *Subscriptions) Len(k Kind) int64 { return b.n[k].Load() }
+
+// Beside is how many subscriptions there are that are counted together with those of a kind.
+func (b *Subscriptions) Beside(k Kind) int64 {
+	switch k {
+	case Channel:
+		return b.Len(Pattern)
+	case Pattern:
+		return b.Len(Channel)
+	}
+	return 0
+}
 
 // Any reports whether there are any.
 func (b *Subscriptions) Any() bool { return b.Len(Channel)+b.Len(Pattern)+b.Len(Shard) > 0 }

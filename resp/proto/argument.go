@@ -24,3 +24,8 @@ func Is(arg []byte, word string) bool {
 	}
 	return true
 }
+
+// OfHTTP reports whether a name of no command is what a request of HTTP begins with, or has in its head. A web page can
+// have its visitor's browser send such a request to a server that only the visitor's machine reaches, and what follows
+// in it must not be run. Redis looks for the same words.
+func OfHTTP(name []byte) bool { return Is(name, "post") || Is(name, "host:") }

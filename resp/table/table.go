@@ -58,6 +58,11 @@ type At struct{ First, Last, Step int }
 // RANDOMKEY has none.
 func (c *Command) Reads() bool { return c.Flags&(Read|Immediate) == Read && c.Keys.First != 0 }
 
+// WritesOrPublishes reports whether CLIENT PAUSE WRITE stops the command, as in Redis.
+func (c *Command) WritesOrPublishes() bool {
+	return c.Flags&Write != 0 || c.Name == "publish" || c.Name == "spublish"
+}
+
 // KeysOf iterates over the keys in args. There may be too few arguments.
 func (c *Command) KeysOf(args [][]byte) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
