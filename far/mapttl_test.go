@@ -28,6 +28,18 @@ func lives[V any](t *testing.T, m *Map[int, V], k int, want time.Duration) {
 	}
 }
 
+// Forever-1 is a Duration that overflows when it is rounded up to a millisecond.
+func TestAnEntryWithTheLongestTTLDoesNotExpireAtOnce(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
+	m := newMap(t, h, MapConfig[int, int]{})
+	if err := m.SetTTL(t.Context(), 1, 10, Forever-1); err != nil {
+		t.Fatal(err)
+	}
+	if v, ok, err := m.Get(t.Context(), 1); v != 10 || !ok || err != nil {
+		t.Errorf("got %d, %v, %v, want 10", v, ok, err)
+	}
+}
+
 func TestEntriesOfAMapLiveForTheirTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)

@@ -415,7 +415,7 @@ func expiryOf(ttl time.Duration) time.Time {
 	case ttl <= 0:
 		return time.UnixMilli(1)
 	}
-	return time.Now().Add(ttl + time.Millisecond - 1)
+	return time.Now().Add(ttl).Add(time.Millisecond - 1) // the sum of both may overflow a Duration
 }
 
 // SetTTL makes v the value of k for at least ttl. After that the entry is as good as absent, and its memory, local or
