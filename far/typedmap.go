@@ -241,9 +241,9 @@ func (m *Map[K, V]) Update(ctx context.Context, k K, fn func(old V, ok bool) (V,
 }
 
 // GetMany reads keys, in as few reads of the store as it has buffers for. For each key it sets the element of ok to
-// whether there is a value, and the element of vs to the value; vs and ok must be as long as keys. If a key cannot be
-// read, GetMany goes on with the others, and returns the errors of all such keys. With NoWait, the error of a far key
-// is ErrWouldBlock.
+// whether there is a value, and the element of vs to the value, or to zero if there is none, as Get does; vs and ok
+// must be as long as keys. If a key cannot be read, GetMany goes on with the others, and returns the errors of all
+// such keys. With NoWait, the error of a far key is ErrWouldBlock.
 func (m *Map[K, V]) GetMany(ctx context.Context, keys []K, vs []V, ok []bool) error {
 	if len(vs) != len(keys) || len(ok) != len(keys) {
 		return fmt.Errorf("cannot read %d keys of map %q: there is room for %d values and %d answers, want as many", len(keys), m.name, len(vs), len(ok))
@@ -252,6 +252,7 @@ func (m *Map[K, V]) GetMany(ctx context.Context, keys []K, vs []V, ok []bool) er
 	var small [smallKey]byte
 	key := func(i int) []byte { return m.key.View(&keys[i], small[:0]) }
 	bytemap.ReadMany(ctx, m.b, len(keys), key, func(i int, e Entry, err error) {
+		clear(vs[i : i+1])
 		switch ok[i] = false; {
 		case errors.Is(err, ErrNotFound):
 		case err != nil:

@@ -697,3 +697,18 @@ func TestAValueThatIsBeingWrittenIsUsedInPlace(t *testing.T) {
 		}
 	}
 }
+
+func TestGetManyMakesTheValuesOfAbsentKeysZero(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
+	m := newMap(t, h, MapConfig[int, string]{})
+	if err := m.Set(t.Context(), 1, "one"); err != nil {
+		t.Fatal(err)
+	}
+	vs, ok := []string{"earlier", "earlier"}, []bool{true, true}
+	if err := m.GetMany(t.Context(), []int{1, 2}, vs, ok); err != nil {
+		t.Fatal(err)
+	}
+	if vs[0] != "one" || !ok[0] || vs[1] != "" || ok[1] {
+		t.Errorf("got %q, %v, want the value of key 1, and none of key 2", vs, ok)
+	}
+}
