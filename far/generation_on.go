@@ -13,6 +13,9 @@ func generationOf(h *Heap, w *uint64) generation {
 // check panics if the pointer with word w may not be dereferenced in s, or has been freed.
 func (g generation) check(s *Scope, w *uint64) {
 	h := heapOfScope(s)
+	if w == nil {
+		panicNil()
+	}
 	h.objects.MustServe(s, w)
 	g.checkFreed(h, w)
 }

@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -320,5 +321,30 @@ func TestObjectsOnAFullStore(t *testing.T) {
 			t.Fatalf("after all were freed: %v", err)
 		}
 		p.Free()
+	}
+}
+
+// Builds with invariants compare a pointer's generation before they use its word, which the nil pointer has not.
+func TestANilPointerIsSaid(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
+	s := h.NewScope()
+	defer s.Close()
+	s.Enter()
+	defer s.Leave()
+	var p Ptr[point]
+	for name, fn := range map[string]func(){
+		"Deref":          func() { p.Deref(s) },
+		"DerefMut":       func() { p.DerefMut(s) },
+		"DerefStream":    func() { p.DerefStream(s) },
+		"DerefMutStream": func() { p.DerefMutStream(s) },
+		"Load":           func() { _, _ = p.Load(t.Context()) },
+		"Store":          func() { _ = p.Store(t.Context(), point{}) },
+		"Free":           p.Free,
+		"Shared.Deref":   func() { Share(p).Deref(s) },
+		"Shared.Clone":   func() { Share(p).Clone() },
+	} {
+		if got := fmt.Sprint(panics(t, fn)); !strings.Contains(got, "nil Ptr") && !strings.Contains(got, "nil pointer") {
+			t.Errorf("%s of a nil pointer panics with %q", name, got)
+		}
 	}
 }

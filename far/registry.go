@@ -36,7 +36,7 @@ func unregister(h *Heap) {
 // heapOf returns the heap of a pointer's word, nil if it has been closed.
 func heapOf(w *uint64) *Heap {
 	if w == nil {
-		panic("far: a nil Ptr is used")
+		panicNil()
 	}
 	if p := registry.heaps.Load(); p != nil {
 		for _, h := range *p {
@@ -47,6 +47,8 @@ func heapOf(w *uint64) *Heap {
 	}
 	return nil
 }
+
+func panicNil() { panic("far: a nil Ptr is used") }
 
 // heapOfScope returns the heap of a scope.
 func heapOfScope(s *heap.Scope) *Heap { return (*Heap)(heap.HostOf(s).(*host)) }
