@@ -55,6 +55,9 @@ func (s Shared[T]) Clone() Shared[T] {
 	h.clones.mu.Lock()
 	defer h.clones.mu.Unlock()
 	if objects.Load(s.p.word()).Free() {
+		if h.core.Shut.Load() {
+			return s // the object went with the heap, which is being closed
+		}
 		panic("BUG: a far.Shared is cloned after it was freed")
 	}
 	if h.clones.extra == nil {
