@@ -2,6 +2,7 @@ package far
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"polder/far/heap"
@@ -58,5 +59,66 @@ func TestASharedMayBeClonedWhileItsHeapIsClosed(t *testing.T) {
 	}
 	if err := h.Close(); err != nil || n == 0 {
 		t.Errorf("got %v, and %d segments were given back", err, n)
+	}
+}
+
+// Nothing can be made on a heap that was closed, not even on one on which nothing was made before.
+func TestNothingIsMadeOnAClosedHeap(t *testing.T) {
+	for name, fn := range map[string]func(h *Heap) error{
+		"New":      func(h *Heap) error { _, err := New(t.Context(), h, point{}); return err },
+		"NewBytes": func(h *Heap) error { _, err := NewBytes(t.Context(), h, make([]byte, 10)); return err },
+		"NewArray": func(h *Heap) error { _, err := NewArray[int](t.Context(), h, 100, StructureConfig{}); return err },
+		"Map.Set": func(h *Heap) error {
+			m, err := NewMap(h, MapConfig[int, int]{})
+			if err != nil {
+				return err
+			}
+			return m.Set(t.Context(), 1, 1)
+		},
+		"Vector.Append": func(h *Heap) error {
+			v, err := NewVector[int](h, StructureConfig{})
+			if err != nil {
+				return err
+			}
+			return v.Append(t.Context(), 1)
+		},
+		"List.PushBack": func(h *Heap) error {
+			l, err := NewList[int](h, StructureConfig{})
+			if err != nil {
+				return err
+			}
+			return l.PushBack(t.Context(), 1)
+		},
+		"NewRun": func(h *Heap) error {
+			c, err := NewClass[int](h, ClassConfig{})
+			if err != nil {
+				return err
+			}
+			_, err = c.NewRun(t.Context(), 10)
+			return err
+		},
+		"NewIn": func(h *Heap) error {
+			s := h.NewScope()
+			defer s.Close()
+			s.Enter()
+			defer s.Leave()
+			_, _, err := NewIn[point](s)
+			return err
+		},
+	} {
+		for _, used := range []bool{false, true} {
+			h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
+			if used {
+				if _, err := New(t.Context(), h, point{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := h.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if err := fn(h); !errors.Is(err, ErrClosed) {
+				t.Errorf("%s: got %v, want ErrClosed; the heap was used: %v", name, err, used)
+			}
+		}
 	}
 }

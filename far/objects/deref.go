@@ -227,6 +227,9 @@ func (sp *Space) NewRun(ctx context.Context, c *Class, n int) ([]uint64, error) 
 // Run makes n adjacent words for objects that are zero; n is at least 1. It fails with heap.ErrNoRoom if there is no
 // room.
 func (sp *Space) Run(c *Class, n int) ([]uint64, error) {
+	if sp.core.Shut.Load() {
+		return nil, heap.ErrClosed
+	}
 	first, err := sp.words.run(n, &sp.core.Logs)
 	if err != nil {
 		return nil, err

@@ -62,10 +62,13 @@ func (sp *Space) End() {
 // Close gives the memory of the words back, unless any word was ever used: pointers outlive the heap, and have to
 // find something.
 func (sp *Space) Close() error {
-	if sp.words.mapping == nil || sp.words.pages.Load() != 0 {
+	t := &sp.words
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mapping == nil || t.pages.Load() != 0 {
 		return nil
 	}
-	return sp.words.close()
+	return t.close()
 }
 
 // MaxObject is the most bytes that an object can have.

@@ -29,6 +29,8 @@ type words struct {
 	first int      // spare has no bit set before this index; under mu
 	whole int      // groups of which no word is in use, and that are not hidden; under mu
 	inUse int      // words in use; under mu
+
+	closed bool // the memory of the table was given back; under mu
 }
 
 const (
@@ -61,7 +63,9 @@ func (t *words) init(max int64) error {
 	return nil
 }
 
+// close gives the memory of the table back. t.mu must be held.
 func (t *words) close() error {
+	t.closed = true
 	err := t.mapping.Close()
 	if t.gens != nil {
 		err = errors.Join(err, t.gens.Close())
@@ -139,6 +143,9 @@ func (t *words) take(g int, words uint64) {
 
 // grow takes n more pages on behalf of who. t.mu must be held.
 func (t *words) grow(n int, l *heap.Logs, who heap.Claim) error {
+	if t.closed {
+		return heap.ErrClosed
+	}
 	pages := int(t.pages.Load())
 	if (pages+n)*WordsPerPage > len(t.table) {
 		return fmt.Errorf("cannot make a pointer: all %d words are in use: %w", len(t.table), heap.ErrMetadataFull)

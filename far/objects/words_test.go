@@ -33,6 +33,21 @@ func newWords(t *testing.T) (*words, *heap.Logs) {
 	return &sp.words, &core.Logs
 }
 
+// A heap that is closed gives back a table of which nobody has used a word. Whoever makes a pointer meanwhile must not
+// write to it.
+func TestATableThatWasGivenBackHandsOutNoWords(t *testing.T) {
+	ws, l := newWords(t)
+	if err := ws.close(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := ws.run(10, l); !errors.Is(err, heap.ErrClosed) {
+		t.Errorf("a row: got word %d, %v, want ErrClosed", n, err)
+	}
+	if n, err := ws.next(new(wordCache), l, heap.ForMutator); !errors.Is(err, heap.ErrClosed) {
+		t.Errorf("got word %d, %v, want ErrClosed", n, err)
+	}
+}
+
 // Words that are in use are nobody else's, and those that were given back are used
 // again, by themselves and in rows.
 func TestWordsAreHandedOutOnce(t *testing.T) {
