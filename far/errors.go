@@ -18,6 +18,8 @@ var (
 	ErrTooLarge = heap.ErrTooLarge
 	// ErrModified: others changed a List, so that a Cursor or an iteration does not know any more where it is.
 	ErrModified = errors.New("list was modified")
+	// ErrEnd: a Cursor is at the end of its List, where there is no element.
+	ErrEnd = errors.New("the cursor is at the end of the list")
 	// ErrFreed: the structure or the map was freed.
 	ErrFreed = heap.ErrFreed
 	// ErrConflict: another transaction that has not ended has changed the key, or another key with the same hash.

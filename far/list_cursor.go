@@ -10,7 +10,8 @@ import (
 
 // Cursor is a place in a List: an element, or the end, which lies beyond the last element and before the first. A
 // Cursor belongs to one user at a time. If others insert, remove or pop, a Cursor does not know any more where it is,
-// and its methods fail with ErrModified. Changes that are made through the Cursor itself do not have that effect.
+// and its methods fail with ErrModified. Changes that are made through the Cursor itself do not have that effect. At
+// the end, the methods that use the element fail with ErrEnd.
 type Cursor[T any] struct {
 	l       *List[T]
 	node    int32 // 0 is the end
@@ -86,7 +87,7 @@ func (c *Cursor[T]) move(back bool) bool {
 const cursorAhead = 4
 
 // Deref returns the element, to be read until s is left, as Ptr.Deref does. If others changed the list, or the cursor
-// is at the end, Deref returns nil, and s.Err is ErrModified.
+// is at the end, Deref returns nil, and s.Err is ErrModified or ErrEnd.
 func (c *Cursor[T]) Deref(s *heap.Scope) *T { return c.deref(s, 0) }
 
 // DerefMut returns the element, to be read and written until s is left.
@@ -102,8 +103,12 @@ func (c *Cursor[T]) deref(s *heap.Scope, what int) *T {
 // element returns the element. If it cannot be had, element returns nil and the word that could not be dereferenced,
 // or failed. l.mu must be held.
 func (c *Cursor[T]) element(s *heap.Scope, what int) (*T, *uint64) {
-	if c.node == 0 || c.version != c.l.version {
+	if c.version != c.l.version {
 		s.H.Fail(s, ErrModified)
+		return nil, failed
+	}
+	if c.node == 0 {
+		s.H.Fail(s, ErrEnd)
 		return nil, failed
 	}
 	b, p := c.l.elements(s, c.node, what)

@@ -432,3 +432,20 @@ func TestNodesOfListsCountInTheBudget(t *testing.T) {
 	}
 	l.Free()
 }
+
+func TestACursorAtTheEndSaysSo(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
+	l := newTestList[int64](t, h, StructureConfig{})
+	c := l.Front()
+	s := h.NewScope()
+	defer s.Close()
+	s.Enter()
+	defer s.Leave()
+	_, load := c.Load(t.Context())
+	c.Deref(s)
+	for name, err := range map[string]error{"Load": load, "Store": c.Store(t.Context(), 1), "Remove": c.Remove(t.Context()), "Deref": s.Err()} {
+		if !errors.Is(err, ErrEnd) {
+			t.Errorf("%s: got %v, want ErrEnd", name, err)
+		}
+	}
+}
