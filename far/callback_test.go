@@ -595,3 +595,36 @@ func TestAScopeThatWasHandedOverIsNotTheMakers(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An iteration that cannot have memory for an object, and then waits in vain for some, says what it has waited for.
+func TestAnIterationSaysWhyItWaitedInVain(t *testing.T) {
+	h, bricks := openBricks(t, 32)
+	defer h.Close()
+	a, err := NewArray[[12 << 10]byte](t.Context(), h, 8, StructureConfig{}) // more than a scope is certain to get
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := h.NewScope()
+	defer open.Close()
+	open.Enter()
+	defer open.Leave()
+	ended := make(chan error)
+	go func() { // the holder of open must not wait
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		for err := error(nil); err == nil; {
+			_, err = bricks.New(ctx, brick{})
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		s := h.NewScope()
+		defer s.Close()
+		s.SetContext(ctx)
+		for range a.MutChunks(s, 0, a.Len()) {
+		}
+		ended <- s.Err()
+	}()
+	if err := <-ended; errors.Is(err, ErrScopeFull) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the end of the context", err)
+	}
+}

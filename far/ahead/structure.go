@@ -59,10 +59,13 @@ func (e *Engine) Enter(s *heap.Scope, st *Structure, p *uint64, i, n, what int) 
 			return o
 		}
 		// If s was open before, whoever holds it has to leave it.
-		if try == heap.ScopeTries || heap.IsOpen(s) || !errors.Is(e.Core.HeldIn(s).Err, heap.ErrScopeFull) || e.Core.RoomSoon(e.Core.HeldIn(s).Ctx) != nil {
+		held := e.Core.HeldIn(s)
+		if try == heap.ScopeTries || heap.IsOpen(s) || !errors.Is(held.Err, heap.ErrScopeFull) {
 			return nil
 		}
-		e.Core.HeldIn(s).Err = nil
+		if held.Err = e.Core.RoomSoon(held.Ctx); held.Err != nil {
+			return nil
+		}
 	}
 }
 
