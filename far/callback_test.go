@@ -596,6 +596,35 @@ func TestAScopeThatWasHandedOverIsNotTheMakers(t *testing.T) {
 	}
 }
 
+// Do holds no scope while it waits for memory to call its function again, so it waits for scopes of others, too.
+func TestDoWaitsForAScopeThatAnotherCallOfDoHolds(t *testing.T) {
+	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
+	entered, leave, left := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(left)
+		_ = h.Do(context.Background(), func(*heap.Scope) error {
+			close(entered)
+			<-leave
+			return nil
+		})
+	}()
+	<-entered
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	var err error
+	for i := 0; err == nil; i++ {
+		_, err = New(ctx, h, point{X: int64(i)})
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	err = h.Do(ctx, func(*heap.Scope) error { return ErrScopeFull })
+	if errors.Is(err, ErrScopeOpen) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the end of the context", err)
+	}
+	close(leave)
+	<-left
+}
+
 // An iteration that cannot have memory for an object, and then waits in vain for some, says what it has waited for.
 func TestAnIterationSaysWhyItWaitedInVain(t *testing.T) {
 	h, bricks := openBricks(t, 32)

@@ -98,7 +98,7 @@ func (s *Scope) reportLate() {
 }
 
 // holder returns the stack of the goroutine that first entered s. For a scope of the pool it returns the stacks of
-// all goroutines in Do, any of which may hold s.
+// all goroutines in what Do calls, any of which may hold s.
 func (s *Scope) holder() string {
 	all := make([]byte, 1<<20)
 	all = all[:runtime.Stack(all, true)]
@@ -106,7 +106,7 @@ func (s *Scope) holder() string {
 	id := []byte("goroutine " + strconv.FormatUint(user, 10) + " [")
 	var found []byte
 	for g := range bytes.SplitSeq(all, []byte("\n\n")) {
-		pooled := bytes.Contains(g, []byte(doName+"("))
+		pooled := bytes.Contains(g, []byte(calledName+"("))
 		if user != 0 && bytes.HasPrefix(g, id) || user == 0 && pooled {
 			found = append(append(found, g...), '\n')
 		}
@@ -117,10 +117,11 @@ func (s *Scope) holder() string {
 	return string(found)
 }
 
-// doName is the name of Heap.Do in stacks; immutable.
-var doName string
+// calledName is the name in stacks of Scope.call, in which a goroutine holds a scope of the pool. In the rest of Do
+// it holds none, and may wait for scopes of others. Immutable.
+var calledName string
 
-func init() { doName = runtime.FuncForPC(reflect.ValueOf((*Heap).Do).Pointer()).Name() }
+func init() { calledName = runtime.FuncForPC(reflect.ValueOf((*Scope).call).Pointer()).Name() }
 
 // isHeldUpHere reports whether the evacuator's pass waits for a scope that the calling
 // goroutine holds. It takes some microseconds.
@@ -131,7 +132,7 @@ func (h *Heap) isHeldUpHere() bool {
 		mine = mine || user == me
 		pooled = pooled || user == 0
 	})
-	return mine || pooled && goroutine.In(doName)
+	return mine || pooled && goroutine.In(calledName)
 }
 
 // isEvacuator reports whether the calling goroutine is the evacuator, in a callback of the program's. It must not
