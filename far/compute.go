@@ -54,6 +54,9 @@ func (v *mapValues) named() string { return fmt.Sprintf("map %q", v.name) }
 
 // aggregate implements looker.
 func (tr *tracker) aggregate(ctx context.Context, q *offload.Scan, i, j int) (offload.Aggregate, error) {
+	if tr.freed() {
+		return offload.Aggregate{}, ErrFreed
+	}
 	return look.Aggregate(ctx, &tr.h.ahead, &tr.Structure, q, i, j)
 }
 
@@ -197,6 +200,9 @@ func Aggregate[T any, N Number](ctx context.Context, v Values[T], f Field[T, N],
 	var a offload.Aggregate
 	if err == nil {
 		q.Off, q.Kind = f.off, kindOf[N]()
+		err = q.Check() // a zero Field may be larger than an element
+	}
+	if err == nil {
 		a, err = v.looked(nil).aggregate(ctx, q, i, j)
 	}
 	if err != nil {
@@ -282,5 +288,8 @@ func summary[N Number](a *offload.Aggregate) (s Summary[N]) {
 // filter calls yield with the index of each element from i to j that meets the conditions of q. It returns false for
 // more if yield returned false.
 func (tr *tracker) filter(ctx context.Context, q *offload.Scan, i, j int, yield func(i int) bool) (more bool, err error) {
+	if tr.freed() {
+		return true, ErrFreed
+	}
 	return look.Filter(ctx, &tr.h.ahead, &tr.Structure, q, i, j, yield)
 }
