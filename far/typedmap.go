@@ -15,7 +15,7 @@ import (
 
 // MapConfig configures a Map. The zero value is good for types that need no codec.
 type MapConfig[K comparable, V any] struct {
-	// Name appears in statistics.
+	// Name appears in statistics. On a heap made by Open it also says which map of the last checkpoint to give back.
 	Name string
 	// Keys and Values encode keys and values of types that have no other encoding: see package codec. Equal keys must
 	// have equal encodings.
@@ -392,7 +392,7 @@ func (m *Map[K, V]) values(ctx context.Context, keys [][]byte) []readValue {
 	return read
 }
 
-// Len is the number of entries.
+// Len is the number of entries, without those lost. Entries that have expired count until they are collected.
 func (m *Map[K, V]) Len() int { return m.b.Len() }
 
 // Clear removes all entries. Entries that are set meanwhile may stay.

@@ -15,7 +15,7 @@
 // are found.
 //
 // It is made of nothing but what package far exports: a [far.Class] of pages, a [far.Ref] from page to page, and
-// [far.Heap.One].
+// [far.Heap.One]. A Map is no part of the checkpoints of a heap that was made by [far.Open]: it ends with the process.
 //
 // # Concurrency
 //
