@@ -64,19 +64,28 @@ func Bytes(w io.Writer, what string, total int64) *progressbar.ProgressBar {
 	}
 	return progressbar.NewOptions64(total, append(look(w, 30),
 		progressbar.OptionSetDescription(fmt.Sprintf("%-10s", what)),
+		progressbar.OptionThrottle(50*time.Millisecond),
 		progressbar.OptionShowBytes(true),
 		progressbar.OptionUseIECUnits(true))...)
 }
 
 // Steps shows on w, a terminal or nil, how many steps of a whole are done, and what
-// is being done. The second function removes the bar.
+// is being done. A call with another total, or with fewer steps done than before, begins
+// another whole, whose bar takes the place of the one before. The second function removes
+// the bar.
 func Steps(w io.Writer) (progress func(done, total int, what string), end func()) {
 	if w == nil {
 		return nil, func() {}
 	}
 	var bar *progressbar.ProgressBar
+	before := 0
 	progress = func(done, total int, what string) {
-		if bar == nil {
+		another := bar == nil || bar.GetMax() != total || done < before
+		before = done
+		if another {
+			if bar != nil {
+				_ = bar.Clear()
+			}
 			bar = progressbar.NewOptions(total, look(w, 20)...)
 		}
 		bar.Describe(fmt.Sprintf("%-24s", what))
@@ -94,7 +103,6 @@ func look(w io.Writer, width int) []progressbar.Option {
 		progressbar.OptionSetWriter(w),
 		progressbar.OptionSetWidth(width),
 		progressbar.OptionShowCount(),
-		progressbar.OptionThrottle(50 * time.Millisecond),
 		progressbar.OptionClearOnFinish(),
 	}
 }

@@ -2,8 +2,10 @@ package progress
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,6 +32,23 @@ func TestWhatIsShortIsNotTold(t *testing.T) {
 			t.Errorf("it says %q, want %q", got, want)
 		}
 	})
+}
+
+// TestASecondSeriesHasATotalOfItsOwn, also if it is as long as the first one, whose bar is full.
+func TestASecondSeriesHasATotalOfItsOwn(t *testing.T) {
+	var out bytes.Buffer
+	show, end := Steps(&out)
+	defer end()
+	for _, total := range []int{2, 5, 5} {
+		for done := range total + 1 {
+			show(done, total, "a step")
+			want := fmt.Sprintf("(%d/%d", done, total)
+			if said := out.String(); done < total && !strings.Contains(said, want) {
+				t.Errorf("after step %d of %d it says %q, want %q", done, total, said, want)
+			}
+			out.Reset()
+		}
+	}
 }
 
 func TestNothingIsSaidInFilesAndPipes(t *testing.T) {
