@@ -89,7 +89,11 @@ func (r *Runner) step(s plan.Step) error {
 		r.background = append(r.background, p)
 		go func() {
 			<-p.done
-			r.early <- fmt.Errorf("step %q has ended too early: %v", s.Name, p.err)
+			err := fmt.Errorf("step %q has ended too early", s.Name)
+			if p.err != nil {
+				err = fmt.Errorf("%w: %w", err, p.err)
+			}
+			r.early <- err
 		}()
 		return nil
 	}

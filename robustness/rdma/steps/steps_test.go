@@ -142,7 +142,7 @@ func TestABackgroundStepThatEndsEarlyFails(t *testing.T) {
 	if err := r.Run([]plan.Step{s}); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-r.Failed(); err == nil || !strings.Contains(err.Error(), "too early") {
+	if err := <-r.Failed(); err == nil || err.Error() != `step "gives up" has ended too early` {
 		t.Errorf("got error %v", err)
 	}
 	if err := r.End(); err == nil {

@@ -244,12 +244,19 @@ func pressure(node string, first bool) error {
 // privileged finds what is not as it has to be of a process that serves swap.
 func privileged(pid int) error {
 	dir := fmt.Sprintf("/proc/%d", pid)
-	if b, err := os.ReadFile(dir + "/oom_score_adj"); err != nil || string(b) != "-1000\n" {
-		return fmt.Errorf("the server's oom_score_adj is %q, %v, want -1000", b, err)
+	b, err := os.ReadFile(dir + "/oom_score_adj")
+	if err != nil {
+		return err
+	}
+	if string(b) != "-1000\n" {
+		return fmt.Errorf("the server's oom_score_adj is %q, want -1000", b)
 	}
 	threads, err := filepath.Glob(dir + "/task/*/stat")
-	if err != nil || len(threads) == 0 {
-		return fmt.Errorf("the server has threads %v, %v", threads, err)
+	if err != nil {
+		return err
+	}
+	if len(threads) == 0 {
+		return errors.New("the server has no threads")
 	}
 	for _, t := range threads {
 		b, err := os.ReadFile(t)
