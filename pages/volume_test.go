@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -281,6 +282,45 @@ func TestHalvesOfAPageHaveWritersOfTheirOwn(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestAWriterOfAPartKeepsOthersAway: what is read of a page, to be written with the new part, must not change meanwhile.
+func TestAWriterOfAPartKeepsOthersAway(t *testing.T) {
+	store := storetest.New(256<<10, 200)
+	h, err := far.NewHeap(store, far.Config{Local: far.MinLocal})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	const far16 = 16 << 20 // so much is written that the first page is far
+	v, err := New(h, "volume", far16+stripes*Size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, page := t.Context(), bytes.Repeat([]byte{7}, Size)
+	for off := int64(0); off < far16; off += Size {
+		if err := v.Write(ctx, page, off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := v.Read(far.NoWait, page, 0); err != far.ErrWouldBlock {
+		t.Fatalf("the test tests nothing: %v", err)
+	}
+	release := store.Hold()
+	before := store.Reads.Load()
+	done := make(chan error)
+	go func() { done <- v.Write(ctx, []byte{8}, 0) }()
+	for store.Reads.Load() == before {
+		runtime.Gosched()
+	}
+	// Nothing is known of this page, which shares the lock of the first one: only that lock can be waited for.
+	if err := v.Write(far.NoWait, page, far16); err != far.ErrWouldBlock {
+		t.Errorf("while a page is being changed, another one with its lock is written: %v, want that it would have to wait", err)
+	}
+	release()
+	if err := errors.Join(<-done, v.Write(far.NoWait, page, far16)); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
 }
 
 // TestZerosTakeNoMemory: what is zeros is not kept, and what becomes zeros gives its memory
