@@ -3,12 +3,12 @@ package witness
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
+	"polder/internal/dirlock"
 	"polder/internal/wal"
 )
 
@@ -30,13 +30,13 @@ type journal struct {
 }
 
 // openJournal reads the witness that is in the directory, or makes a new one there.
-func openJournal(dir string, l limits) (_ *journal, fresh bool, err error) {
+func openJournal(dir string, l limits, log *slog.Logger) (_ *journal, fresh bool, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, false, fmt.Errorf("cannot make the witness's directory: %w", err)
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	lock, err := dirlock.Lock(dir, log)
 	if err != nil {
-		return nil, false, fmt.Errorf("cannot lock the witness's directory: %w", err)
+		return nil, false, err
 	}
 	j := &journal{lock: lock, acc: newAcceptor(l)}
 	defer func() {
@@ -44,9 +44,6 @@ func openJournal(dir string, l limits) (_ *journal, fresh bool, err error) {
 			err = errors.Join(err, j.close())
 		}
 	}()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, false, fmt.Errorf("cannot lock %s: another witness uses it: %w", dir, err)
-	}
 	restarted, remember := wal.Restarted(filepath.Join(dir, "boot"))
 	j.log, _, err = wal.Open(filepath.Join(dir, "log"), wal.Options{SegmentSize: segmentSize, Restarted: restarted}, j.replay)
 	if err != nil {

@@ -105,7 +105,7 @@ func NewServer(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	j, fresh, err := openJournal(cfg.Dir, limits{cfg.Registers, cfg.Bytes})
+	j, fresh, err := openJournal(cfg.Dir, limits{cfg.Registers, cfg.Bytes}, cfg.Logger)
 	if err != nil {
 		return nil, err
 	}

@@ -68,7 +68,7 @@ const handOver = 10 * time.Second
 // awaitHandOver returns when no daemon uses the directory.
 func awaitHandOver(ctx context.Context, opt Options) error {
 	for began := time.Now(); ; {
-		lock, err := Lock(opt.Dir)
+		lock, err := lockFile(filepath.Join(opt.Dir, "lock"))
 		if err == nil {
 			return lock.Close()
 		}
@@ -85,10 +85,6 @@ func awaitHandOver(ctx context.Context, opt Options) error {
 		}
 	}
 }
-
-// Lock takes the lock that a daemon holds on its directory until it ends. It fails if another
-// daemon does.
-func Lock(dir string) (*os.File, error) { return lockFile(filepath.Join(dir, "lock")) }
 
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)

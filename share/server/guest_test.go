@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"polder/internal/dirlock"
 	"polder/internal/failpoint"
 	"polder/internal/wal"
 	"polder/share/internal/wire"
@@ -43,6 +44,25 @@ func still(t *testing.T, change func(*Options)) *Server {
 	t.Cleanup(func() { s.Close() })
 	return s
 }
+
+// TestADirectoryIsTakenOverFromADaemonThatEnds: a daemon that is started again may be there before the last one has gone.
+func TestADirectoryIsTakenOverFromADaemonThatEnds(t *testing.T) {
+	still(t, func(opt *Options) {
+		if err := os.MkdirAll(opt.Dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		before, err := dirlock.Lock(opt.Dir, opt.Log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		opt.Log = slog.New(slog.NewTextHandler(closes{before}, nil)) // the other daemon ends when it is waited for
+	})
+}
+
+// closes is a writer that closes something when it is told anything.
+type closes struct{ io.Closer }
+
+func (c closes) Write(b []byte) (int, error) { return len(b), c.Close() }
 
 // inMemory makes a directory in memory that ends with the test.
 func inMemory(t *testing.T) string {

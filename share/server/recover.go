@@ -2,8 +2,6 @@ package server
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"path/filepath"
 
 	"polder/internal/fdpass"
@@ -12,19 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// lockDir makes sure that one daemon at a time uses the state directory.
-func lockDir(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("cannot lock the state directory: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("cannot lock %s: another daemon uses it: %w", dir, err)
-	}
-	return f, nil
-}
 
 // firstSecond is when the numbers of regions begin: 1 January 2026.
 const firstSecond = 1767225600

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"polder/internal/accept"
+	"polder/internal/dirlock"
 	"polder/internal/fdpass"
 	"polder/internal/ratelog"
 	"polder/internal/systemd"
@@ -258,7 +259,7 @@ func (s *Server) open() error {
 		return fmt.Errorf("cannot make the state directory: %w", err)
 	}
 	var err error
-	if s.lock, err = lockDir(s.opt.Dir); err != nil {
+	if s.lock, err = dirlock.Lock(s.opt.Dir, s.opt.Log); err != nil {
 		return err
 	}
 	if s.watcher, err = fdpass.NewWatcher(); err != nil {

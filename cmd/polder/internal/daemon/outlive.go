@@ -6,7 +6,7 @@ import (
 	"os"
 
 	"polder/internal/config"
-	"polder/internal/keeper"
+	"polder/internal/dirlock"
 	"polder/internal/systemd"
 	"polder/memnode/ledger"
 )
@@ -24,9 +24,9 @@ func (p *process) outlive(ctx context.Context, cfg *NodeConfig, end func()) (pop
 		if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 			return 0, fmt.Errorf("cannot make the node's directory: %w", err)
 		}
-		lock, err := keeper.Lock(cfg.Dir)
+		lock, err := dirlock.Lock(cfg.Dir, p.Logger)
 		if err != nil {
-			return 0, fmt.Errorf("cannot run in %s: another node does, it seems: %w", cfg.Dir, err)
+			return 0, fmt.Errorf("cannot run in %s: %w", cfg.Dir, err)
 		}
 		p.onClose(lock.Close)
 	}
