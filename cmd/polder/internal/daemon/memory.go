@@ -133,6 +133,11 @@ func checkLend(m hostmem.Memory, lend, beside int64) error {
 	if lend <= m.Spare()-beside {
 		return nil
 	}
+	if beside > 0 && beside >= m.Spare() { // nothing could be lent, however little --lend says
+		return &config.Error{Source: "--local", Value: config.FormatSize(beside), Err: fmt.Errorf(
+			"expected less than %s: %s, %s, leaves %s, of which %s stay for the process itself; to use more than there is, and be killed for it, say --overcommit",
+			mib(m.Spare()), m.Bound, mib(m.Total), mib(m.Available), mib(m.Reserve()))}
+	}
 	own := "stay for the process itself"
 	if beside > 0 {
 		own = fmt.Sprintf("stay for the process itself and %s for --local", config.FormatSize(beside))

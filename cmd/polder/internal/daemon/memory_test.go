@@ -123,3 +123,14 @@ func TestANodeLendsWhatIsThere(t *testing.T) {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
 }
+
+// TestALocalBudgetThatLeavesNothingIsBlamed, and not how much is to be lent beside it.
+func TestALocalBudgetThatLeavesNothingIsBlamed(t *testing.T) {
+	const mib = 1 << 20
+	m := hostmem.Memory{Total: 300 * mib, Available: 290 * mib, Bound: "the control group /pod"}
+	want := `cannot use --local = "100TiB": expected less than 226MiB: the control group /pod, 300MiB, leaves 290MiB, of which 64MiB ` +
+		`stay for the process itself; to use more than there is, and be killed for it, say --overcommit`
+	if err := checkLend(m, 64*mib, 100<<40); err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
