@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -214,5 +215,25 @@ func TestTheEndIsShownOnATerminal(t *testing.T) {
 	proctest.Until(t, "what it waits for is shown", term.has("what is under way comes to its end: 1 s"))
 	if err := <-read; err == nil {
 		t.Error("a node that has stopped has answered")
+	}
+}
+
+// TestAServerThatWaitsForWitnessesNamesThem, also if it waits for them to learn which partitions are its own.
+func TestAServerThatWaitsForWitnessesNamesThem(t *testing.T) {
+	for _, more := range [][]string{nil, {"--partitions", "2"}} {
+		host := testaddr.Host()
+		witnesses := []string{host + ":7079", host + ":7080", host + ":7081"}
+		p, err := child.Start(child.Command{Path: proctest.Binary(), Args: append([]string{
+			"serve", "--heap", "h", "--witness", strings.Join(witnesses, ","), "--far", host + ":7070",
+			"--listen", host + ":6379", "--admin", "off", "--local", "64MiB"}, more...)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.Kill)
+		proctest.Until(t, fmt.Sprintf("a server with %q says which witnesses it waits for", more), func() bool {
+			said := p.Stderr()
+			return strings.Contains(said, "waiting for it") && !slices.ContainsFunc(witnesses, func(w string) bool { return !strings.Contains(said, w+": ") })
+		})
+		p.Kill() // the next one has its address
 	}
 }

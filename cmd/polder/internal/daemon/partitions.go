@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"math"
 	"net"
@@ -190,6 +191,9 @@ func (s *shared) leave() (err error) {
 
 func (s *shared) join(ctx context.Context, reg holder.Register) (*partition.Member, error) {
 	defer s.p.Waiting("waiting for the witnesses")()
+	if err := awaitRegister(ctx, s.p.Logger, reg); err != nil {
+		return nil, err
+	}
 	if err := checkNames(ctx, s.kept, s.cfg.Heap, s.cfg.Partitions, reg); err != nil {
 		return nil, err
 	}
@@ -201,6 +205,26 @@ func (s *shared) join(ctx context.Context, reg holder.Register) (*partition.Memb
 		return nil, fmt.Errorf("heap %s: %w", s.cfg.Heap, explainJoin(err))
 	}
 	return m, nil
+}
+
+// awaitRegister reads the register until it answers. If it has not after partition.DefaultPatience, that is said once,
+// with what is wrong with each witness.
+func awaitRegister(ctx context.Context, log *slog.Logger, reg holder.Register) error {
+	for said := false; ; said = true {
+		within, cancel := context.WithTimeout(ctx, partition.DefaultPatience)
+		_, _, err := reg.Read(within)
+		late := err != nil && within.Err() != nil && ctx.Err() == nil
+		cancel()
+		switch {
+		case !late:
+			if said && err == nil {
+				log.Info("what keeps the map of partitions answers")
+			}
+			return err
+		case !said:
+			log.Warn("what keeps the map of partitions does not answer: waiting for it", "error", err)
+		}
+	}
 }
 
 // changed is called with each new map. It tells commands that wait, and forgets the links to servers that have left.
