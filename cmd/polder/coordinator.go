@@ -43,7 +43,7 @@ func newCoordinator() daemonCommand {
 		Long: "Shares the memory that is idle on this host among the programs that use the\n" +
 			"package soft, gives it to those whom it saves the most work, and takes it back\n" +
 			"at once when somebody needs it. One for each host; any user can run it.",
-		Args: cobra.NoArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if cfg.Weights, err = weights.load(); err != nil {
 				return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/internal/console"
 	"polder/internal/operator"
@@ -34,6 +35,9 @@ func (d demand) command() *cobra.Command {
 			}
 			if len(args) != want {
 				return fmt.Errorf("expected the administrative address of one node%s, such as %s%s, not %d arguments", d.after, defaultNodeAdmin, d.example, len(args))
+			}
+			if err := config.NewDoor(new(string), false).Set(args[0]); err != nil {
+				return fmt.Errorf("%q is no administrative address of a node: %w", args[0], err)
 			}
 			return nil
 		},
@@ -125,7 +129,7 @@ func newLend() *cobra.Command {
 			if args[1] != lendAll {
 				var err error
 				if most, err = config.ParseSize(args[1]); err != nil {
-					return "", fmt.Errorf("%q is how much to lend: %w, or %q", args[1], err, lendAll)
+					return "", &usage.Error{Err: fmt.Errorf("%q is how much to lend: %w, or %q", args[1], err, lendAll)}
 				}
 			}
 			return console.Lend(cmd.Context(), client, token, args[0], most, within)
@@ -146,6 +150,9 @@ func newHeapForget() *cobra.Command {
 			"connected. It must have an --admin-token-file or a --tls-admin-ca.",
 		after: " and the name of a heap", example: " orders",
 		do: func(cmd *cobra.Command, client *tls.Config, token string, args []string) (string, error) {
+			if !config.IsName(args[1]) {
+				return "", &usage.Error{Err: fmt.Errorf("%q is no name of a heap", args[1])}
+			}
 			return console.Forget(cmd.Context(), client, token, args[0], args[1])
 		},
 	}.command()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,6 +30,7 @@ func newHeap() *cobra.Command {
 		Long: "A heap with a name, on a disk (polder up --disk DIR --heap NAME) or in the memory of nodes\n" +
 			"(polder serve --far A,B --heap NAME --witness W1,W2,W3), is there until somebody removes it.\n" +
 			"These look after those that lie in a directory, or whose manifests witnesses or etcd have.",
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newHeapLs(), newHeapInfo(), newHeapCheck(), newHeapRm(), newHeapOpen(), newHeapForget(), newHeapSave(), newHeapLoad())
@@ -151,7 +153,7 @@ func printRows[R any](cmd *cobra.Command, asJSON bool, head string, rows []R, li
 
 func newHeapInfo() *cobra.Command {
 	var t heapTool
-	return t.command("info NAME", "Say what is known of a heap without opening it", cobra.ExactArgs(1), func(cmd *cobra.Command, names []string) error {
+	return t.command("info NAME", "Say what is known of a heap without opening it", usage.Args(1, 1), func(cmd *cobra.Command, names []string) error {
 		r, err := t.row(names[0])
 		if err != nil {
 			return err
@@ -186,7 +188,7 @@ func journalBytes(dir string) (n int64) {
 
 func newHeapRm() *cobra.Command {
 	var t heapTool
-	cmd := t.command("rm NAME...", "Remove heaps that nobody has open, for good", cobra.MinimumNArgs(1), func(_ *cobra.Command, names []string) error {
+	cmd := t.command("rm NAME...", "Remove heaps that nobody has open, for good", usage.Args(1, math.MaxInt), func(_ *cobra.Command, names []string) error {
 		var errs []error
 		for _, name := range names {
 			errs = append(errs, disk.Remove(filepath.Join(t.dir, name)))
@@ -204,7 +206,7 @@ const checkKeys = 1024
 func newHeapCheck() *cobra.Command {
 	var t heapTool
 	local := int64(64 << 20)
-	cmd := t.command("check NAME", "Open a heap that nobody has open, and read all that is in it", cobra.ExactArgs(1), func(cmd *cobra.Command, names []string) (err error) {
+	cmd := t.command("check NAME", "Open a heap that nobody has open, and read all that is in it", usage.Args(1, 1), func(cmd *cobra.Command, names []string) (err error) {
 		dir := filepath.Join(t.dir, names[0])
 		if _, err := t.row(names[0]); err != nil {
 			return err

@@ -305,7 +305,7 @@ func newHeapOpen() *cobra.Command {
 	refused := func(*cobra.Command, []string) error {
 		return &usage.Error{Err: &config.Error{Source: "--two-nodes", Err: errors.New("it is not given: only heaps whose two nodes keep the manifest need anybody's word")}}
 	}
-	cmd := t.command("open NAME", "Say that the server of a heap with two nodes is dead, of which one does not answer", cobra.ExactArgs(1), refused, func(cmd *cobra.Command, names []string) error {
+	cmd := t.command("open NAME", "Say that the server of a heap with two nodes is dead, of which one does not answer", usage.Args(1, 1), refused, func(cmd *cobra.Command, names []string) error {
 		switch {
 		case t.kept.cfg.TwoNodes == "":
 			return refused(cmd, names)

@@ -53,7 +53,7 @@ type heapSaver struct {
 func newHeapSave() *cobra.Command {
 	s := heapSaver{local: 64 << 20}
 	run := func(cmd *cobra.Command, names []string) error { return s.run(cmd, names[0]) }
-	cmd := s.t.command("save NAME", "Copy a heap to a file, while its server goes on", cobra.ExactArgs(1), run, run)
+	cmd := s.t.command("save NAME", "Copy a heap to a file, while its server goes on", usage.Args(1, 1), run, run)
 	cmd.Long = "Copies a heap to a file, as it is at one moment, while its server goes on serving and changing it. Of\n" +
 		"a heap on a disk, --server says where that is. A heap that nobody has open is opened for that. Of a\n" +
 		"heap of partitions each is copied to a file of its own in a directory, as it is at a moment of its\n" +
@@ -385,7 +385,7 @@ func newHeapLoad() *cobra.Command {
 		Long: "Makes a new heap in the memory of nodes or on a disk of a file, or at nodes of partitions of a\n" +
 			"directory, that polder heap save has written, of either kind. All of it is checked before anything\n" +
 			"is borrowed or written. polder serve --heap NAME serves the heap then, or polder up --disk DIR.",
-		Args: cobra.ExactArgs(1),
+		Args: usage.Args(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case name == "":

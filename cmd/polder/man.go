@@ -15,12 +15,7 @@ func newMan() *cobra.Command {
 	return &cobra.Command{
 		Use:   "man DIRECTORY",
 		Short: "Write manual pages of all commands into a directory",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return &usage.Error{Err: fmt.Errorf("%s takes one argument, the directory, and got %d", cmd.CommandPath(), len(args))}
-			}
-			return nil
-		},
+		Args:  usage.Args(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			err := os.MkdirAll(args[0], 0o755)
 			if err == nil {

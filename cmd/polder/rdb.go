@@ -22,6 +22,7 @@ func newRDB() *cobra.Command {
 		Short: "Load the files in which Redis keeps its data",
 		Long: "Redis keeps its data in an RDB file: redis-cli --rdb FILE takes one of a server that runs,\n" +
 			"a Redis or a Polder, and polder rdb load gives it to another one.",
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newRDBLoad())

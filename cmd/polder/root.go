@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -57,6 +58,14 @@ func newRoot(environ []string) *cobra.Command {
 		root.AddCommand(g.commands...)
 	}
 	root.SetHelpCommandGroupID("operate")
+	root.InitDefaultHelpCmd()
+	help, _, _ := root.Find([]string{"help"}) // it is there
+	help.Args = func(_ *cobra.Command, args []string) error {
+		if _, rest, err := root.Find(args); err != nil || len(rest) > 0 {
+			return fmt.Errorf("there is no command %q: see polder help", strings.Join(args, " "))
+		}
+		return nil
+	}
 	configure(root, environ)
 	return root
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"polder/cmd/polder/internal/usage"
 	"polder/internal/config"
 	"polder/share"
 )
@@ -46,7 +47,7 @@ func (t *shareTool) command(use, short string, args cobra.PositionalArgs, run fu
 func newShareLs() *cobra.Command {
 	var t shareTool
 	var regions, sessions bool
-	cmd := t.command("ls [PREFIX]", "List keys, regions or clients", cobra.MaximumNArgs(1),
+	cmd := t.command("ls [PREFIX]", "List keys, regions or clients", usage.Args(0, 1),
 		func(cmd *cobra.Command, c *share.Client, args []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
 			var err error
@@ -131,7 +132,7 @@ func (t *shareTool) row(w io.Writer, v any, format string, args ...any) error {
 
 func newShareStats() *cobra.Command {
 	var t shareTool
-	cmd := t.command("stats", "Show what the daemon holds and has done", cobra.NoArgs,
+	cmd := t.command("stats", "Show what the daemon holds and has done", usage.NoArgs,
 		func(cmd *cobra.Command, c *share.Client, _ []string) error {
 			info, err := c.Stats(cmd.Context())
 			if err != nil {
@@ -189,7 +190,7 @@ func needKeys(_ *cobra.Command, args []string) error {
 
 func newShareKick() *cobra.Command {
 	var t shareTool
-	return t.command("kick CLIENT", "End the session of a client that is stopped or unwanted", cobra.ExactArgs(1),
+	return t.command("kick CLIENT", "End the session of a client that is stopped or unwanted", usage.Args(1, 1),
 		func(cmd *cobra.Command, c *share.Client, args []string) error {
 			id, err := strconv.ParseUint(args[0], 16, 64)
 			if err != nil {

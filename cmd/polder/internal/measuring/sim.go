@@ -106,7 +106,7 @@ func newSimSwap() *cobra.Command {
 			"With a file that describes servers, jobs and published runs, it simulates FineMem's\n" +
 			"cluster instead: how much sooner jobs are through when servers borrow far memory from\n" +
 			"one pool than with a partition for each. docs/simulation.md has the format.",
-		Args: cobra.MaximumNArgs(1),
+		Args: usage.Args(0, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			show, done := progress.Steps(progress.Terminal(cmd.ErrOrStderr()))
 			defer done()

@@ -3,6 +3,7 @@ package usage
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -19,4 +20,14 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 		return &Error{fmt.Errorf("%s takes no argument %q, only flags: see %s --help", cmd.CommandPath(), args[0], cmd.CommandPath())}
 	}
 	return nil
+}
+
+// Args refuses fewer than least and more than most arguments with a message that says what they are.
+func Args(least, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if n := len(args); n < least || n > most {
+			return &Error{fmt.Errorf("expected %s, and got %d arguments: see %s --help", strings.TrimSuffix(cmd.UseLine(), " [flags]"), n, cmd.CommandPath())}
+		}
+		return nil
+	}
 }
