@@ -186,6 +186,24 @@ func TestWhatCannotWorkIsExplained(t *testing.T) {
 	golden(t, "refused", b.String())
 }
 
+// TestHelpThatCannotBeWrittenIsAnError, as is everything else that a command prints.
+func TestHelpThatCannotBeWrittenIsAnError(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for _, args := range [][]string{nil, {"--help"}, {"help"}, {"help", "up"}, {"heap"}, {"up", "--help"}, {"version"}, {"doctor"}} {
+		cmd := exec.Command(proctest.Binary(), args...)
+		var said strings.Builder
+		cmd.Stdout, cmd.Stderr = full, &said
+		err := cmd.Run()
+		if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(said.String(), "no space left on device") {
+			t.Errorf("polder %q: %v, and it says %q, want exit code 1, and why", args, err, said.String())
+		}
+	}
+}
+
 // TestSignalsEndEverythingCleanly stops every kind of daemon by the signals
 // that people and supervisors send.
 func TestSignalsEndEverythingCleanly(t *testing.T) {

@@ -51,7 +51,11 @@ var errInterrupted = errors.New("interrupted")
 func run(ctx context.Context, args []string) int {
 	root := newRoot(os.Environ())
 	root.SetArgs(goStyle(args))
+	helped := sayHelp(root)
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = helped()
+	}
 	switch {
 	case err == nil:
 		return 0

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -68,6 +69,22 @@ func newRoot(environ []string) *cobra.Command {
 	}
 	configure(root, environ)
 	return root
+}
+
+// sayHelp makes the commands' help one write to standard output. helped returns the error of that write, which cobra
+// does not return.
+func sayHelp(root *cobra.Command) (helped func() error) {
+	var failed error
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		var text bytes.Buffer
+		out := cmd.OutOrStdout()
+		cmd.SetOut(&text)
+		help(cmd, args)
+		cmd.SetOut(out)
+		_, failed = out.Write(text.Bytes())
+	})
+	return func() error { return failed }
 }
 
 // newDaemons returns the commands of all daemons.
