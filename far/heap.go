@@ -156,6 +156,10 @@ func (h *Heap) close(ctx context.Context, giveBack bool) error {
 		if err := h.Checkpoint(ctx); err != nil {
 			errs = append(errs, err)
 		}
+		select {
+		case h.checkpoint <- struct{}{}: // for good: no other checkpoint may run from now on
+		case <-ctx.Done():
+		}
 	}
 	h.core.Stop()
 	h.maps.Shut()

@@ -130,7 +130,11 @@ type State struct {
 // state may wait for locks that writers hold. Therefore, from now on, a write that finds the store full does not wait
 // for a checkpoint, but fails at once: see AwaitRoom.
 func (h *Heap) KeepState(state func() State) {
-	h.checkpoint <- struct{}{}
+	select {
+	case h.checkpoint <- struct{}{}:
+	case <-h.core.Ctx.Done():
+		return // there is no other checkpoint
+	}
 	defer func() { <-h.checkpoint }()
 	h.stateOf = state
 	h.core.Blocks.Store(true)
@@ -159,7 +163,8 @@ func (h *Heap) CheckpointError() error {
 // Checkpoint takes a checkpoint: when the heap is opened again, it will be as it is at some moment while Checkpoint
 // runs. A transaction that has not ended by that moment has changed nothing. Checkpoint takes memory while it runs,
 // about two thirds of what indexes take and of what was written last; calls on maps are held up while that is copied.
-// One checkpoint runs at a time: other calls wait for it, until their ctx ends.
+// One checkpoint runs at a time: other calls wait for it, until their ctx ends. Close waits for calls of Checkpoint, as
+// long as it may, and those that come later end with ErrClosed.
 func (h *Heap) Checkpoint(ctx context.Context) error {
 	if !h.core.Far.Keeps() {
 		return errors.New("cannot take a checkpoint: the heap's store keeps nothing: see far.Open")
@@ -168,6 +173,8 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 	case h.checkpoint <- struct{}{}:
 	case <-ctx.Done():
 		return fmt.Errorf("cannot take a checkpoint: another one has not ended: %w", context.Cause(ctx))
+	case <-h.core.Ctx.Done():
+		return heap.ErrClosed
 	}
 	defer func() { <-h.checkpoint }()
 	changes := h.maps.Changes() // the checkpoint may have more

@@ -825,3 +825,35 @@ func TestWhoHoldsWhatACheckpointTakesDoesNotWaitForOne(t *testing.T) {
 		}
 	}
 }
+
+// TestAHeapIsClosedWhenNoCheckpointRuns: those that are being taken meanwhile end first, and later ones are refused.
+func TestAHeapIsClosedWhenNoCheckpointRuns(t *testing.T) {
+	for range 20 {
+		h, err := Open(t.Context(), newKeeper(256<<10, 200), Config{Local: MinLocal})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := h.NewByteMap("m")
+		for i := range 2000 {
+			if err := m.Set(t.Context(), []byte(strconv.Itoa(i)), Entry{Value: make([]byte, 500)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				var err error
+				for err == nil {
+					err = h.Checkpoint(t.Context())
+				}
+				if !errors.Is(err, ErrClosed) {
+					t.Errorf("while the heap is being closed a checkpoint says %v", err)
+				}
+			})
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+	}
+}
