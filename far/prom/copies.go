@@ -20,6 +20,7 @@ func describeCopies(name, help string, labels ...string) *prometheus.Desc {
 var copiesMetrics = []copiesMetric{
 	{describeCopies("segments", "Segments that are kept in copies."), isGauge, func(s *copies.Stats) float64 { return float64(s.Segments) }},
 	{describeCopies("endangered_segments", "Segments that have fewer copies than they should at nodes that answer."), isGauge, func(s *copies.Stats) float64 { return float64(s.Endangered) }},
+	{describeCopies("doubted_segments", "Segments that wait for a copy at a node that does not answer, since something is wrong, or not known to be right, in those that are left."), isGauge, func(s *copies.Stats) float64 { return float64(s.Doubted) }},
 	{describeCopies("spare_segments", "Segments that have one more copy, at a node that lends what its host does not need, which may vanish."), isGauge, func(s *copies.Stats) float64 { return float64(s.Spares) }},
 	{describeCopies("vanished_total", "Such copies that were dropped, since the host needed the memory."), isCounter, func(s *copies.Stats) float64 { return float64(s.Vanished) }},
 	{describeCopies("promoted_total", "Such copies that have taken the place of one that was lost or had to move."), isCounter, func(s *copies.Stats) float64 { return float64(s.Promoted) }},
