@@ -3,6 +3,7 @@ package far
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -248,8 +249,8 @@ func TestBudgetsThatCannotBe(t *testing.T) {
 	h := openObjects(t, heap.NewMemStore(tinySegment, 64), 16)
 	ctx := context.Background()
 	for _, n := range []int64{0, h.Local() / 10, h.core.Cfg.MaxLocal + 1} {
-		if err := h.SetLocal(ctx, n); err == nil {
-			t.Errorf("a budget of %d bytes is taken", n)
+		if err := h.SetLocal(ctx, n); err == nil || !strings.Contains(err.Error(), fmt.Sprint(n, " bytes")) {
+			t.Errorf("a budget of %d bytes: %v", n, err)
 		}
 	}
 	for _, cfg := range []Config{{Local: heap.MinLocal, MaxLocal: 1}, {Local: heap.MinLocal, ScopeBytes: -1}} {

@@ -2,6 +2,7 @@ package far
 
 import (
 	"context"
+	"fmt"
 
 	"polder/far/heap"
 )
@@ -31,4 +32,10 @@ func (h *Heap) Local() int64 { return h.core.Local() }
 // the heap has no more than n bytes resident; while the heap shrinks, new objects and entries wait. SetLocal must not
 // be called in a scope. If ctx ends before enough has been evacuated, SetLocal fails, and the heap goes on shrinking
 // in the background, to the budget that Local then returns. If n is not possible, the budget stays as it was.
-func (h *Heap) SetLocal(ctx context.Context, n int64) error { return h.maps.SetLocal(ctx, n) }
+func (h *Heap) SetLocal(ctx context.Context, n int64) error {
+	err := h.maps.SetLocal(ctx, n)
+	if err != nil && n < h.Local()/2 { // the error is about the first step on the way there
+		err = fmt.Errorf("%w; asked for were %d bytes", err, n)
+	}
+	return err
+}

@@ -650,14 +650,17 @@ func TestAColdKeyTakesTwoReadsAndAnAbsentOneTakesOne(t *testing.T) {
 		return h.Stats().Fetches - before
 	}
 	const n = 200
-	var present, absent, most uint64
+	var present, absent uint64
+	more := 0 // keys that took more than two reads: the settler or the cleaner has moved what was just being read
 	for i := range n {
 		r := reads(fmt.Sprint("key", i*(earlyKeys/n)))
-		present, most = present+r, max(most, r)
+		if present += r; r > 2 {
+			more++
+		}
 		absent += reads(fmt.Sprint("none", i))
 	}
-	if most > 2 || present > 2*n || absent > n {
-		t.Errorf("%d keys took %d reads, one of them %d, and %d absent ones %d; want at most 2 and 1 each", n, present, most, n, absent)
+	if more > n/50 || present > 2*n || absent > n {
+		t.Errorf("%d keys took %d reads, %d of them more than 2, and %d absent ones %d; want at most 2 and 1 each", n, present, more, n, absent)
 	}
 	if present < n/2 || absent < n/2 { // some keys are local
 		t.Errorf("the test tested nothing: %d reads of %d keys, %d of absent ones", present, n, absent)
