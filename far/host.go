@@ -50,4 +50,7 @@ func (o *host) Lost(s *heap.FarSegment) { o.maps.Lost(s) }
 func (o *host) Chores(tick bool) {
 	o.maps.Chores(tick)
 	o.objects.Chores(tick)
+	if tick {
+		o.ahead.Chores()
+	}
 }

@@ -3,6 +3,7 @@ package ahead
 import (
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,6 +56,14 @@ func TestRandomAccessIsLeftAlone(t *testing.T) {
 	}
 }
 
+// plain is a heap with a large budget, of which nothing else is used.
+func plain() *heap.Heap {
+	core := new(heap.Heap)
+	core.Budget.Store(1 << 34)
+	core.Logs.SegSize = 64 << 10
+	return core
+}
+
 // What is in flight grows to what bandwidth and latency take, and no further;
 // where they take little, to usualAhead.
 func TestTheWindowFollowsBandwidthTimesLatency(t *testing.T) {
@@ -67,8 +76,7 @@ func TestTheWindowFollowsBandwidthTimesLatency(t *testing.T) {
 		{1e9, 10 * time.Millisecond, 10e6, 30e6},
 		{10e9, 10 * time.Millisecond, 100e6, 300e6},
 	} {
-		core := new(heap.Heap)
-		core.Budget.Store(1 << 34)
+		core := plain()
 		var e Engine
 		e.Init(core, nil)
 		for range 2000 {
@@ -97,8 +105,7 @@ func TestTheWindowFollowsBandwidthTimesLatency(t *testing.T) {
 
 // With little in flight, all jobs may come too late. That must not keep it little.
 func TestJobsThatComeTooLateDoNotKeepTheWindowSmall(t *testing.T) {
-	core := new(heap.Heap)
-	core.Budget.Store(1 << 34)
+	core := plain()
 	var e Engine
 	e.Init(core, nil)
 	e.rate.Store(1e9)
@@ -111,5 +118,34 @@ func TestJobsThatComeTooLateDoNotKeepTheWindowSmall(t *testing.T) {
 	}
 	if got := e.InFlight(); got != usualAhead {
 		t.Errorf("after 8 jobs that came too late %d bytes may be in flight, want %d", got, usualAhead)
+	}
+}
+
+// As long as objects are fetched ahead, the evacuator keeps room for them; afterwards it does not.
+func TestRoomIsKeptWhileObjectsAreFetchedAhead(t *testing.T) {
+	var e Engine
+	e.Init(plain(), nil)
+	for range 32 {
+		e.adjust()
+	}
+	for _, want := range []int64{usualAhead, 0} {
+		e.Chores()
+		if got := e.expected.Load(); got != want {
+			t.Errorf("room is kept for %d bytes, want %d", got, want)
+		}
+	}
+}
+
+// Objects of which each is a power of two behind the last have slots of their own.
+func TestObjectsOfAStrideHaveSlotsOfTheirOwn(t *testing.T) {
+	var e Engine
+	for stride := uint64(1); stride <= 1<<20; stride *= 2 {
+		has := map[*atomic.Uint64]bool{}
+		for i := range uint64(Most) {
+			has[e.slot(12345+i*stride)] = true
+		}
+		if len(has) < Most*3/4 {
+			t.Errorf("%d objects with a stride of %d have %d slots", Most, stride, len(has))
+		}
 	}
 }

@@ -52,9 +52,11 @@ type Engine struct {
 	latency   atomic.Int64 // ns, the least of late
 	ended     atomic.Int64 // jobs that have ended
 	limit     atomic.Int64 // bytes that may be in flight; 0: not known
+	expected  atomic.Int64 // bytes that the evacuator keeps room for, see heap.Logs.Expect
+	resting   atomic.Int64 // ended as it was at the last Chores
 
-	// pending has the words of objects that were prefetched and not yet used, by their numbers: each in the slot of a
-	// hash of its number. An object that another one displaces counts neither as used nor as unused.
+	// pending has the words of objects that were prefetched and not yet used, by their numbers: see slot. An object
+	// that another one displaces counts neither as used nor as unused.
 	pending [1 << 12]atomic.Uint64
 }
 
@@ -76,7 +78,11 @@ func (e *Engine) Measured() (rate int64, latency time.Duration) {
 	return e.rate.Load(), time.Duration(e.latency.Load())
 }
 
-func (e *Engine) slot(n uint64) *atomic.Uint64 { return &e.pending[n*0x9e3779b97f4a7c15>>52] }
+// slot is where pending has the word with number n: each eight words that follow each other share a cache line, which
+// is that of a hash.
+func (e *Engine) slot(n uint64) *atomic.Uint64 {
+	return &e.pending[(n>>3)*0x9e3779b97f4a7c15>>52^n&7]
+}
 
 // submit hands a job to the goroutines that prefetch. If all of them are busy and the queue is full, it drops the
 // job.
@@ -168,8 +174,23 @@ func (e *Engine) adjust() {
 		flight /= 4 // so that nothing queues, and the latency is seen as it is
 	} else {
 		flight = max(flight, usualAhead)
+		e.expect(min(flight, e.Core.Local()/8))
 	}
 	e.limit.Store(min(max(flight, minAhead), max(e.Core.Local()/8, minAhead)))
+}
+
+// expect has room for n bytes kept.
+func (e *Engine) expect(n int64) {
+	if e.expected.Swap(n) != n {
+		e.Core.Logs.Expect(n)
+	}
+}
+
+// Chores is called now and then: if nothing was fetched ahead since the last time, no room is kept for that.
+func (e *Engine) Chores() {
+	if n := e.ended.Load(); e.resting.Swap(n) == n {
+		e.expect(0)
+	}
 }
 
 const (

@@ -74,6 +74,7 @@ type Logs struct {
 	round    *round                // what those who wait for room wait for, under Mu
 	waiting  int                   // how many wait for round, under Mu
 	trouble  error                 // why the store takes nothing just now, or nil, under Mu
+	expected int                   // segments for what is fetched before it is used, see Expect, under Mu
 	low      int                   // the evacuator keeps that many segments empty, under Mu
 	kick     chan struct{}
 
@@ -207,7 +208,16 @@ func (l *Logs) aim() {
 	if l.apart > 0 {
 		ahead *= 4 // segments of objects take longer, since scopes have to be left
 	}
-	l.low = 1 + ahead + l.Back + l.scoped + l.shrink
+	l.low = 1 + max(ahead, min(l.expected, int(l.budget)/l.SegSize/8)) + l.Back + l.scoped + l.shrink
+}
+
+// Expect has the evacuator keep room for n bytes that may be fetched at any time, before they are used: whoever
+// fetches them would come too late if he had to wait for room.
+func (l *Logs) Expect(n int64) {
+	l.Mu.Lock()
+	l.expected = int(n) / l.SegSize
+	l.aim()
+	l.Mu.Unlock()
 }
 
 // keep is the number of empty segments that c has to leave to others. What is set aside for one claim is not for

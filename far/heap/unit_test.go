@@ -182,3 +182,19 @@ func TestWhoWaitsInVainIsToldWhy(t *testing.T) {
 		}
 	})
 }
+
+// TestRoomIsKeptForWhatIsExpected, but no more than an eighth of the budget, and only as long as it is.
+func TestRoomIsKeptForWhatIsExpected(t *testing.T) {
+	const size = 64 << 10
+	var l Logs
+	if err := l.Init(64*size, 64*size, 0, size, 1); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Mapping.Close()
+	least := l.low
+	for _, c := range []struct{ expected, more int }{{5, 4}, {64, 7}, {0, 0}} { // one is kept anyway
+		if l.Expect(int64(c.expected) * size); l.low != least+c.more {
+			t.Errorf("with %d segments expected %d are kept empty, want %d", c.expected, l.low, least+c.more)
+		}
+	}
+}
