@@ -60,7 +60,7 @@ func TestRandomAccessIsLeftAlone(t *testing.T) {
 func plain() *heap.Heap {
 	core := new(heap.Heap)
 	core.Budget.Store(1 << 34)
-	core.Logs.SegSize = 64 << 10
+	core.Logs.SegSize = 64 << 10 // for Expect
 	return core
 }
 
@@ -121,17 +121,17 @@ func TestJobsThatComeTooLateDoNotKeepTheWindowSmall(t *testing.T) {
 	}
 }
 
-// As long as objects are fetched ahead, the evacuator keeps room for them; afterwards it does not.
+// While much is fetched ahead, the evacuator keeps room for that; while little is, it does not.
 func TestRoomIsKeptWhileObjectsAreFetchedAhead(t *testing.T) {
 	var e Engine
 	e.Init(plain(), nil)
-	for range 32 {
-		e.adjust()
-	}
-	for _, want := range []int64{usualAhead, 0} {
-		e.Chores()
-		if got := e.expected.Load(); got != want {
-			t.Errorf("room is kept for %d bytes, want %d", got, want)
+	for _, c := range []struct{ came, at, after int64 }{{40 << 10, 10 << 10, 10 << 10}, {100 << 20, usualAhead, usualAhead}, {40 << 10, usualAhead, 10 << 10}, {0, 10 << 10, 0}} {
+		e.delivered.Add(c.came)
+		if e.adjust(); e.expected.Load() != c.at {
+			t.Errorf("when %d bytes have come in, room is kept for %d, want %d", c.came, e.expected.Load(), c.at)
+		}
+		if e.Chores(); e.expected.Load() != c.after {
+			t.Errorf("after %d bytes have come in, room is kept for %d, want %d", c.came, e.expected.Load(), c.after)
 		}
 	}
 }

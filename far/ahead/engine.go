@@ -52,8 +52,8 @@ type Engine struct {
 	latency   atomic.Int64 // ns, the least of late
 	ended     atomic.Int64 // jobs that have ended
 	limit     atomic.Int64 // bytes that may be in flight; 0: not known
-	expected  atomic.Int64 // bytes that the evacuator keeps room for, see heap.Logs.Expect
-	resting   atomic.Int64 // ended as it was at the last Chores
+	expected  atomic.Int64 // bytes that room is kept for
+	came      atomic.Int64 // delivered at the last Chores
 
 	// pending has the words of objects that were prefetched and not yet used, by their numbers: see slot. An object
 	// that another one displaces counts neither as used nor as unused.
@@ -174,23 +174,26 @@ func (e *Engine) adjust() {
 		flight /= 4 // so that nothing queues, and the latency is seen as it is
 	} else {
 		flight = max(flight, usualAhead)
-		e.expect(min(flight, e.Core.Local()/8))
 	}
 	e.limit.Store(min(max(flight, minAhead), max(e.Core.Local()/8, minAhead)))
+	e.expect(e.delivered.Load()-e.came.Load(), false)
 }
 
-// expect has room for n bytes kept.
-func (e *Engine) expect(n int64) {
-	if e.expected.Swap(n) != n {
+// expect has as much room kept as may be in flight, if many times that has come in since the last call of Chores:
+// objects that are fetched ahead now and then are not worth the room. If less is set, there may be less room than is
+// kept already.
+func (e *Engine) expect(came int64, less bool) {
+	n := min(max(e.InFlight(), usualAhead), came/manyTimes)
+	if was := e.expected.Load(); n > was || less && n < was {
+		e.expected.Store(n)
 		e.Core.Logs.Expect(n)
 	}
 }
 
-// Chores is called now and then: if nothing was fetched ahead since the last time, no room is kept for that.
+// Chores is called every heap.SweepEvery.
 func (e *Engine) Chores() {
-	if n := e.ended.Load(); e.resting.Swap(n) == n {
-		e.expect(0)
-	}
+	now := e.delivered.Load()
+	e.expect(now-e.came.Swap(now), true)
 }
 
 const (
@@ -199,4 +202,5 @@ const (
 	// usualAhead is how many bytes may be in flight at least where the budget allows that: with less, waking
 	// goroutines for a few objects each would cost more than reading them.
 	usualAhead = 1 << 20
+	manyTimes  = 4
 )
