@@ -198,3 +198,23 @@ func TestRoomIsKeptForWhatIsExpected(t *testing.T) {
 		}
 	}
 }
+
+// TestNobodyIsRefusedForWhatHasDiedMeanwhile: what died since the evacuator began to look may make room, so it looks again.
+func TestNobodyIsRefusedForWhatHasDiedMeanwhile(t *testing.T) {
+	var l Logs
+	l.round = &round{done: make(chan struct{})}
+	r := l.join(ForMutator)
+	l.look()
+	l.Stir()
+	if l.refuse(errStoreFull, true) || l.isFull() {
+		t.Error("refused though something has died")
+	}
+	select {
+	case <-r.done:
+		t.Error("the wait has ended")
+	default:
+	}
+	if l.look(); !l.refuse(errStoreFull, true) || !l.isFull() {
+		t.Error("not refused when nothing has died")
+	}
+}
