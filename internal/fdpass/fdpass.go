@@ -262,6 +262,8 @@ func (c *Conn) RecvFDs() ([]byte, []*os.File, error) {
 		err = io.EOF
 	case n > MaxMessage || flags&unix.MSG_TRUNC != 0:
 		err = ErrTooLarge
+	case flags&unix.MSG_CTRUNC != 0 && len(files) < maxFDs: // there was room for one more
+		err = fmt.Errorf("cannot take more than %d of the descriptors that the message carries: %w", len(files), unix.EMFILE)
 	case flags&unix.MSG_CTRUNC != 0:
 		err = fmt.Errorf("the message carries more than %d descriptors", maxFDs)
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -94,6 +95,53 @@ func TestDescriptorsArrive(t *testing.T) {
 		t.Fatalf("got %q, %v", got, err)
 	}
 	s.Done()
+}
+
+// TestDescriptorsThatCannotBeTakenAreSaid: either the message carries too many, or this process has too many files
+// open. Those that came are closed.
+func TestDescriptorsThatCannotBeTakenAreSaid(t *testing.T) {
+	c, s := pair(t)
+	send := func(n int) {
+		t.Helper()
+		if err := c.SendFDs([]byte("x"), slices.Repeat([]*os.File{os.Stdin}, n)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	free := func() int {
+		t.Helper()
+		fd, err := unix.Dup(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(fd)
+		return fd
+	}
+	send(maxFDs + 1)
+	if _, _, err := s.RecvFDs(); err == nil || errors.Is(err, unix.EMFILE) || !strings.Contains(err.Error(), "carries more than 8") {
+		t.Errorf("a message with %d descriptors: got %v, want it to say how many it may carry", maxFDs+1, err)
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	first := free()
+	for room := range 2 {
+		send(2)
+		few := unix.Rlimit{Cur: uint64(first + room), Max: limit.Max}
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err := s.RecvFDs()
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Fatal(err)
+		}
+		if !errors.Is(err, unix.EMFILE) {
+			t.Errorf("two descriptors with room for %d: got %v, want %v", room, err, unix.EMFILE)
+		}
+		if got := free(); got != first {
+			t.Errorf("the first free descriptor is %d, want %d", got, first)
+		}
+	}
 }
 
 func TestPeerIsThisProcess(t *testing.T) {
