@@ -2,6 +2,7 @@ package maru
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"io"
 	"net"
@@ -148,6 +149,22 @@ func (c *tape) Read(p []byte) (int, error)       { return c.in.Read(p) }
 func (c *tape) Write(p []byte) (int, error)      { return c.out.Write(p) }
 func (c *tape) SetReadDeadline(time.Time) error  { return nil }
 func (c *tape) SetWriteDeadline(time.Time) error { return nil }
+
+// TestAPongIsOneCommandHoweverLongThePing: a PONG repeats the context of the PING, of which ZMTP allows 16 bytes.
+func TestAPongIsOneCommandHoweverLongThePing(t *testing.T) {
+	for n, repeated := range map[int]int{0: 0, 16: 16, 17: 16, 250: 16, 251: 16, maxCommand - 7: 16} {
+		context := strings.Repeat("c", n)
+		ping := binary.BigEndian.AppendUint64([]byte{flagCommand | flagLong}, uint64(7+n))
+		ping = append(ping, "\x04PING\x00\x00"+context...)
+		c := &tape{in: bytes.NewReader(ping)}
+		if _, _, err := newLink(c, newStalls(), nil).message(nil); err != io.EOF {
+			t.Fatal(err)
+		}
+		if got, want := c.out.String(), "\x04"+string(rune(5+repeated))+"\x04PONG"+context[:repeated]; got != want {
+			t.Errorf("a context of %d bytes: got %q, want %q", n, got, want)
+		}
+	}
+}
 
 func FuzzLink(f *testing.F) {
 	var greeting [64]byte

@@ -24,6 +24,8 @@ const (
 	maxFrame = 16 << 20
 	// maxCommand bounds a command, READY included.
 	maxCommand = 512
+	// maxContext is how much of a PING's context the PONG repeats. ZMTP allows no more, and libzmq cuts the rest off, too.
+	maxContext = 16
 	// smallFrame is how many bytes a frame may take without taking them from the budget that all connections share.
 	smallFrame = 64 << 10
 	// frameTime is how long a frame may take to arrive once it has begun, and an
@@ -241,7 +243,8 @@ func (l *link) command(body []byte, heard func(string)) error {
 		return errProtocol
 	}
 	if name == "PING" && len(rest) >= 2 {
-		if err := l.sendCommand("PONG", rest[2:]); err != nil {
+		context := rest[2:]
+		if err := l.sendCommand("PONG", context[:min(len(context), maxContext)]); err != nil {
 			return err
 		}
 	}
