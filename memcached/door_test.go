@@ -67,3 +67,24 @@ func TestSilentPeersTakeNoClientsPlace(t *testing.T) {
 		t.Errorf("the third client got %q, %v", got, err)
 	}
 }
+
+// TestARequestOfHTTPIsNotRun: a web page could have a browser send it, with commands in its body.
+func TestARequestOfHTTPIsNotRun(t *testing.T) {
+	_, addr := start(t, nil)
+	for _, head := range []string{"POST / HTTP/1.1\r\nHost: localhost:11211\r\n", "POST /set%20k HTTP/1.0\r\n", "OPTIONS / HTTP/1.1\n"} {
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(patience))
+		io.WriteString(conn, "version\r\n"+head+"\r\nset k 0 0 1\r\nv\r\nquit\r\n")
+		got, _ := io.ReadAll(conn) // the connection may be reset: not all has been read
+		if strings.Contains(string(got), "STORED") {
+			t.Errorf("%q: got %q, want that nothing is stored", head, got)
+		}
+		if got := talk(t, addr, "get k\r\ndelete k\r\n"); got != "END\r\nNOT_FOUND\r\n" {
+			t.Errorf("%q: what its body sets: got %q, want nothing", head, got)
+		}
+	}
+}

@@ -61,6 +61,11 @@ func (c *client) command() error {
 	case "mn", "mg", "ms", "md", "ma", "me":
 		return c.meta(name, args)
 	}
+	// A web page can have its visitor's browser send a request of HTTP to a server that only the visitor's machine
+	// reaches, and what follows in it must not be run. memcached knows such a request by the same word.
+	if bytes.HasPrefix(c.args[len(c.args)-1], []byte("HTTP/")) {
+		return errQuit
+	}
 	return c.say("ERROR")
 }
 
