@@ -140,10 +140,12 @@ class PolderShare(unittest.TestCase):
                 other.get(self.prefix + "k")
 
     def test_remembered_keys_expire(self):
-        put(self.c, self.prefix + "k", b"value", ttl=0.05)
-        with self.assertRaises(polder_share.NotFound):
-            while True:  # until it has expired
-                self.c.get(self.prefix + "k").close()
+        for ttl in (0.05, 1e-9):  # which is no time, but not for ever
+            put(self.c, self.prefix + "k", b"value", ttl=ttl)
+            deadline = time.monotonic() + 60
+            with self.subTest(ttl=ttl), self.assertRaises(polder_share.NotFound):
+                while time.monotonic() < deadline:  # until it has expired
+                    self.c.get(self.prefix + "k").close()
 
     def test_open_views_of_remembered_keys_keep_their_pages(self):
         put(self.c, self.prefix + "k", b"precious")
@@ -432,6 +434,10 @@ class PolderShare(unittest.TestCase):
         page = self.c.alloc()
         with self.assertRaises(polder_share.Invalid):
             self.c.put(self.prefix + "k", page, (16 << 10) + 1)
+        for ttl in (-1, -0.0005, float("nan"), float("inf"), 1e300, 1e13, 10**400):
+            with self.subTest(ttl=ttl), self.assertRaises(polder_share.Invalid):
+                self.c.put(self.prefix + "k", page, 1, ttl)
+        self.assertFalse(self.c.exists(self.prefix + "k"))
         self.c.free(page)
         with self.assertRaises(polder_share.Closed):
             self.c.put(self.prefix + "k", page, 1)

@@ -81,9 +81,10 @@ class PolderSoft(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.02)
         self.assertEqual(c.get(self.key + "long"), b"value 2")
-        for ttl in (0, -1, float("nan")):
-            with self.assertRaises(ValueError):
+        for ttl in (0, -1, float("nan"), float("inf"), 1e300, 1 << 62):
+            with self.subTest(ttl=ttl), self.assertRaises(ValueError):
                 c.set(self.key, b"", ttl=ttl)
+        self.assertTrue(c.set(self.key, b"", ttl=(1 << 62) - 1))
 
     def test_any_key_and_any_value(self):
         c = self.cache(dumps=lambda v: json.dumps(v).encode(), loads=json.loads)

@@ -7,6 +7,7 @@ import collections
 import ctypes
 import errno
 import json
+import math
 import mmap
 import os
 import select
@@ -22,8 +23,8 @@ from ._memory import Hold, Lease, Mapping, Page, Region, View, libc
 from ._wire import (
     ALLOC, BYE, Closed, DEFAULT_SOCKET, DELETE, ERRORS, EVICT, EXISTS, Error, FREE, Failed,
     Fields, Full, GONE, HANDLE_SIZE, HELLO, HELLO_LANE, HELLO_LEASE, Invalid, Key, LOOKUP,
-    LOOKUP_HANDLES, LOOKUP_REF, LRU, MADV_POPULATE_WRITE, MAP, MAX_MESSAGE, NotFound, OK, PIN,
-    PUT, Quota, RELEASE, STATS, UNMAP, UNPIN, UNREF, Unavailable, VERSION, WATCH, batches,
+    LOOKUP_HANDLES, LOOKUP_REF, LRU, MADV_POPULATE_WRITE, MAP, MAX_MESSAGE, MAX_TTL, NotFound, OK,
+    PIN, PUT, Quota, RELEASE, STATS, UNMAP, UNPIN, UNREF, Unavailable, VERSION, WATCH, batches,
     encode_key,
 )
 
@@ -114,13 +115,15 @@ class Client:
             self._give_back(region)
 
     def put(self, key: Key, page: Page, length: int | None = None, ttl: float = 0.0) -> bool:
-        """Registers the first length bytes of a page under key. Returns False
+        """Registers the first length bytes of a page under key, for ttl seconds, or for ever if that is 0. Returns False
         if the key was there already; the page is free again then."""
         length = self.page_size if length is None else length
         return self.put_all([(key, page, length)], ttl)[0]
 
     def put_all(self, items: Sequence[Item], ttl: float = 0.0) -> list[bool]:
         """Registers (key, page, length) triples; returns what put would."""
+        if not 0 <= ttl * 1000 <= MAX_TTL:
+            raise Invalid(f"a key that lives for {ttl} seconds, want 0, which is for ever, to {MAX_TTL // 1000}")
         stored: list[bool] = []
         with self._lock:
             at = 0
@@ -452,7 +455,7 @@ class Client:
             if region.durable:
                 start = page._index * region.page_size // mmap.PAGESIZE * mmap.PAGESIZE
                 region.mem.flush(start, page._index * region.page_size + region.page_size - start)
-            message += struct.pack("<IQQ", page._index, length, int(ttl * 1000 + 0.999)) + encode_key(key)
+            message += struct.pack("<IQQ", page._index, length, math.ceil(ttl * 1000)) + encode_key(key)
         answer, _ = self._call(message, again=True)
         stored = []
         for _, page, _ in part:

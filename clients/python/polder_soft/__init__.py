@@ -338,7 +338,7 @@ def _seconds(ttl: float | None) -> int:
     """A TTL as the protocol takes it: whole seconds, at least one."""
     if ttl is None:
         return 0
-    if not ttl > 0:
-        raise ValueError(f"cannot keep a value for {ttl} seconds: expected more than 0, or None")
+    if not 0 < ttl < 1 << 62:
+        raise ValueError(f"cannot keep a value for {ttl} seconds: expected more than 0 and less than 2**62, or None")
     seconds = math.ceil(ttl)
     return seconds if seconds <= _MAX_TTL else int(time.time()) + seconds
