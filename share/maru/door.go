@@ -99,7 +99,7 @@ func Start(s *server.Server, opt Options) (*Door, error) {
 		return nil, err
 	}
 	d := &Door{
-		opt: opt, s: s, stalls: newStalls(), budget: newBudget(2 * maxFrame), gate: accept.NewGate(opt.Log, handshakeTime),
+		opt: opt, s: s, stalls: newStalls(), budget: newBudget(maxFrame), gate: accept.NewGate(opt.Log, handshakeTime),
 		done: make(chan struct{}), clients: map[*client]struct{}{}, mappers: map[*mapper]struct{}{},
 		presenter: map[uint64]*presenter{}, unclaimed: map[uint64]time.Time{},
 	}

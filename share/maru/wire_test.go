@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -149,6 +150,74 @@ func (c *tape) Read(p []byte) (int, error)       { return c.in.Read(p) }
 func (c *tape) Write(p []byte) (int, error)      { return c.out.Write(p) }
 func (c *tape) SetReadDeadline(time.Time) error  { return nil }
 func (c *tape) SetWriteDeadline(time.Time) error { return nil }
+
+// reader calls a function to read.
+type reader func(p []byte) (int, error)
+
+func (r reader) Read(p []byte) (int, error) { return r(p) }
+
+// longFrame is the head of a frame, which announces n bytes.
+func longFrame(n int) []byte { return binary.BigEndian.AppendUint64([]byte{flagLong}, uint64(n)) }
+
+// TestAFrameThatIsOnlyAnnouncedTakesNothingFromOthers has clients announce the largest frames and send nothing.
+func TestAFrameThatIsOnlyAnnouncedTakesNothingFromOthers(t *testing.T) {
+	b, watch := newBudget(maxFrame), newStalls()
+	var wg sync.WaitGroup
+	release := make(chan struct{})
+	for range 3 {
+		waiting := make(chan struct{})
+		body := reader(func([]byte) (int, error) {
+			close(waiting)
+			<-release
+			return 0, io.EOF
+		})
+		wg.Go(func() {
+			l := newLink(&tape{in: io.MultiReader(bytes.NewReader(longFrame(maxFrame)), body)}, watch, b)
+			defer l.rest()
+			if _, _, err := l.frame(maxFrame); err == nil {
+				t.Error("a frame whose body has not come was read")
+			}
+		})
+		<-waiting
+	}
+	l := newLink(&tape{in: bytes.NewReader(append(longFrame(maxFrame), make([]byte, maxFrame)...))}, watch, b)
+	if _, body, err := l.frame(maxFrame); err != nil || len(body) != maxFrame {
+		t.Errorf("meanwhile, another client's frame: got %d bytes, %v, want %d", len(body), err, maxFrame)
+	}
+	l.rest()
+	close(release)
+	wg.Wait()
+	if b.left != maxFrame {
+		t.Errorf("at the end %d bytes are left, want %d", b.left, maxFrame)
+	}
+}
+
+// TestFramesThatAreHalfThereDoNotWaitForEachOther has two of them use up the whole budget.
+func TestFramesThatAreHalfThereDoNotWaitForEachOther(t *testing.T) {
+	b, watch := newBudget(maxFrame), newStalls()
+	var wg, half sync.WaitGroup
+	half.Add(2)
+	for range 2 {
+		frame := append(longFrame(maxFrame), make([]byte, maxFrame)...)
+		pause := reader(func([]byte) (int, error) {
+			half.Done()
+			half.Wait()
+			return 0, io.EOF
+		})
+		const part = maxFrame/2 - 1 // more would make a frame ask for more already
+		wg.Go(func() {
+			l := newLink(&tape{in: io.MultiReader(bytes.NewReader(frame[:part]), pause, bytes.NewReader(frame[part:]))}, watch, b)
+			defer l.rest()
+			if _, body, err := l.frame(maxFrame); err != nil || len(body) != maxFrame {
+				t.Errorf("got %d bytes, %v, want %d", len(body), err, maxFrame)
+			}
+		})
+	}
+	wg.Wait()
+	if b.left != maxFrame || b.beyond != nil {
+		t.Errorf("at the end %d bytes are left, and %v may take more, want %d, and nobody", b.left, b.beyond, maxFrame)
+	}
+}
 
 // TestAPongIsOneCommandHoweverLongThePing: a PONG repeats the context of the PING, of which ZMTP allows 16 bytes.
 func TestAPongIsOneCommandHoweverLongThePing(t *testing.T) {

@@ -182,22 +182,29 @@ func (l *link) frame(limit int) (flags byte, body []byte, err error) {
 	return flags, l.body, err
 }
 
-// fill reads the body of a frame that is not all there yet. Memory follows what
-// has come, not what is announced.
+// fill reads the body of a frame that is not all there yet. Memory, and what is taken from the budget, follow what has
+// come, not what is announced.
 func (l *link) fill(n int) error {
-	if l.budget != nil && n > smallFrame {
-		if !l.budget.take(n, frameTime) {
-			return errors.New("others send too much at a time")
-		}
-		l.held = n
-	}
-	if err := l.conn.SetReadDeadline(time.Now().Add(frameTime)); err != nil {
+	until := time.Now().Add(frameTime)
+	if err := l.conn.SetReadDeadline(until); err != nil {
 		return err
 	}
 	l.body = l.body[:0]
 	for len(l.body) < n {
 		at := len(l.body)
-		l.body = append(l.body, make([]byte, min(n-at, max(at, 4<<10)))...)
+		more := min(n-at, max(at, 4<<10))
+		if l.budget != nil && at+more > smallFrame {
+			began := time.Now()
+			if !l.budget.take(l, at+more-l.held, frameTime) {
+				return errors.New("others send too much at a time")
+			}
+			l.held = at + more
+			until = until.Add(time.Since(began)) // its sender is not to blame for the wait
+			if err := l.conn.SetReadDeadline(until); err != nil {
+				return err
+			}
+		}
+		l.body = append(l.body, make([]byte, more)...)
 		m, err := io.ReadFull(l.in, l.body[at:])
 		if l.body = l.body[:at+m]; err != nil {
 			return err
@@ -321,7 +328,7 @@ func (l *link) send(body []byte) error {
 // rest gives the memory of a large message back.
 func (l *link) rest() {
 	if l.held > 0 {
-		l.budget.give(l.held)
+		l.budget.give(l, l.held)
 		l.held = 0
 	}
 	if cap(l.body) > smallFrame {
@@ -329,22 +336,27 @@ func (l *link) rest() {
 	}
 }
 
-// budget is a number of bytes that all connections share.
+// budget is a number of bytes that all connections share. One connection at a time may take more than are left:
+// otherwise large messages that are half there could wait for each other.
 type budget struct {
-	mu    sync.Mutex
-	left  int
-	freed chan struct{} // closed when some come back
+	mu     sync.Mutex
+	left   int           // below 0 if beyond has taken more than there were
+	beyond *link         // the connection that need not wait, until it gives back what it has; nil for none
+	freed  chan struct{} // closed when some come back
 }
 
 func newBudget(n int) *budget { return &budget{left: n, freed: make(chan struct{})} }
 
-// take takes n bytes; false if not so many are free in time.
-func (b *budget) take(n int, patience time.Duration) bool {
+// take takes n bytes for l; false if not so many are free in time.
+func (b *budget) take(l *link, n int, patience time.Duration) bool {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	for {
 		b.mu.Lock()
-		if b.left >= n {
+		if b.left < n && b.beyond == nil {
+			b.beyond = l
+		}
+		if b.left >= n || b.beyond == l {
 			b.left -= n
 			b.mu.Unlock()
 			return true
@@ -359,10 +371,14 @@ func (b *budget) take(n int, patience time.Duration) bool {
 	}
 }
 
-func (b *budget) give(n int) {
+// give gives back all n bytes that l has taken.
+func (b *budget) give(l *link, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.left += n
+	if b.beyond == l {
+		b.beyond = nil
+	}
 	close(b.freed)
 	b.freed = make(chan struct{})
 }
