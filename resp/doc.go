@@ -57,8 +57,8 @@
 // There are no replicas. With Config.Heap a server answers SENTINEL, and until it has the heap it answers ROLE and
 // INFO as a replica would. SENTINEL REPLICAS lists none, since a server without the heap answers no reads.
 //
-// SUBSCRIBE and the like are refused in a transaction. PUBLISH in a transaction publishes once EXEC has succeeded. A
-// subscriber that does not read is disconnected.
+// SUBSCRIBE and the like, and CLIENT REPLY OFF and SKIP, are refused in a transaction. PUBLISH in a transaction
+// publishes once EXEC has succeeded. A subscriber that does not read is disconnected.
 //
 // There is one database. Expiry times end in the year 10889. The heap's Config.MaxValue bounds the size of a value,
 // too. A pattern may have at most 1024 characters between two stars if there are ? or [ among them.

@@ -134,9 +134,12 @@ func (s *session) disconnect(o *session) {
 }
 
 // cmdClientReply switches replies on and off. The replies that are not to be sent
-// are dropped where the command ends: see session.exec.
+// are dropped where the command ends: see session.exec. In a transaction, OFF and SKIP are refused: they would take
+// the rest of EXEC's reply away, and Redis sends the beginning of it.
 func cmdClientReply(s *session, a [][]byte) error {
 	switch {
+	case s.multi && (proto.Is(a[2], "off") || proto.Is(a[2], "skip")):
+		return errNotInMulti
 	case proto.Is(a[2], "on"):
 		s.mute = muteNone
 		s.OK()

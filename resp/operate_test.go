@@ -367,6 +367,27 @@ func TestClientReply(t *testing.T) {
 	}
 }
 
+// TestATransactionIsAnsweredWhole whatever CLIENT REPLY in it asks for, and so is what follows it.
+func TestATransactionIsAnsweredWhole(t *testing.T) {
+	_, addr := startServer(t, roomy, Config{})
+	theirs := startRedis(t)
+	for _, row := range [][2]string{{"OFF", "-" + string(errNotInMulti)}, {"skip", "-" + string(errNotInMulti)}, {"ON", "+OK"}} {
+		for _, addr := range []string{addr, theirs} {
+			if addr == theirs && row[0] != "ON" { // Redis replies with half an array
+				continue
+			}
+			c := dial(t, addr)
+			for _, line := range []string{"MULTI", "ECHO a", "CLIENT REPLY " + row[0], "ECHO b", "EXEC", "ECHO c", "QUIT"} {
+				c.send(encode(strings.Fields(line)...))
+			}
+			want := "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n$1\r\na\r\n" + row[1] + "\r\n$1\r\nb\r\n$1\r\nc\r\n+OK\r\n"
+			if got := c.rest(); got != want {
+				t.Errorf("with CLIENT REPLY %s in it: %q, want %q", row[0], got, want)
+			}
+		}
+	}
+}
+
 // TestMaxmemoryMovesTheLocalBudget of far memory, for real: what is resident.
 func TestMaxmemoryMovesTheLocalBudget(t *testing.T) {
 	drivers(t, func(t *testing.T, cfg Config) {
