@@ -74,8 +74,9 @@
 //
 // All keys of a command must be in one slot, and so must all keys of a transaction and the keys that it watches. A
 // command about all keys is about the partitions that are here. WATCH of keys elsewhere takes a connection to their
-// server for this client alone (tie.go); EXEC goes by it, too. A partition does not leave the server before replies
-// that show its data may be sent, so a session waits for that before it waits for another server.
+// server for this client alone (tie.go); EXEC goes by it, too. A transaction that is forwarded is refused if a command
+// in it is about the client's connection, such as HELLO or CLIENT. A partition does not leave the server before
+// replies that show its data may be sent, so a session waits for that before it waits for another server.
 //
 // # As a cache
 //

@@ -87,7 +87,7 @@ const (
 	errUncertain reply.Error = "ERR the server that has the slot went away: it is not known whether the command was carried out"
 	errNoCluster reply.Error = "ERR This instance has cluster support disabled"
 	errSelect    reply.Error = "ERR SELECT is not allowed in cluster mode"
-	errReplyAway reply.Error = "ERR CLIENT REPLY OFF or SKIP cannot be in a transaction about keys at another server"
+	errConnAway  reply.Error = "ERR AUTH, CLIENT, HELLO and the like cannot be in a transaction about keys at another server"
 	errWholeHeap reply.Error = "ERR the command is about a whole heap, and this server has some of its partitions"
 )
 
@@ -385,12 +385,6 @@ func (s *session) onlyReads(cmd *table.Command) bool {
 	return cmd.Flags&table.Read != 0
 }
 
-// changesLink reports whether the transaction may leave the connection that it is forwarded by changed for the next
-// command that goes by it: HELLO or READWRITE may be in it.
-func (s *session) changesLink() bool {
-	return slices.ContainsFunc(s.queue, func(q queued) bool { return q.cmd.Flags&(table.Read|table.Write) == 0 })
-}
-
 // forward has another server carry out a command, by the link h or by a pooled link if h is nil, and appends the
 // reply. ErrUnsent says that the command may be tried again: it was not sent, or it only reads, or the server replied
 // MOVED. A server that replies MOVED does not have the partition and has carried out nothing; the map may name a
@@ -402,18 +396,12 @@ func (s *session) forward(h *forward.Held, addr string, cmd *table.Command, args
 	if cmd.Name == "exec" {
 		cmds = [][][]byte{{[]byte("multi")}}
 		for _, q := range s.queue {
-			if q.cmd.Name == "client|reply" && !proto.Is(q.args[2], "on") {
-				return errReplyAway
+			if q.cmd.Flags&table.Conn != 0 { // the other server would take it to be about the link
+				return errConnAway
 			}
 			cmds = append(cmds, q.args)
 		}
 		cmds = append(cmds, args)
-		if h == nil && s.changesLink() {
-			if h, err = s.hold(addr); err != nil {
-				return err
-			}
-			defer h.Close()
-		}
 	}
 	s.srv.stats.forwarded.Add(1)
 	if h != nil {

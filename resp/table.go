@@ -124,8 +124,8 @@ var commandTable = sync.OnceValue(func() *commandSet {
 	def("select", 2, fast, noKey, cmdSelect)
 	def("quit", -1, fast|table.NoAuth|table.Immediate, noKey, cmdQuit)
 	def("reset", 1, fast|table.NoAuth|table.Immediate, noKey, cmdReset)
-	def("auth", -2, fast|table.NoAuth, noKey, cmdAuth)
-	def("hello", -1, fast|table.NoAuth, noKey, cmdHello)
+	def("auth", -2, fast|table.NoAuth|table.Conn, noKey, cmdAuth)
+	def("hello", -1, fast|table.NoAuth|table.Conn, noKey, cmdHello)
 	def("client", -2, 0, noKey, about((*table.Table).Help))
 	def("client|id", 2, 0, noKey, cmdClientID)
 	def("client|getname", 2, 0, noKey, cmdClientGetName)
@@ -140,7 +140,7 @@ var commandTable = sync.OnceValue(func() *commandSet {
 	def("client|reply", 3, 0, noKey, cmdClientReply)
 	def("client|help", 2, 0, noKey, about((*table.Table).Help))
 	for _, sub := range t.By["client"].Subs {
-		sub.Flags |= table.Unpaused
+		sub.Flags |= table.Unpaused | table.Conn
 	}
 
 	group("pubsub")
@@ -170,9 +170,9 @@ var commandTable = sync.OnceValue(func() *commandSet {
 	def("cluster|shards", 2, 0, noKey, mapped(topology.Shards))
 	def("cluster|slots", 2, 0, noKey, mapped(topology.Slots))
 	def("cluster|help", 2, 0, noKey, about((*table.Table).Help))
-	def("asking", 1, fast, noKey, clustered(cmdAsking))
-	def("readonly", 1, fast, noKey, clustered(cmdReadOnly))
-	def("readwrite", 1, fast, noKey, clustered(cmdReadWrite))
+	def("asking", 1, fast|table.Conn, noKey, clustered(cmdAsking))
+	def("readonly", 1, fast|table.Conn, noKey, clustered(cmdReadOnly))
+	def("readwrite", 1, fast|table.Conn, noKey, clustered(cmdReadWrite))
 
 	group("server")
 	def("dbsize", 1, r|fast, noKey, data(commands.DBSize))
@@ -194,7 +194,7 @@ var commandTable = sync.OnceValue(func() *commandSet {
 	def("sentinel|slaves", 3, 0, noKey, ofMaster(topology.Replicas))
 	def("sentinel|help", 2, 0, noKey, about((*table.Table).Help))
 	def("sync", 1, table.Admin|table.NoMulti, noKey, cmdSync)
-	def("replconf", -1, table.Admin, noKey, cmdReplConf)
+	def("replconf", -1, table.Admin|table.Conn, noKey, cmdReplConf)
 	def("debug", -2, table.Admin|table.Refused, noKey, nil)
 	def("memory", -2, r, noKey, about((*table.Table).Help))
 	def("memory|usage", -3, r, subKey, data(commands.MemoryUsage))

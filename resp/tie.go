@@ -74,7 +74,7 @@ func (s *session) performTied(cmd *table.Command, args [][]byte) {
 		s.waitFor(args)
 		err := s.forward(t.link, "", cmd, args)
 		if !errors.Is(err, forward.ErrUnsent) {
-			if cmd.Name == "exec" && err == nil && !s.changesLink() {
+			if cmd.Name == "exec" && err == nil {
 				t.link.Release() // it watches nothing any more
 				t.link = nil
 			}

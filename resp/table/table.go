@@ -28,6 +28,7 @@ const (
 	Each                         // if no key is given, it is about all partitions that are here
 	Merge                        // with Each: its handler goes through the partitions
 	All                          // changes all keys
+	Conn                         // about the client's connection: no server carries it out for another
 	Names                        // its keys are names of channels: they have a slot like keys, and that is all
 )
 
