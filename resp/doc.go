@@ -58,7 +58,8 @@
 // INFO as a replica would. SENTINEL REPLICAS lists none, since a server without the heap answers no reads.
 //
 // SUBSCRIBE and the like, and CLIENT REPLY OFF and SKIP, are refused in a transaction. PUBLISH in a transaction
-// publishes once EXEC has succeeded. A subscriber that does not read is disconnected.
+// publishes once EXEC has succeeded. What commands in a transaction do to clients and to the server, such as CLIENT
+// KILL, is done even if EXEC fails for want of far memory. A subscriber that does not read is disconnected.
 //
 // There is one database. Expiry times end in the year 10889. The heap's Config.MaxValue bounds the size of a value,
 // too. A pattern may have at most 1024 characters between two stars if there are ? or [ among them.

@@ -278,6 +278,47 @@ func TestATransactionPublishesOnce(t *testing.T) {
 	})
 }
 
+// TestWhatCannotBeUndoneInATransactionHappensOnce: such an EXEC does not run again when its keys have been fetched.
+func TestWhatCannotBeUndoneInATransactionHappensOnce(t *testing.T) {
+	drivers(t, func(t *testing.T, cfg Config) {
+		_, srv, addr := startFaulty(t, 1<<10, cfg)
+		c := dial(t, addr)
+		fill(t, c)
+		c.words("CLIENT SETNAME name0")
+		c.words("CONFIG SET timeout 1000")
+		before := srv.Stats().Waits
+		key := 0
+		for round := range 10 {
+			victim := dial(t, addr)
+			victim.words("PING")            // the server knows it now
+			for _, row := range [][]string{ // each line is followed by its reply
+				{"CLIENT KILL ID " + dial(t, addr).words("CLIENT ID")[1:], ":1"},
+				{"CLIENT KILL " + victim.c.LocalAddr().String(), "+OK"},
+				{"CLIENT GETNAME", fmt.Sprintf("%q", fmt.Sprint("name", round)), fmt.Sprint("CLIENT SETNAME name", round+1), "+OK"},
+				{"CONFIG GET timeout", fmt.Sprintf(`["timeout" "%d"]`, 1000+round), fmt.Sprint("CONFIG SET timeout ", 1001+round), "+OK"},
+				{"CLIENT PAUSE 3600000 ALL", "+OK"}, // EXEC itself would wait for the end of the pause
+			} {
+				c.words("MULTI")
+				var want []string
+				for i := 0; i < len(row); i += 2 {
+					c.words(row[i])
+					want = append(want, row[i+1])
+				}
+				c.words("GET " + farKey(key))
+				want = append(want, fmt.Sprintf("%q", farValue(key)))
+				key++
+				if got, want := c.words("EXEC"), fmt.Sprint(want); got != want {
+					t.Fatalf("EXEC of %q: got %.90s, want %.90s", row, got, want)
+				}
+				c.words("CLIENT UNPAUSE")
+			}
+		}
+		if srv.Stats().Waits == before {
+			t.Error("no EXEC had to wait: the test has not tested what it should")
+		}
+	})
+}
+
 func TestLostFarMemory(t *testing.T) {
 	drivers(t, func(t *testing.T, cfg Config) {
 		store, srv, addr := startFaulty(t, 1<<10, cfg)

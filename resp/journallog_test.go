@@ -304,4 +304,25 @@ func TestWhoWritesToAFullDiskWaitsForRoom(t *testing.T) {
 			t.Fatalf("EXEC %d of %d after much was deleted: %q", i, n, got)
 		}
 	}
+	// Not with what is not undone: it has happened when no room is found.
+	full := false
+	k.do("CLIENT", "SETNAME", "name0")
+	for i := 1; i < n && !full; i++ {
+		k.do("MULTI")
+		k.do("CLIENT", "GETNAME")
+		k.do("CLIENT", "SETNAME", fmt.Sprint("name", i))
+		k.do("SET", fmt.Sprint("new", i), value)
+		was := fmt.Sprint("name", i-1)
+		got := k.do("EXEC")
+		full = strings.HasPrefix(got, "-OOM ")
+		if want := fmt.Sprintf("*3\r\n$%d\r\n%s\r\n+OK\r\n+OK\r\n", len(was), was); got != want && !full {
+			t.Fatalf("EXEC %d with CLIENT SETNAME: %q, want %q or OOM", i, got, want)
+		}
+	}
+	if !full {
+		t.Error("there was always room: the test has not tested what it should")
+	}
+	if got := k.do("SET", "new", value); got != "+OK\r\n" {
+		t.Errorf("SET where EXEC found no room: %q", got)
+	}
 }

@@ -2,6 +2,7 @@ package resp
 
 import (
 	"errors"
+	"slices"
 
 	"polder/resp/proto"
 	"polder/resp/reply"
@@ -71,6 +72,12 @@ func (s *session) wantQueue() (write bool) {
 	}
 	s.WantWatched()
 	return write
+}
+
+// runsOnce reports whether EXEC must not run again: a command in the transaction does to clients or to the server what
+// is not undone, such as CLIENT KILL.
+func (s *session) runsOnce() bool {
+	return slices.ContainsFunc(s.queue, func(q queued) bool { return q.cmd.Flags&(table.Conn|table.Admin) != 0 })
 }
 
 func cmdExec(s *session, a [][]byte) error {

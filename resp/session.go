@@ -271,7 +271,8 @@ func (s *session) perform(cmd *table.Command, args [][]byte) bool {
 		s.began = s.clock
 		s.pace(cmd, args)
 	}
-	if s.Tries > keyspace.MaxTries {
+	once := cmd.Name == "exec" && s.runsOnce()
+	if s.Tries > keyspace.MaxTries || once {
 		s.waitFor(args)
 	}
 	ver := s.Ver
@@ -295,7 +296,7 @@ func (s *session) perform(cmd *table.Command, args [][]byte) bool {
 			s.Tries++
 			return false
 		}
-		if full && s.roomier(args) {
+		if full && !once && s.roomier(args) {
 			return s.perform(cmd, args)
 		}
 		if s.multi && cmd.Name == "exec" {
