@@ -110,7 +110,7 @@ func (m *Map) fly(ctx context.Context, f *heap.Flight, leader bool) error {
 // Preconditions: sh.mu is held; demand unlocks it.
 func (m *Map) demand(ctx context.Context, sh *shard, p index.Place, key []byte) (*heap.Flight, error) {
 	h := m.h
-	if ctx.Err() != nil || h.core.Begin() != nil {
+	if ctx == nil || ctx.Err() != nil || h.core.Begin() != nil { // slow panics for nil, without a lock
 		sh.mu.Unlock()
 		return nil, nil
 	}

@@ -154,7 +154,7 @@ func (q *finds) checkLeaf(m *Map, l *store.Lookup, addr uint64) *heap.Flight {
 // Preconditions: sh.mu has been held since find. findOne unlocks it.
 func (m *Map) findOne(ctx context.Context, sh *shard, hs entry.Hash, key []byte) (*finds, entry.Local) {
 	h := m.h
-	if ctx.Err() != nil || h.finder == nil || h.core.Begin() != nil {
+	if ctx == nil || ctx.Err() != nil || h.finder == nil || h.core.Begin() != nil {
 		sh.mu.Unlock()
 		return nil, nil
 	}

@@ -153,14 +153,14 @@ func (t *multiget) get(ctx context.Context, i int) (busy <-chan struct{}) {
 	case st.waits() && ctx == heap.NoWait && !sh.closed:
 		sh.mu.Unlock()
 		t.fn(i, Entry{}, heap.ErrWouldBlock)
-	case st == unread && ctx.Err() == nil && !t.late && t.finds.ask(m, sh, hs, i):
-		sh.mu.Unlock()
-	case st == unread && ctx.Err() == nil:
-		_, _, busy = m.boardLeaf(t.b, i, sh, hs.Tag())
-		sh.mu.Unlock()
-	case st != remote || ctx.Err() != nil:
+	case st != remote && st != unread || ctx == nil || ctx.Err() != nil:
 		sh.mu.Unlock()
 		t.rest = append(t.rest, i) // and Get says why
+	case st == unread && !t.late && t.finds.ask(m, sh, hs, i):
+		sh.mu.Unlock()
+	case st == unread:
+		_, _, busy = m.boardLeaf(t.b, i, sh, hs.Tag())
+		sh.mu.Unlock()
 	default:
 		_, _, busy = m.board(t.b, i, sh, p, heap.UseBytes, len(key))
 		sh.mu.Unlock()

@@ -35,15 +35,7 @@ func (m *Map) Scan(ctx context.Context, cursor uint64, yield func(key []byte, e 
 
 // step is Scan of the entries for whose words of reports true.
 func (m *Map) step(ctx context.Context, cursor uint64, of func(index.Word) bool, yield func(key []byte, e Entry)) (uint64, error) {
-	if err := m.h.core.Begin(); err != nil {
-		return cursor, err
-	}
-	if m.freed.Load() {
-		m.h.core.End()
-		return cursor, m.gone()
-	}
-	found, next, err := m.scan(ctx, cursor, of, nil)
-	m.h.core.End()
+	found, next, err := m.found(ctx, cursor, of)
 	if err != nil {
 		return cursor, err
 	}
@@ -51,6 +43,18 @@ func (m *Map) step(ctx context.Context, cursor uint64, of func(index.Word) bool,
 		yield(f.key, f.e)
 	}
 	return next, nil
+}
+
+// found is scan as a call of its own.
+func (m *Map) found(ctx context.Context, cursor uint64, of func(index.Word) bool) ([]scanned, uint64, error) {
+	if err := m.h.core.Begin(); err != nil {
+		return nil, cursor, err
+	}
+	defer m.h.core.End()
+	if m.freed.Load() {
+		return nil, cursor, m.gone()
+	}
+	return m.scan(ctx, cursor, of, nil)
 }
 
 // scan returns the entries of the step from cursor, and the next cursor. If look is not nil, it gets the entries
@@ -246,8 +250,8 @@ func (s *scanner) fetch(ctx context.Context) (err error) {
 	if s.b.Len() == 0 && s.busy == nil {
 		return nil
 	}
-	if ctx.Err() != nil {
-		s.b.Abandon()
+	if ctx == nil || ctx.Err() != nil {
+		s.b.Abandon() // before Cause, which panics for nil
 		return context.Cause(ctx)
 	}
 	s.b.Flush(ctx, func(f *heap.Flight, _ int, late error) {
@@ -284,17 +288,10 @@ func (m *Map) Random(ctx context.Context, dst []byte) ([]byte, error) {
 }
 
 func (m *Map) random(ctx context.Context, of func(index.Word) bool, dst []byte) ([]byte, error) {
-	if err := m.h.core.Begin(); err != nil {
-		return dst, err
-	}
-	defer m.h.core.End()
-	if m.freed.Load() {
-		return dst, m.gone()
-	}
 	// The first step, from a random place on, that finds a key.
 	cursor := rand.Uint64N(uint64(m.h.shards))<<32 | uint64(rand.Uint32())
 	for wrapped := 0; wrapped < 2; {
-		found, next, err := m.scan(ctx, cursor, of, nil)
+		found, next, err := m.found(ctx, cursor, of)
 		if err != nil {
 			return dst, err
 		}

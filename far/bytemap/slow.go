@@ -111,13 +111,13 @@ func (m *Map) slow(ctx context.Context, sh *shard, hs entry.Hash, key []byte, tr
 	var lacking time.Time // since then there has been no place in the table
 	short := false        // a header and key were not where the key's length said
 	for {
+		late := ctx.Err() != nil // asked once: a call that leads a flight has to make it; and before Lock: a nil ctx panics
 		sh.mu.Lock()
 		if sh.closed {
 			sh.mu.Unlock()
 			return m.gone()
 		}
 		s := try(&hd)
-		late := ctx.Err() != nil // asked once: a call that leads a flight has to make it
 		var f *heap.Flight
 		var leader bool
 		var busy <-chan struct{}
