@@ -181,6 +181,10 @@ func (t *words) run(n int, l *heap.Logs) (first uint64, err error) {
 	}
 	groups := (n + wordGroup - 1) / wordGroup
 	g, missing := t.stretch(groups)
+	if left := len(t.table) - g*wordGroup; n > left {
+		return 0, fmt.Errorf("cannot make %d pointers in a row: of %d words, %d are in use, and no more than %d are left in a row at the end: %w",
+			n, len(t.table), t.inUse, left, heap.ErrMetadataFull)
+	}
 	if missing > 0 {
 		if err := t.grow((missing+pageGroups-1)/pageGroups, l, heap.ForMutator); err != nil {
 			return 0, err

@@ -2,7 +2,9 @@ package objects
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"polder/far/heap"
@@ -142,5 +144,21 @@ func TestRowsOfWordsAreUsedAgain(t *testing.T) {
 	}
 	if want := int64(5000/WordsPerPage + 2); most > want {
 		t.Errorf("%d pages were needed for 5000 words at a time, want %d", most, want)
+	}
+}
+
+// A row that is too long for the table says so, and not that the words are in use.
+func TestARowThatIsTooLongSaysHowMuchIsLeft(t *testing.T) {
+	t.Parallel()
+	ws, l := newWords(t)
+	first, err := ws.run(100, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := len(ws.table)
+	_, err = ws.run(all, l)
+	want := fmt.Sprintf("cannot make %d pointers in a row: of %d words, 100 are in use, and no more than %d are left", all, all, all-int(first)-2*wordGroup)
+	if !errors.Is(err, heap.ErrMetadataFull) || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }
