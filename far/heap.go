@@ -54,6 +54,9 @@ func NewHeap(store Store, cfg Config) (*Heap, error) {
 
 // layoutFor divides cfg's budget, and sets the defaults of MaxLocal and MaxValue in cfg.
 func layoutFor(store Store, cfg *Config) (layout, error) {
+	if store == nil {
+		return layout{}, errors.New("cannot make a heap: there is no store; NewMemStore makes one of this process's memory")
+	}
 	if cfg.MaxValue < 0 || int64(cfg.MaxValue) > 1<<32-1 {
 		return layout{}, fmt.Errorf("cannot make a heap: MaxValue is %d, want 0 to 4 GiB", cfg.MaxValue)
 	}

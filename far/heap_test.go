@@ -162,8 +162,13 @@ func TestWrongConfigurationIsRefused(t *testing.T) {
 		{1 << 20, Config{Local: heap.MinLocal, MaxValue: -1}, "MaxValue"},
 		{64 << 10, Config{Local: heap.MinLocal}, "segments"},
 		{3 << 20, Config{Local: heap.MinLocal}, "power of two"},
+		{0, Config{Local: heap.MinLocal}, "there is no store"},
 	} {
-		h, err := NewHeap(heap.NewMemStore(c.size, 10), c.cfg)
+		var st Store
+		if c.size > 0 {
+			st = heap.NewMemStore(c.size, 10)
+		}
+		h, err := NewHeap(st, c.cfg)
 		if err == nil {
 			h.Close()
 			t.Errorf("%+v, segments of %d: accepted", c.cfg, c.size)
