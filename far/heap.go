@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -61,7 +62,7 @@ func layoutFor(store Store, cfg *Config) (layout, error) {
 		return layout{}, fmt.Errorf("cannot make a heap: MaxValue is %d, want 0 to 4 GiB", cfg.MaxValue)
 	}
 	if cfg.MaxLocal == 0 {
-		cfg.MaxLocal = 4 * cfg.Local
+		cfg.MaxLocal = 4 * min(cfg.Local, math.MaxInt64/4)
 	}
 	sz, err := heap.SizesFor(store, cfg.core())
 	if err != nil {

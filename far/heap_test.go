@@ -163,6 +163,7 @@ func TestWrongConfigurationIsRefused(t *testing.T) {
 		{64 << 10, Config{Local: heap.MinLocal}, "segments"},
 		{3 << 20, Config{Local: heap.MinLocal}, "power of two"},
 		{0, Config{Local: heap.MinLocal}, "there is no store"},
+		{1 << 20, Config{Local: 1 << 62}, "cannot allocate memory"}, // and four times that is no int64
 	} {
 		var st Store
 		if c.size > 0 {
