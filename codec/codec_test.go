@@ -241,12 +241,13 @@ func TestWhatCannotBeStoredIsNamed(t *testing.T) {
 		err  error
 		want string
 	}{
-		"map":       {errOf(For[outer](nil)), "outer.In[].Peers[] is a map[string]int, which holds a Go pointer that the garbage collector would not see; give a Codec"},
-		"pointer":   {errOf(For[*int](nil)), "*int is a *int, which holds a Go pointer"},
-		"interface": {errOf(For[struct{ E error }](nil)), ".E is a error"},
+		"map":       {errOf(For[outer](nil)), "outer.In[].Peers[] is of type map[string]int, which holds a Go pointer that the garbage collector would not see; give a Codec"},
+		"pointer":   {errOf(For[*int](nil)), "*int holds a Go pointer"},
+		"any":       {errOf(For[any](nil)), "interface {} holds a Go pointer"},
+		"interface": {errOf(For[struct{ E error }](nil)), ".E is of type error, which holds a Go pointer"},
 		"recursion": {errOf(For[chain](nil)), "chain.Next[] is a codec.chain within a codec.chain, which may have no end; give a Codec"},
 		"float key": {errOf(ForKey[withFloat](nil)), "withFloat.In.F[] is a float64, which is no key"},
-		"time key":  {errOf(ForKey[time.Time](nil)), "time.Time.loc is a *time.Location"},
+		"time key":  {errOf(ForKey[time.Time](nil)), "time.Time.loc is of type *time.Location"},
 	} {
 		if c.err == nil || !strings.Contains(c.err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %s", name, c.err, c.want)

@@ -97,7 +97,11 @@ func (p *planner) plan(t reflect.Type, path string, off uintptr, ops []op) ([]op
 	case isNumber(kind):
 		return asTheyAre(ops, off, t.Size()), nil
 	}
-	return nil, fmt.Errorf("%s is a %v, which holds a Go pointer that the garbage collector would not see; give a Codec", path, t)
+	what := fmt.Sprintf("%s is of type %v, which", path, t)
+	if len(p.above) == 1 { // the path is the type
+		what = t.String()
+	}
+	return nil, fmt.Errorf("%s holds a Go pointer that the garbage collector would not see; give a Codec", what)
 }
 
 func (p *planner) slice(t reflect.Type, path string, off uintptr, ops []op) ([]op, error) {

@@ -141,7 +141,7 @@ func TestMapsRefuseWhatCannotBeFar(t *testing.T) {
 		t.Error("a key that is a pointer is taken")
 	}
 	type directory struct{ Rooms []map[string]int }
-	if _, err := NewMap(h, MapConfig[int, directory]{Name: "rooms"}); err == nil || !strings.Contains(err.Error(), `cannot make map "rooms": values: far.directory.Rooms[] is a map[string]int`) {
+	if _, err := NewMap(h, MapConfig[int, directory]{Name: "rooms"}); err == nil || !strings.Contains(err.Error(), `cannot make map "rooms": values: far.directory.Rooms[] is of type map[string]int`) {
 		t.Errorf("a value with a map in it: got %v, want its field", err)
 	}
 }

@@ -861,7 +861,7 @@ func TestWhatIsTooLargeIsRefused(t *testing.T) {
 	if _, err := NewMap[int](w.Heap, Config[[MaxEntry]byte]{}); !errors.Is(err, far.ErrTooLarge) {
 		t.Errorf("values of %d bytes: got %v", MaxEntry, err)
 	}
-	if _, err := NewMap[int](w.Heap, Config[struct{ Peer *int }]{}); err == nil || !strings.Contains(err.Error(), ".Peer is a *int") {
+	if _, err := NewMap[int](w.Heap, Config[struct{ Peer *int }]{}); err == nil || !strings.Contains(err.Error(), ".Peer is of type *int") {
 		t.Errorf("values with pointers: got %v", err)
 	}
 }
