@@ -1,6 +1,7 @@
 package heap
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -216,5 +217,20 @@ func TestNobodyIsRefusedForWhatHasDiedMeanwhile(t *testing.T) {
 	}
 	if l.look(); !l.refuse(errStoreFull, true) || !l.isFull() {
 		t.Error("not refused when nothing has died")
+	}
+}
+
+// TestWhoMayStoreLaterWaitsForACheckpoint, and is not refused, when none was in vain yet.
+func TestWhoMayStoreLaterWaitsForACheckpoint(t *testing.T) {
+	h := &Heap{Ctx: t.Context()}
+	h.Logs.kick = make(chan struct{}, 1)
+	h.limited.Store(true) // to no byte
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := h.MayStore(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want %v", err, context.Canceled)
+	}
+	if !h.wanted.Load() {
+		t.Error("the evacuator was not asked for room")
 	}
 }
