@@ -372,6 +372,14 @@ func TestPrefetchersMayUseTheirVector(t *testing.T) {
 	})
 }
 
+// fillUp makes objects until that fails, and returns why.
+func fillUp(ctx context.Context, h *Heap) (err error) {
+	for i := 0; err == nil; i++ {
+		_, err = New(ctx, h, point{X: int64(i)})
+	}
+	return err
+}
+
 // Who is called by the evacuator and would wait for what the evacuator makes is told so at once.
 func TestWaitingForTheEvacuatorInItsCallbackFailsAtOnce(t *testing.T) {
 	h := openObjects(t, heap.NewMemStore(tinySegment, 1<<10), 16)
@@ -381,11 +389,7 @@ func TestWaitingForTheEvacuatorInItsCallbackFailsAtOnce(t *testing.T) {
 	told := make(chan error, 2)
 	c, err := NewClass[point](h, ClassConfig{Evacuated: func(AnyRef) {
 		once.Do(func() {
-			var err error
-			for i := 0; err == nil; i++ {
-				_, err = New(ctx, h, point{X: int64(i)})
-			}
-			told <- err
+			told <- fillUp(ctx, h)
 			told <- m.Set(ctx, key(1), Entry{Value: value(1, 64<<10)})
 		})
 	}})
@@ -582,10 +586,7 @@ func TestAScopeThatWasHandedOverIsNotTheMakers(t *testing.T) {
 	<-entered
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	var err error
-	for i := 0; err == nil; i++ {
-		_, err = New(ctx, h, point{X: int64(i)})
-	}
+	err := fillUp(ctx, h)
 	if errors.Is(err, heap.ErrScopeOpen) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "callback_test.go") {
 		t.Errorf("got %v, want the end of the context, and where the scope was made that is open", err)
 	}
@@ -611,13 +612,12 @@ func TestDoWaitsForAScopeThatAnotherCallOfDoHolds(t *testing.T) {
 	<-entered
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	var err error
-	for i := 0; err == nil; i++ {
-		_, err = New(ctx, h, point{X: int64(i)})
+	if err := fillUp(ctx, h); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("got %v, want the end of the context", err)
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	err = h.Do(ctx, func(*heap.Scope) error { return ErrScopeFull })
+	err := h.Do(ctx, func(*heap.Scope) error { return ErrScopeFull })
 	if errors.Is(err, ErrScopeOpen) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want the end of the context", err)
 	}
