@@ -47,8 +47,8 @@
 //
 // # Concurrency
 //
-// For each mapping one goroutine reads faults, and serves those whose page is local to the pager; workers serve the
-// others; one goroutine evicts. A mapping's lock is not held while pages are placed and dropped, nor while far memory
+// For each mapping one goroutine reads faults, and serves those whose page is local to the pager, or comes from far
+// memory sooner than another thread could be woken (prompt.go); workers serve the others; one goroutine evicts. A mapping's lock is not held while pages are placed and dropped, nor while far memory
 // is waited for: frames that are loading or evicting belong to the goroutine that loads or evicts them. An access to
 // such a frame is noted in the frame, and that goroutine wakes the access when it is done. A fault allocates nothing.
 package pager

@@ -84,7 +84,8 @@ type mapping struct {
 	pinned   int64    // how many pages are pinned; like pins guarded by mu
 	written  []uint64 // a bit for each page written to the volume since the last checkpoint began; guarded by mu
 
-	page [pages.Size]byte // buffer of the goroutine that reads faults
+	page   [pages.Size]byte // buffer of the goroutine that reads faults
+	prompt prompt
 }
 
 // job is what a worker does: serve a fault, or read a window ahead.
@@ -139,9 +140,14 @@ func (m *mapping) fault(page int64, write, protected bool) {
 	}
 }
 
-// readNow reads the page of a fault if that is local to the pager, and reports whether it did.
+// readNow reads the page of a fault if that is local to the pager or comes from far memory sooner than a worker could
+// be woken, and reports whether it did.
 func (m *mapping) readNow(j job) bool {
-	if m.isLost(j.page) || m.volume.Read(far.NoWait, m.page[:], j.page*pages.Size) != nil {
+	if m.isLost(j.page) {
+		return false
+	}
+	read := func(ctx context.Context) error { return m.volume.Read(ctx, m.page[:], j.page*pages.Size) }
+	if err := read(far.NoWait); err != nil && (!errors.Is(err, far.ErrWouldBlock) || !m.prompt.read(m.ctx, read)) {
 		return false
 	}
 	m.place([]uint32{j.frame}, m.page[:], j.write)
@@ -293,7 +299,10 @@ func (m *mapping) load(j job, b []byte) error {
 		m.mu.Unlock()
 		j.frame = at - 1
 	}
-	if err := m.read(j.page, b); err != nil {
+	begin := time.Now()
+	err := m.read(j.page, b)
+	m.prompt.noteRead(time.Since(begin))
+	if err != nil {
 		m.mu.Lock()
 		m.release(j.frame, 0)
 		m.mu.Unlock()

@@ -21,6 +21,7 @@ import (
 )
 
 // oneByOne maps a region, reads which pages to touch, and says what their first byte was, plus one if it was written to.
+// It goes on while a page is read that is touched "besides".
 func oneByOne(addr string) error {
 	r, err := region.Map(context.Background(), addr, 4*MinLocal, region.Config{Local: MinLocal})
 	if err != nil {
@@ -37,7 +38,11 @@ func oneByOne(addr string) error {
 			return err
 		}
 		b := &r.Bytes()[page*pages.Size]
-		if what == "write" {
+		switch what {
+		case "besides":
+			go func() { fmt.Println(*b) }()
+			continue
+		case "write":
 			*b++
 		}
 		fmt.Println(*b)
@@ -77,7 +82,7 @@ func newClientOver(t *testing.T, store far.Store) *client {
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	// A signal has who waits for a page try again, and Go's scheduler sends those to its threads.
-	cmd.Env = append(os.Environ(), "ONE_BY_ONE=unix:"+path, "GODEBUG=asyncpreemptoff=1")
+	cmd.Env = append(os.Environ(), "ONE_BY_ONE=unix:"+path, "GODEBUG=asyncpreemptoff=1", "GOMAXPROCS=2")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
