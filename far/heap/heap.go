@@ -49,6 +49,7 @@ type Heap struct {
 	Forced    atomic.Bool            // has the evacuator work on one more segment, needed or not
 	Shut      atomic.Bool            // Stop has been called
 	evacuates atomic.Uint64          // the evacuator's goroutine.Number
+	calling   atomic.Bool            // the evacuator is in a function of the program's
 	scoped    atomic.Bool            // see UseScopes
 	Budget    atomic.Int64           // the budget
 	LastLost  atomic.Pointer[string] // name of the last segment that was lost

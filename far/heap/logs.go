@@ -257,9 +257,7 @@ func (l *Logs) SegmentOf(addr uintptr) *LogSegment {
 func (l *Logs) DataOf(addr uint64) uintptr { return l.Base + uintptr(addr)*Unit + object.Header }
 
 // Seg returns the segment of a local address.
-func (l *Logs) Seg(addr uint64) *LogSegment {
-	return &l.Segs[int(addr*Unit)/l.SegSize]
-}
+func (l *Logs) Seg(addr uint64) *LogSegment { return &l.Segs[int(addr*Unit)/l.SegSize] }
 
 // Viewed reports whether a scope may use the record at addr, or one near it, in place.
 func (l *Logs) Viewed(addr uint64) bool { return l.Seg(addr).views.Load() != 0 }
@@ -277,9 +275,7 @@ func (l *Logs) available() int {
 }
 
 // allowed is the number of segments that fit beside an index of that size.
-func (l *Logs) allowed(index int64) int {
-	return int((l.budget - l.window - index) / int64(l.SegSize))
-}
+func (l *Logs) allowed(index int64) int { return int((l.budget - l.window - index) / int64(l.SegSize)) }
 
 // Take gives out an empty segment, for records of kind k, if c may have one. It is to be filled in the place of
 // segment full (-1 if there is none), which Take hands to the evacuator at the same moment: in between, the evacuator

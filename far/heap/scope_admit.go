@@ -76,6 +76,11 @@ func (sc *scopes) Flag() {
 // admitFor bounds how long Enter waits for the evacuator.
 const admitFor = 5 * time.Second
 
+// mostPatience bounds how long it takes somebody who waits longer and longer to look again whether it holds a scope
+// that is waited for. Looking takes microseconds, and many may wait: on a slow processor, hundreds who looked every
+// 10 ms left no time for those whom they waited for.
+const mostPatience = 32 * patience
+
 // admit returns when there is memory for one more scope, or when there will be none soon. Then s is entered all the
 // same: it can use what is local, but takes nothing of what is kept in reserve for other scopes.
 func (h *Heap) admit(s *Scope) {
@@ -96,7 +101,8 @@ func (h *Heap) admitted(s *Scope) bool {
 	ctx, cancel := context.WithTimeout(s.held.Ctx, admitFor)
 	defer cancel()
 	defer context.AfterFunc(h.Ctx, cancel)() // nobody waits for a closed heap
-	self := time.NewTimer(patience)          // then look whether this goroutine holds a scope that is waited for
+	wait := patience                         // then look whether this goroutine holds a scope that is waited for
+	self := time.NewTimer(wait)
 	defer self.Stop()
 	for try := 0; !ok && h.Logs.Why() == nil; try++ {
 		if t.queued {
@@ -106,7 +112,8 @@ func (h *Heap) admitted(s *Scope) bool {
 				continue
 			case <-self.C:
 				if !h.isHeldUpHere() {
-					self.Reset(patience)
+					wait = min(2*wait, mostPatience)
+					self.Reset(wait)
 					continue
 				}
 			case <-ctx.Done():

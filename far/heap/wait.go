@@ -33,7 +33,7 @@ func (h *Heap) WaitFor(ctx context.Context, c Claim, letGo func()) error {
 	default:
 		long = time.After(HoldFor)
 	}
-	for {
+	for round := 1; ; round++ {
 		select {
 		case <-r.done:
 			switch {
@@ -42,7 +42,7 @@ func (h *Heap) WaitFor(ctx context.Context, c Claim, letGo func()) error {
 			case r.err != errHeldUp:
 				return r.err
 			}
-			if h.isHeldUpHere() {
+			if round&(round-1) == 0 && h.isHeldUpHere() { // less and less often, as mostPatience says
 				return errScopeOpen
 			}
 			r = l.join(c)
@@ -65,7 +65,7 @@ func (h *Heap) WaitFor(ctx context.Context, c Claim, letGo func()) error {
 	}
 }
 
-// errHeldUp ends a round of waiting that is to go on: each waiter looks whether it holds the scope that the evacuator
+// errHeldUp ends a round of waiting that is to go on: a waiter looks whether it holds the scope that the evacuator
 // waits for, and joins the next round if it does not.
 var errHeldUp = errors.New("held up")
 

@@ -159,7 +159,7 @@ func (sp *Space) stay(p *uint64, w Word, from object.Object, c *Class, addr uint
 // becameFar calls the Evacuated function of c, if it has one, for o.
 func (sp *Space) becameFar(c *Class, o object.Object) {
 	if c.cfg.Evacuated != nil {
-		c.cfg.Evacuated(object.HeadNumber(o.Head()))
+		sp.core.Call(c.cfg.Evacuated, object.HeadNumber(o.Head()))
 	}
 }
 
