@@ -8,6 +8,7 @@ import (
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/far/store"
+	"polder/internal/limit"
 	"polder/internal/sizeclass"
 )
 
@@ -76,8 +77,8 @@ func (q *finds) look(ctx context.Context, m *Map) {
 		}
 		return nil, 0
 	}
-	limited, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
-	defer cancel()
+	limited := limit.Within(ctx, heap.StoreTimeout)
+	defer limited.End()
 	h.finder.Find(limited, &q.lookups)
 }
 

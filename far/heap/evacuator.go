@@ -135,6 +135,8 @@ const (
 	// patience is how long the evacuator waits for the end of a pass, while there is some room, before it evacuates
 	// something else.
 	patience = 10 * time.Millisecond
+	// mostPatience bounds how seldom somebody who waits looks whether it holds a scope that is waited for.
+	mostPatience = 32 * patience
 )
 
 // turn is the evacuator's time on a processor. Go has no priorities (the paper's section 5.4). A goroutine that

@@ -76,11 +76,6 @@ func (sc *scopes) Flag() {
 // admitFor bounds how long Enter waits for the evacuator.
 const admitFor = 5 * time.Second
 
-// mostPatience bounds how long it takes somebody who waits longer and longer to look again whether it holds a scope
-// that is waited for. Looking takes microseconds, and many may wait: on a slow processor, hundreds who looked every
-// 10 ms left no time for those whom they waited for.
-const mostPatience = 32 * patience
-
 // admit returns when there is memory for one more scope, or when there will be none soon. Then s is entered all the
 // same: it can use what is local, but takes nothing of what is kept in reserve for other scopes.
 func (h *Heap) admit(s *Scope) {

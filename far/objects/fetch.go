@@ -7,6 +7,7 @@ import (
 
 	"polder/far/heap"
 	"polder/far/object"
+	"polder/internal/limit"
 )
 
 // extentLeast is the size in bytes from which on objects that are adjacent in far memory are read together, directly
@@ -58,9 +59,9 @@ func (sp *Space) miss(s *heap.Scope, p *uint64, w Word, what int) error {
 		return sp.Join(ctx, f)
 	}
 	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, heap.StoreTimeout)
-		defer cancel()
+		within := limit.Within(ctx, heap.StoreTimeout)
+		defer within.End()
+		ctx = within
 	}
 	want := sp.wantOf(p, w, what)
 	want.Scope = s
@@ -173,9 +174,9 @@ func (sp *Space) Fetch(ctx context.Context, refs []uint64, what int, asked uint6
 	defer sp.core.End()
 	rctx := ctx
 	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		rctx, cancel = context.WithTimeout(ctx, heap.StoreTimeout)
-		defer cancel()
+		within := limit.Within(ctx, heap.StoreTimeout)
+		defer within.End()
+		rctx = within
 	}
 	b := sp.core.NewBatch(len(refs))
 	var got brought

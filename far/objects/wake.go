@@ -8,6 +8,7 @@ import (
 	"polder/far/heap"
 	"polder/far/object"
 	"polder/far/pagelog"
+	"polder/internal/limit"
 )
 
 // begin makes the caller the one who wakes the page of word p: it returns the number of the word of the page's
@@ -204,8 +205,8 @@ func (z *sleeper) peek(ctx context.Context, s *heap.Scope, n uint64, buf []uint6
 			}
 			continue
 		}
-		ctx, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
-		defer cancel()
+		ctx := limit.Within(ctx, heap.StoreTimeout)
+		defer ctx.End()
 		reads := []pagelog.Read{pagelog.NewRead(core, w.FarAddr(), bytesOf(buf)[:w.FarSize()])}
 		pagelog.ReadAll(ctx, core, reads)
 		switch err := reads[0].Err; {
