@@ -64,6 +64,13 @@ func (r *recorder) did(id int, o command, call, end int64, out string) {
 	r.mu.Unlock()
 }
 
+// count is how much there is in the history.
+func (r *recorder) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.history)
+}
+
 // use has a client do n things with few keys. A write that fails may have taken effect at
 // any time later; a read that fails says nothing.
 func (r *recorder) use(t *testing.T, id int, c *redis.Client, n int, patient bool) {
@@ -160,7 +167,7 @@ func TestItIsLinearizableWhileConnectionsAreKilledAndTheOriginStops(t *testing.T
 	r := &recorder{begun: time.Now()}
 	stop := make(chan struct{})
 	var faults sync.WaitGroup
-	faults.Go(func() { disturb(t, o, stop) })
+	faults.Go(func() { disturb(t, o, r, stop) })
 	var wg sync.WaitGroup
 	for id := range 5 {
 		c := connect(t, addr)
@@ -175,15 +182,18 @@ func TestItIsLinearizableWhileConnectionsAreKilledAndTheOriginStops(t *testing.T
 	}
 }
 
-// disturb kills all connections and stops the origin for a moment, again and again.
-func disturb(t *testing.T, o *child.Redis, stop chan struct{}) {
+// disturb kills all connections and stops the origin for a moment, again and again, whenever the clients have done some
+// more.
+func disturb(t *testing.T, o *child.Redis, r *recorder, stop chan struct{}) {
 	c := redis.NewClient(&redis.Options{Addr: o.Addr, MaxRetries: -1, ReadTimeout: testTimeout})
 	defer func() { _ = c.Close() }()
 	for i := 0; ; i++ {
-		select {
-		case <-stop:
-			return
-		case <-time.After(15 * time.Millisecond):
+		for r.count() < 40*i {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
 		}
 		if i%3 == 0 {
 			if err := errors.Join(o.Signal(syscall.SIGSTOP), o.Signal(syscall.SIGCONT)); err != nil {
