@@ -92,8 +92,7 @@ func (m *Map) setPiece(ctx context.Context, big entry.Large, i int, part []byte)
 // ahead is the number of pieces that are fetched in one batch.
 const ahead = 16
 
-// getPieces appends the value of big to dst. It reports false if a piece is
-// gone.
+// getPieces appends the value of big to dst. It reports false if a piece is gone.
 func (m *Map) getPieces(ctx context.Context, big entry.Large, dst []byte) ([]byte, bool, error) {
 	start := len(dst)
 	fetched := 0 // pieces before it have been asked for
@@ -201,8 +200,7 @@ func (o *orphan) bury(ctx context.Context) error {
 	return nil
 }
 
-// buryOrphans removes the pieces of values that are gone. What cannot be
-// removed just now stays for the next time.
+// buryOrphans removes the pieces of values that are gone. What cannot be removed just now stays for the next time.
 func (h *Maps) buryOrphans() {
 	for h.core.Ctx.Err() == nil {
 		h.mu.Lock()

@@ -47,12 +47,18 @@ type Entry struct {
 }
 
 // metaOf is the Entry of e without its value.
-func metaOf(e entry.Local) Entry {
-	m := Entry{Tag: e.Tag()}
+func metaOf(e entry.Local) (ent Entry) {
+	ent.describe(e)
+	return ent
+}
+
+// describe sets all of ent, which must be zero, but the value. Returning an Entry copies it, and right after it was
+// written that is slow: functions that are hot have one of their own that they describe.
+func (ent *Entry) describe(e entry.Local) {
+	ent.Tag = e.Tag()
 	if x := e.Expire(); x != 0 {
-		m.Expire = time.UnixMilli(x)
+		ent.Expire = time.UnixMilli(x)
 	}
-	return m
 }
 
 // newEntry is an entry about to be written.
@@ -87,11 +93,21 @@ const MaxKeySize = 1<<16 - 1
 // ErrNotFound: the map has no such key.
 var ErrNotFound = errors.New("not found")
 
-// Get appends the value of key to dst and returns it as Entry.Value.
-// It fails with ErrNotFound, *LostError, *CorruptError, or the error of
-// the wait.
-func (m *Map) Get(ctx context.Context, key, dst []byte) (Entry, error) {
-	ent, _, err := m.get(ctx, key, dst, true)
+// Get appends the value of key to dst and returns it as Entry.Value. It fails with ErrNotFound, *LostError,
+// *CorruptError, or the error of the wait.
+func (m *Map) Get(ctx context.Context, key, dst []byte) (ent Entry, err error) {
+	hs := m.hash(key)
+	sh := m.shard(hs)
+	sh.mu.Lock()
+	p, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)
+	if st == present && !e.Big() && !e.Expired() { // the fast path: the entry is local
+		m.hit(sh, p, e)
+		ent.describe(e)
+		ent.Value = append(dst, e.Value()...)
+		sh.mu.Unlock()
+		return ent, nil
+	}
+	ent, _, err = m.get(ctx, sh, hs, key, p, st, dst, true)
 	return ent, err
 }
 
@@ -99,23 +115,25 @@ func (m *Map) Get(ctx context.Context, key, dst []byte) (Entry, error) {
 // entry, and does not fit into the spare capacity of dst, GetInto returns no value, and the value's length as size;
 // otherwise it returns the value, and 0 as size.
 func (m *Map) GetInto(ctx context.Context, key, dst []byte) (ent Entry, size int, err error) {
-	return m.get(ctx, key, dst, false)
-}
-
-// get is Get if grow is set, so that it may grow dst for a large value, and GetInto otherwise.
-func (m *Map) get(ctx context.Context, key, dst []byte, grow bool) (Entry, int, error) {
-	// The fast path: the entry is local.
 	hs := m.hash(key)
 	sh := m.shard(hs)
 	sh.mu.Lock()
 	p, e, st := sh.find(m.h, hs, key, index.Entries, nil, true)
-	if st == present && !e.Big() && !e.Expired() {
+	if st == present && !e.Big() && !e.Expired() { // the fast path, as in Get
 		m.hit(sh, p, e)
-		ent := metaOf(e)
+		ent.describe(e)
 		ent.Value = append(dst, e.Value()...)
 		sh.mu.Unlock()
 		return ent, 0, nil
 	}
+	return m.get(ctx, sh, hs, key, p, st, dst, false)
+}
+
+// get goes on for Get if grow is set, so that it may grow dst for a large value, and for GetInto otherwise, when find
+// has found no local value that can be read at once.
+//
+// Preconditions: sh.mu has been held since find. get unlocks it.
+func (m *Map) get(ctx context.Context, sh *shard, hs entry.Hash, key []byte, p index.Place, st status, dst []byte, grow bool) (Entry, int, error) {
 	var r Reading
 	switch err := r.readFar(ctx, m, sh, hs, key, p, st); err {
 	case nil:
@@ -172,8 +190,7 @@ func (m *Map) getSlow(ctx context.Context, sh *shard, hs entry.Hash, key, dst []
 		if ent.Value, ok, err = m.getPieces(ctx, big, slices.Grow(dst, big.Size)); ok || err != nil {
 			return ent, big, err
 		}
-		// A piece was gone, so the value has been replaced or removed meanwhile,
-		// or is just about to be by Clear.
+		// A piece was gone, so the value has been replaced or removed meanwhile, or is just about to be by Clear.
 		if big.Version == last && clears == lastClears && clears%2 == 0 {
 			if name := m.h.core.LastLost.Load(); name != nil {
 				return Entry{}, entry.Large{}, &heap.LostError{Segment: *name}
@@ -184,8 +201,7 @@ func (m *Map) getSlow(ctx context.Context, sh *shard, hs entry.Hash, key, dst []
 	}
 }
 
-// Stat is Get without the value: Entry.Value is nil; size is its
-// length.
+// Stat is Get without the value: Entry.Value is nil; size is its length.
 func (m *Map) Stat(ctx context.Context, key []byte) (ent Entry, size int, err error) {
 	hs := m.hash(key)
 	sh := m.shard(hs)
@@ -375,8 +391,7 @@ func (m *Map) clear(last bool) {
 			for _, w := range sh.t.Buckets[b].Words {
 				switch {
 				case w == 0:
-				// Pieces go as entries of their own, so the heads need not
-				// be remembered as orphans.
+				// Pieces go as entries of their own, so the heads need not be remembered as orphans.
 				case w.Far():
 					m.h.bury(w&^index.Big, nil)
 				default:

@@ -209,8 +209,7 @@ func (w *window) finish(ctx context.Context) {
 	w.parts, w.reads, w.hasParts, w.hasReads, w.bytes = w.parts[:0], w.reads[:0], 0, 0, 0
 }
 
-// read reads the records in reads where they lay when visit took note of them, and adds their values to those at
-// hand.
+// read reads the records in reads where they lay when visit took note of them, and adds their values to those at hand.
 func (w *window) read(ctx context.Context) error {
 	h := w.m.h
 	ops := make([]store.ReadOp, len(w.reads))

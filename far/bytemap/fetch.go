@@ -134,8 +134,7 @@ func (h *Maps) done(f *heap.Flight) {
 	h.core.End()
 }
 
-// brings reports whether f, which has landed, has brought a value of key that is
-// entire and not out of date.
+// brings reports whether f, which has landed, has brought a value of key that is entire and not out of date.
 func brings(f *heap.Flight, key []byte) bool {
 	e := entryOf(f)
 	return e != nil && string(e.Key()) == string(key) && !e.Big() && !e.Expired()
@@ -278,9 +277,8 @@ func (m *Map) bigOf(key []byte) (entry.Large, bool) {
 	return entry.LargeOf(e), true
 }
 
-// Calls that replace, remove or Stat a far entry need its header and key and
-// not its value. FetchHeads reads them for many keys in one batch; until the
-// calls come, the shards remember the latest of what it read.
+// Calls that replace, remove or Stat a far entry need its header and key and not its value. FetchHeads reads them for
+// many keys in one batch; until the calls come, the shards remember the latest of what it read.
 
 // FetchHeads reads the headers and keys of the far entries of keys, in one batch, and remembers them for a short
 // while, so that calls to Set, Delete and Stat that follow need not wait; and it waits for some room in local memory

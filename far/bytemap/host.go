@@ -110,8 +110,7 @@ type unsureOf struct {
 	addr uint64 // of the leaf
 }
 
-// unknown returns the suspects among rs of which only leaves know whether they live, in order of the leaves'
-// addresses.
+// unknown returns the suspects among rs of which only leaves know whether they live, in order of the leaves' addresses.
 func (h *Maps) unknown(rs []heap.Suspect) (all []unsureOf, err error) {
 	maps := *h.maps.Load()
 	for i := range rs {

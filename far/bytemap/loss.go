@@ -26,8 +26,7 @@ func (sh *shard) lose(h *Maps, s *heap.FarSegment) (heads bool) {
 			}
 		case w.Addr()/h.core.Far.Units != s.ID:
 		case w.Is(index.Pieces):
-			// Nobody asks for a piece but through its head, which tells that
-			// it is missing.
+			// Nobody asks for a piece but through its head, which tells that it is missing.
 			sh.remove(h, p, nil)
 		default:
 			*at = w&^index.Settled | index.Lost
@@ -42,9 +41,8 @@ func (sh *shard) lose(h *Maps, s *heap.FarSegment) (heads bool) {
 	return heads
 }
 
-// buryStrays removes the pieces whose head was lost, so that nothing refers to
-// them any more, and reports whether it could. It reads all heads and all
-// pieces: losing memory is rare.
+// buryStrays removes the pieces whose head was lost, so that nothing refers to them any more, and reports whether it
+// could. It reads all heads and all pieces: losing memory is rare.
 func (h *Maps) buryStrays() bool {
 	ctx, cancel := context.WithTimeout(h.core.Ctx, heap.StoreTimeout)
 	defer cancel()
@@ -62,9 +60,8 @@ func (h *Maps) buryStrays() bool {
 	})
 }
 
-// each calls fn with every entry that has the flags of kind, under the lock of
-// its shard, and reports whether it could read all of them. The place is none
-// for an entry that has moved while it was read.
+// each calls fn with every entry that has the flags of kind, under the lock of its shard, and reports whether it could
+// read all of them. The place is none for an entry that has moved while it was read.
 func (h *Maps) each(ctx context.Context, kind index.Word, fn func(*shard, index.Place, entry.Local)) bool {
 	for _, m := range *h.maps.Load() {
 		for i := range m.shards() {

@@ -21,10 +21,9 @@ type multiget struct {
 	late  bool // from now on leaves are read: the store has looked up what it was asked for
 }
 
-// GetMany reads keys, with one read of the store for as many of them as there are
-// buffers for, and calls fn for each, in any order, with its number and what Get would
-// return. Entry.Value is valid until fn returns, and fn must not use the map. Each key
-// by itself is read atomically. With heap.NoWait, far keys get heap.ErrWouldBlock.
+// GetMany reads keys, with one read of the store for as many of them as there are buffers for, and calls fn for each,
+// in any order, with its number and what Get would return. Entry.Value is valid until fn returns, and fn must not use
+// the map. Each key by itself is read atomically. With heap.NoWait, far keys get heap.ErrWouldBlock.
 //
 // A far value is handed to fn in the buffer that it was read into. Local memory has it afterwards if that is likely
 // to pay. Several calls at a time read the same entry from the store twice at the most.
@@ -145,7 +144,8 @@ func (t *multiget) get(ctx context.Context, i int) (busy <-chan struct{}) {
 	switch {
 	case st == present && !e.Big() && !e.Expired():
 		m.hit(sh, p, e)
-		ent := metaOf(e)
+		var ent Entry
+		ent.describe(e)
 		t.value = append(t.value[:0], e.Value()...)
 		sh.mu.Unlock()
 		ent.Value = t.value

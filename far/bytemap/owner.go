@@ -8,9 +8,8 @@ import (
 	"polder/internal/sizeclass"
 )
 
-// owner is a Map as the heap sees it: the owner of its entries. Whatever
-// happens to an entry happens under the lock of its shard, which is held for no longer
-// than it takes to copy one.
+// owner is a Map as the heap sees it: the owner of its entries. Whatever happens to an entry happens under the lock of
+// its shard, which is held for no longer than it takes to copy one.
 type owner Map
 
 // Evacuate implements Owner.

@@ -44,7 +44,9 @@ func (r *Reading) Read(ctx context.Context, m *Map, key []byte) error {
 // hit notes that the local entry at p is read. sh.mu must be held.
 func (m *Map) hit(sh *shard, p index.Place, e entry.Local) {
 	w := sh.t.Word(p)
-	*w = w.Touched()
+	if t := w.Touched(); t != *w { // otherwise other processors may keep the line of a key that is hot
+		*w = t
+	}
 	sh.count.hits++
 	if m.exclusive {
 		m.h.unclean(e, w.Addr())

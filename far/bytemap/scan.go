@@ -10,9 +10,8 @@ import (
 	"polder/far/index"
 )
 
-// A cursor is the number of a shard, from bit 32 on, and a tag: what lies
-// before it has been yielded. Tables grow and entries move without changing
-// either.
+// A cursor is the number of a shard, from bit 32 on, and a tag: what lies before it has been yielded. Tables grow and
+// entries move without changing either.
 
 // scanStep is about the number of entries of one step of an iteration.
 const scanStep = 32
@@ -23,11 +22,9 @@ type scanned struct {
 	e   Entry
 }
 
-// Scan calls yield for the keys of one step of an iteration, starting
-// from cursor 0, and returns the next cursor, 0 at the end. Every key
-// that is there throughout the iteration is yielded at least once,
-// however the map changes meanwhile. Key is valid during the call
-// only, and e is without its value, as that of Stat. Keys that are far are
+// Scan calls yield for the keys of one step of an iteration, starting from cursor 0, and returns the next cursor, 0 at
+// the end. Every key that is there throughout the iteration is yielded at least once, however the map changes
+// meanwhile. Key is valid during the call only, and e is without its value, as that of Stat. Keys that are far are
 // read, but not kept. If Scan fails, nothing has been yielded.
 func (m *Map) Scan(ctx context.Context, cursor uint64, yield func(key []byte, e Entry)) (uint64, error) {
 	return m.step(ctx, cursor, index.Word.Committed, yield)
@@ -281,8 +278,7 @@ func (s *scanner) fetch(ctx context.Context) (err error) {
 	return err
 }
 
-// Random returns a key chosen roughly at random, appended to dst, or
-// ErrNotFound if the map is empty.
+// Random returns a key chosen roughly at random, appended to dst, or ErrNotFound if the map is empty.
 func (m *Map) Random(ctx context.Context, dst []byte) ([]byte, error) {
 	return m.random(ctx, index.Word.Committed, dst)
 }

@@ -13,9 +13,8 @@ import (
 	"polder/internal/arena"
 )
 
-// settler is the goroutine that moves words from the tables of maps to their leaves, range by range, and cleans the
-// far segments of leaves. It holds no lock while the store works; a word that changes in a table meanwhile stays
-// there.
+// settler is the goroutine that moves words from the tables of maps to their leaves, range by range, and cleans the far
+// segments of leaves. It holds no lock while the store works; a word that changes in a table meanwhile stays there.
 //
 // It takes local memory for its buffers when it has to settle for the first time; from then on it needs only far
 // memory. If it cannot have one or the other, or settling makes too few places, the tables grow beyond their share,

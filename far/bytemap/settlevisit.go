@@ -183,8 +183,7 @@ func each(units []unit, fn func(u *unit) bool) {
 	}
 }
 
-// stage makes the new leaves of units, until the staging buffer is full, and returns how many units it has dealt
-// with.
+// stage makes the new leaves of units, until the staging buffer is full, and returns how many units it has dealt with.
 func (s *settler) stage(units []unit) (n int, err error) {
 	s.hot, s.groups = s.hot[:0], s.groups[:0]
 	each(units, func(u *unit) bool {

@@ -11,9 +11,8 @@ import (
 	"polder/far/index"
 )
 
-// shard is one part of a map: an index, and the lock under which the entries
-// that it refers to are read, written and moved. An entry is copied under the
-// lock, at most one at a time; no lock is held while the store works.
+// shard is one part of a map: an index, and the lock under which the entries that it refers to are read, written and
+// moved. An entry is copied under the lock, at most one at a time; no lock is held while the store works.
 //
 // Processors take turns at a shard, so the fewer cache lines a call writes to, the
 // better: what a hit needs is in the first one.
@@ -163,8 +162,7 @@ again:
 				}
 				continue
 			}
-			// A lost or corrupt entry is taken for the key's only when no other
-			// can be it.
+			// A lost or corrupt entry is taken for the key's only when no other can be it.
 			if st == absent || s == remote && st != remote {
 				candidate, st = index.Place(b*index.BucketEntries+i), s
 			}
@@ -183,8 +181,7 @@ again:
 	return candidate, nil, st
 }
 
-// remove deletes the entry at p. e is its bytes, nil if they are not at hand.
-// sh.mu must be held.
+// remove deletes the entry at p. e is its bytes, nil if they are not at hand. sh.mu must be held.
 func (sh *shard) remove(h *Maps, p index.Place, e entry.Local) {
 	w := *sh.t.Word(p)
 	h.bury(w, e)

@@ -17,9 +17,8 @@ import (
 //
 // An entry that a change replaces stays in the index, hidden, and an entry that it stores is marked there (see
 // index.Word), so the evacuator and the cleaner treat both like all other entries. Commit and Rollback go through the
-// index words of the keys: Commit removes hidden entries and clears the marks of the new ones; Rollback removes the
-// new entries and shows the hidden ones again. A Txn remembers only shards and tags, which do not change when entries
-// move.
+// index words of the keys: Commit removes hidden entries and clears the marks of the new ones; Rollback removes the new
+// entries and shows the hidden ones again. A Txn remembers only shards and tags, which do not change when entries move.
 type Txn struct {
 	h       *Maps
 	changed []changed // the same one may be there several times
@@ -41,8 +40,7 @@ func (c changed) tag() uint32 { return uint32(c) }
 
 func (c changed) shard(maps []*Map) *shard { return maps[c>>48].at(int(c >> 32 & 0xffff)) }
 
-// ErrConflict: another transaction that has not ended has changed the key, or
-// one with the same hash.
+// ErrConflict: another transaction that has not ended has changed the key, or one with the same hash.
 var ErrConflict = errors.New("another transaction changes an entry of the same hash")
 
 // manyChanged is how long the list of changes may be to be kept for the next use of the Txn.
@@ -106,8 +104,7 @@ func (t *Txn) deleteLocal(m *Map, keys [][]byte, gone []bool) (n int) {
 	return l.n
 }
 
-// Clear is Map.Clear as a part of t. Nobody else may use the map until t
-// ends.
+// Clear is Map.Clear as a part of t. Nobody else may use the map until t ends.
 func (t *Txn) Clear(m *Map) {
 	if !slices.Contains(t.cleared, m) {
 		t.cleared = append(t.cleared, m)
@@ -263,8 +260,7 @@ func (sh *shard) hide(w *index.Word) {
 	*w |= index.Hidden
 }
 
-// bytesAt returns the bytes of the entry at p, nil if it is far. sh.mu must be
-// held.
+// bytesAt returns the bytes of the entry at p, nil if it is far. sh.mu must be held.
 func (sh *shard) bytesAt(h *Maps, p index.Place) entry.Local {
 	if w := *sh.t.Word(p); !w.Far() {
 		return h.entryAt(w.Addr())

@@ -128,8 +128,7 @@ func (s *snapshot) is(e entry.Local) bool {
 	return s.version == 0 && m.Tag == s.Tag && m.Expire.Equal(s.Expire) && bytes.Equal(e.Value(), s.Value)
 }
 
-// apply does what an update wants, unless the entry is not was any more: then it
-// fails with errChanged.
+// apply does what an update wants, unless the entry is not was any more: then it fails with errChanged.
 func (m *Map) apply(ctx context.Context, sh *shard, hs entry.Hash, key []byte, was *snapshot, put Entry, verdict Verdict) error {
 	switch {
 	case verdict == Put:

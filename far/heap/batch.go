@@ -181,8 +181,7 @@ func (b *Batch) Flush(ctx context.Context, landed func(f *Flight, index int, err
 	_, _, _ = b.Run(ctx, 0, 0, nil, landed)
 }
 
-// Abandon ends the flights of the batch without making them: nobody is to wait for what
-// nobody makes.
+// Abandon ends the flights of the batch without making them: nobody is to wait for what nobody makes.
 func (b *Batch) Abandon() {
 	if !b.landed {
 		for _, f := range b.led {

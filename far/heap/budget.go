@@ -62,11 +62,10 @@ func (l *Logs) account(s *Stats) int {
 // Local returns the budget of local memory in bytes.
 func (h *Heap) Local() int64 { return h.Budget.Load() }
 
-// SetLocal changes the budget of local memory to n bytes, at most
-// Config.MaxLocal. When it returns without an error, the heap has no more than
-// that resident; while it shrinks, new objects and entries wait. It must not be
-// called in a scope. If ctx ends before enough has been evacuated, SetLocal
-// fails, and the heap goes on shrinking in the background.
+// SetLocal changes the budget of local memory to n bytes, at most Config.MaxLocal. When it returns without an error,
+// the heap has no more than that resident; while it shrinks, new objects and entries wait. It must not be called in a
+// scope. If ctx ends before enough has been evacuated, SetLocal fails, and the heap goes on shrinking in the
+// background.
 func (h *Heap) SetLocal(ctx context.Context, n int64) error {
 	if n > h.Cfg.MaxLocal {
 		return fmt.Errorf("cannot set the local budget to %d bytes: Config.MaxLocal is %d", n, h.Cfg.MaxLocal)

@@ -154,9 +154,8 @@ func (h *Heap) tidy() error {
 	return nil
 }
 
-// clean moves what lives in s to the open segment, or to further ones if it
-// may borrow. If owners cannot tell just now what lives, or there is no room, it ends
-// in the middle, and goes on from there the next time.
+// clean moves what lives in s to the open segment, or to further ones if it may borrow. If owners cannot tell just now
+// what lives, or there is no room, it ends in the middle, and goes on from there the next time.
 func (h *Heap) clean(s *FarSegment, borrow bool) error {
 	part := s.Pin()
 	fails, unmoved := h.Far.fails, h.Far.unmoved

@@ -17,15 +17,14 @@
 // A [Policy] decides which segment is emptied next, and whether a record that was used lately stays local; the policy
 // is CLOCK unless told otherwise. For each record in a segment that it empties, the evacuator calls [Owner].Evacuate.
 // The owner finds out whether it still refers to the record and what is known of the record's use, and asks
-// [Evacuation.Place], which decides. A hot record is kept: it moves to the end of the logs and becomes a little
-// cooler. A cold record that has an equal far copy is dropped. A cold record without an equal far copy is staged: it
-// is written to far memory together with others. The owner copies a kept or staged record to the place that Place
-// returns, while nothing can change the record. From then on it refers to the new place of a kept record, or to the
-// far copy of a dropped one; to the far copy of a staged record it refers once [Owner].Settled says that the copy was
-// written. If the owner has changed a staged record meanwhile, the far copy is dead. The evacuator does not wait for
-// writes: while some segments are being written it empties others, as many as the window holds, and the window grows
-// while writes are slow. In the same way the cleaner asks owners which far records live, and tells them where it has
-// moved those.
+// [Evacuation.Place], which decides. A hot record is kept: it moves to the end of the logs and becomes a little cooler.
+// A cold record that has an equal far copy is dropped. A cold record without an equal far copy is staged: it is written
+// to far memory together with others. The owner copies a kept or staged record to the place that Place returns, while
+// nothing can change the record. From then on it refers to the new place of a kept record, or to the far copy of a
+// dropped one; to the far copy of a staged record it refers once [Owner].Settled says that the copy was written. If the
+// owner has changed a staged record meanwhile, the far copy is dead. The evacuator does not wait for writes: while some
+// segments are being written it empties others, as many as the window holds, and the window grows while writes are
+// slow. In the same way the cleaner asks owners which far records live, and tells them where it has moved those.
 //
 // # A pass
 //
@@ -40,11 +39,10 @@
 //
 // Whoever needs a far record asks for it with a [Want]: where the record lies, according to the owner's word, and how
 // much of it is wanted. All who want a record while it is being read share one [Flight], which they find by the
-// record's address, and a [Batch] makes many flights with one read of the store. The bytes that have come are
-// checked, and the owner checks that the record is its own ([Owner].Check). Then the owner refers to the local copy,
-// unless its word has changed meanwhile ([Owner].Landed). A flight reads into a buffer, from which the record is
-// copied; but a scoped record that is large, or lies beside others that are wanted, is read directly to where it
-// stays.
+// record's address, and a [Batch] makes many flights with one read of the store. The bytes that have come are checked,
+// and the owner checks that the record is its own ([Owner].Check). Then the owner refers to the local copy, unless its
+// word has changed meanwhile ([Owner].Landed). A flight reads into a buffer, from which the record is copied; but a
+// scoped record that is large, or lies beside others that are wanted, is read directly to where it stays.
 //
 // # Room
 //

@@ -19,8 +19,7 @@ import (
 // segments with the fewest live bytes are compacted.
 
 const (
-	// compactBelow is the part of the logs that may live before anything is
-	// evacuated.
+	// compactBelow is the part of the logs that may live before anything is evacuated.
 	compactBelow = 0.85
 	// keepAtMost is the part of a segment that is kept for being hot, so that
 	// every segment that is evacuated yields some room.
@@ -139,10 +138,9 @@ const (
 	mostPatience = 32 * patience
 )
 
-// turn is the evacuator's time on a processor. Go has no priorities (the paper's section 5.4). A goroutine that
-// yields, or is preempted after 10 ms, queues behind all that can run; with many busy mutators it waits much longer
-// there than a goroutine that wakes up. So the evacuator goes to sleep before it is preempted, and is up again at
-// once.
+// turn is the evacuator's time on a processor. Go has no priorities (the paper's section 5.4). A goroutine that yields,
+// or is preempted after 10 ms, queues behind all that can run; with many busy mutators it waits much longer there than
+// a goroutine that wakes up. So the evacuator goes to sleep before it is preempted, and is up again at once.
 type turn struct{ began time.Time }
 
 // turnLength is how long the evacuator works in one go.
@@ -158,8 +156,7 @@ func (t *turn) keep() {
 	}
 }
 
-// makeRoom does a piece of work if there is too little room, and reports
-// whether it should be called again.
+// makeRoom does a piece of work if there is too little room, and reports whether it should be called again.
 func (h *Heap) makeRoom() bool {
 	l := &h.Logs
 	h.collect()
@@ -616,8 +613,7 @@ func (h *Heap) emptied(seg *LogSegment) {
 	}
 }
 
-// takeBack takes back a segment to which nobody refers, and of which nobody holds an
-// address.
+// takeBack takes back a segment to which nobody refers, and of which nobody holds an address.
 func (h *Heap) takeBack(seg *LogSegment) {
 	l := &h.Logs
 	if invariants.Enabled {
@@ -641,8 +637,7 @@ func (h *Heap) evacuate(s int, what aim) bool {
 	return h.Empty(s, &h.entries, what)
 }
 
-// Satisfied reports whether there are as many empty segments as there should
-// be.
+// Satisfied reports whether there are as many empty segments as there should be.
 func (l *Logs) Satisfied() bool {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()

@@ -175,8 +175,7 @@ func (fl *flights) listed() bool {
 	return false
 }
 
-// Join returns the flight of the record at addr, which the caller has joined and has
-// to let go of, or nil.
+// Join returns the flight of the record at addr, which the caller has joined and has to let go of, or nil.
 func (h *Heap) Join(addr uint64, use Use) *Flight { return h.flights.join(addr, use) }
 
 // Board begins the flight of w, as a part of b. If b is nil, the caller leads the flight, and lets go of it. If there
@@ -323,8 +322,7 @@ func (h *Heap) Fly(ctx context.Context, f *Flight) {
 	h.landed(ctx, one[:], f.alone.op[:])
 }
 
-// Wait returns when f, which the caller has joined, has landed, or with the cause of
-// ctx's end.
+// Wait returns when f, which the caller has joined, has landed, or with the cause of ctx's end.
 func (f *Flight) Wait(ctx context.Context) error {
 	select {
 	case <-f.done:

@@ -50,8 +50,7 @@ func position(pc uintptr) string {
 	return fmt.Sprintf("%s:%d", f.File, f.Line)
 }
 
-// watch looks for scopes that are held too long. It is the janitor's, on every
-// tick.
+// watch looks for scopes that are held too long. It is the janitor's, on every tick.
 func (h *Heap) watch(now time.Time) {
 	limit := h.Cfg.HeldTooLong
 	if limit == 0 {

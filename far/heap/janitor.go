@@ -2,13 +2,11 @@ package heap
 
 import "time"
 
-// The janitor is the goroutine that does what nobody waits for: it gives dead
-// segments back to the store, tells the host of segments that were lost, and lets
-// it do its chores.
+// The janitor is the goroutine that does what nobody waits for: it gives dead segments back to the store, tells the
+// host of segments that were lost, and lets it do its chores.
 
 const (
-	// SweepEvery is the time between two rounds of chores, and the longest
-	// that a loss goes unnoticed if nobody reads.
+	// SweepEvery is the time between two rounds of chores, and the longest that a loss goes unnoticed if nobody reads.
 	SweepEvery = 100 * time.Millisecond
 	// decayTicks is after how many ticks, SweepEvery apart, the reserve for scopes decays, towards what scopes have
 	// taken meanwhile.
@@ -82,8 +80,7 @@ func (h *Heap) payBack() {
 	}
 }
 
-// Drop gives a dead segment back, or leaves that to payBack if the store does
-// not take it.
+// Drop gives a dead segment back, or leaves that to payBack if the store does not take it.
 func (h *Heap) Drop(s *FarSegment) { h.free(func() { h.Far.Drop(h.Ctx, s) }) }
 
 // free gives memory back by give, and tells those who wait for some.

@@ -11,9 +11,8 @@ import (
 	"polder/internal/arena"
 )
 
-// Logs is the local memory of records: segments of one size, filled from the
-// front and emptied as a whole by the evacuator (the paper's section 5.2).
-// It also keeps the account of the budget, which the index draws on too.
+// Logs is the local memory of records: segments of one size, filled from the front and emptied as a whole by the
+// evacuator (the paper's section 5.2). It also keeps the account of the budget, which the index draws on too.
 //
 // An OpenLog's mutex comes before Logs.Mu, and after the locks of owners.
 type Logs struct {
@@ -31,8 +30,7 @@ type Logs struct {
 
 	kept [2]OpenLog // the evacuator's, for what it keeps: of locked kind, and of scoped ones
 
-	// crowd is told when memory becomes scarce, and when it no longer is, with
-	// mu held; immutable.
+	// crowd is told when memory becomes scarce, and when it no longer is, with mu held; immutable.
 	crowd func(scarce bool)
 
 	// full is the time, in Unix nanoseconds, until which waiting for room is known to be useless; or the constant
@@ -118,8 +116,7 @@ const (
 // scoped reports whether scopes keep what is in a segment of the kind in place.
 func (k Kind) scoped() bool { return k != Locked }
 
-// Claim is on whose behalf an empty segment is taken. Some are set aside for
-// those who cannot wait for the evacuator.
+// Claim is on whose behalf an empty segment is taken. Some are set aside for those who cannot wait for the evacuator.
 type Claim uint8
 
 const (
@@ -199,8 +196,7 @@ func newOpenLogs(k Kind, n int) []OpenLog {
 	return ls
 }
 
-// aim sets how many segments the evacuator keeps empty. l.Mu must be held, or
-// l not be shared yet.
+// aim sets how many segments the evacuator keeps empty. l.Mu must be held, or l not be shared yet.
 func (l *Logs) aim() {
 	// The more is in flight, the more records may be kept before the segments that they come from are given back.
 	l.Back = reserved + l.apart + int(l.window)/l.SegSize/4
@@ -324,8 +320,7 @@ func (l *Logs) Take(c Claim, k Kind, full int) (int, bool) {
 	return int(s), true
 }
 
-// assess tells crowd if memory has become scarce, or no longer is. l.Mu must be
-// held.
+// assess tells crowd if memory has become scarce, or no longer is. l.Mu must be held.
 func (l *Logs) assess() {
 	n := l.available()
 	if ample := n > l.low+l.want+ampleFrom; ample != l.ample.Load() {
@@ -337,9 +332,8 @@ func (l *Logs) assess() {
 	}
 }
 
-// Place finds room for n bytes at the end of ol, opening another segment if
-// c may have one, and accounts for them. ol.Mu must be held until the
-// record is written, since the evacuator reads every segment that is sealed.
+// Place finds room for n bytes at the end of ol, opening another segment if c may have one, and accounts for them.
+// ol.Mu must be held until the record is written, since the evacuator reads every segment that is sealed.
 func (l *Logs) Place(ol *OpenLog, n int, c Claim) (object.Object, uint64, bool) {
 	if ol.lent && c == ForMutator {
 		// Otherwise callers that can wait would use up what is set aside for scopes.
@@ -537,16 +531,14 @@ func (l *Logs) growWindow(n int64, promised int) bool {
 	return true
 }
 
-// trim gives back empty segments that are beyond the budget, but not the evacuator's.
-// l.Mu must be held.
+// trim gives back empty segments that are beyond the budget, but not the evacuator's. l.Mu must be held.
 func (l *Logs) trim() {
 	for l.resident > l.allowed(l.index) && len(l.empty) > l.Back {
 		l.discard()
 	}
 }
 
-// finish ends the round of those who wait for room: they try again if err is
-// nil and fail with it otherwise.
+// finish ends the round of those who wait for room: they try again if err is nil and fail with it otherwise.
 func (l *Logs) finish(err error) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()

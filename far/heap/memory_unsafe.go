@@ -2,8 +2,7 @@ package heap
 
 import "unsafe"
 
-// padding is the number of bytes in mem before the first address that is a
-// multiple of align, a power of two.
+// padding is the number of bytes in mem before the first address that is a multiple of align, a power of two.
 func padding(mem []byte, align int) int {
 	return int(-addressOf(mem) & uintptr(align-1))
 }

@@ -65,8 +65,7 @@ type Suspect struct {
 	Dead         bool // as far as the host has found out
 }
 
-// A Host is what the heap is memory for: the owners, and what they have to do from
-// time to time.
+// A Host is what the heap is memory for: the owners, and what they have to do from time to time.
 type Host interface {
 	// Owner returns the owner of a number, nil if there is none.
 	Owner(id uint16) Owner

@@ -10,11 +10,9 @@ import (
 	"polder/internal/failpoint"
 )
 
-// pass is the evacuator's work on segments of objects (the paper's section
-// 5.3), in four phases: it selects segments, marks the objects in them, waits for
-// the scopes that were open before, and evacuates. While it waits it can work
-// on segments of locked records, so that a scope that is held long does not keep those
-// from being evacuated.
+// pass is the evacuator's work on segments of objects (the paper's section 5.3), in four phases: it selects segments,
+// marks the objects in them, waits for the scopes that were open before, and evacuates. While it waits it can work on
+// segments of locked records, so that a scope that is held long does not keep those from being evacuated.
 //
 // A pass is the evacuator's alone, and there is one at a time.
 type pass struct {
@@ -51,13 +49,11 @@ const (
 	streamsLeft = 1.0 / 4
 )
 
-// The phases of a segment that the evacuator empties (the paper's section
-// 5.3). Scopes that were open when its objects were marked may hold their
-// addresses, and are waited for. Whoever meets a mark meanwhile goes on using
-// the object where it is, and says so by a pin; what is pinned when the wait is
-// over is left alone. After that nobody holds the address of a marked object,
-// so that it can be copied: by the evacuator, or by those who meet the mark,
-// who race by CAS.
+// The phases of a segment that the evacuator empties (the paper's section 5.3). Scopes that were open when its objects
+// were marked may hold their addresses, and are waited for. Whoever meets a mark meanwhile goes on using the object
+// where it is, and says so by a pin; what is pinned when the wait is over is left alone. After that nobody holds the
+// address of a marked object, so that it can be copied: by the evacuator, or by those who meet the mark, who race by
+// CAS.
 const (
 	PhaseNone     uint32 = iota
 	PhaseWaiting         // for scopes that were open before

@@ -15,17 +15,13 @@ import (
 	"polder/internal/processor"
 )
 
-// A Scope is what dereferencing takes (the paper's section 4.2.2): what Deref
-// returns is valid until the scope is left, since the evacuator moves no object
-// that may be in use under an open one. Entering and leaving take about a
-// nanosecond, so that a scope for every access is affordable; a scope that is
-// left late holds up the evacuator.
+// A Scope is what dereferencing takes (the paper's section 4.2.2): what Deref returns is valid until the scope is left,
+// since the evacuator moves no object that may be in use under an open one. Entering and leaving take about a
+// nanosecond, so that a scope for every access is affordable; a scope that is left late holds up the evacuator.
 //
-// A Scope belongs to one user at a time, usually a goroutine: make one with
-// Heap.NewScope, keep it, and Enter and Leave it around every piece of work. It
-// may be handed to another goroutine, open or not, as anything may that is not
-// safe for concurrent use: by a channel, or under a lock. Entering an open scope
-// nests.
+// A Scope belongs to one user at a time, usually a goroutine: make one with Heap.NewScope, keep it, and Enter and Leave
+// it around every piece of work. It may be handed to another goroutine, open or not, as anything may that is not safe
+// for concurrent use: by a channel, or under a lock. Entering an open scope nests.
 //
 // Enter may wait while memory is scarce. So a lock that is held while a scope is
 // entered must not be waited for in a scope: enter first, and lock then.
@@ -112,9 +108,8 @@ func (s *Scope) Err() error {
 	return err
 }
 
-// SetContext bounds what fetches in the scope wait for. It may be called at
-// any time by the holder; the context stays until it is replaced. Without one,
-// fetches end after 10 s.
+// SetContext bounds what fetches in the scope wait for. It may be called at any time by the holder; the context stays
+// until it is replaced. Without one, fetches end after 10 s.
 func (s *Scope) SetContext(ctx context.Context) { s.held.Ctx = ctx }
 
 // Fail makes err what Err returns, if there is none yet.
@@ -266,9 +261,8 @@ func (h *Heap) Acquire(ctx context.Context) *Scope {
 // set, s takes nothing that other scopes have been promised; the holder clears Last if there is no other way.
 func (h *Heap) EnterAtOnce(s *Scope) { atomic.StoreInt64(&s.open, h.Scopes.Now()) }
 
-// One calls fn in a scope of the pool, for one object. If there was no local memory for the object, One waits for
-// some and calls fn again. Unlike Enter, it waits for the evacuator only if fn needs memory: the caller may hold
-// locks.
+// One calls fn in a scope of the pool, for one object. If there was no local memory for the object, One waits for some
+// and calls fn again. Unlike Enter, it waits for the evacuator only if fn needs memory: the caller may hold locks.
 func (h *Heap) One(ctx context.Context, fn func(s *Scope)) error {
 	s := h.Acquire(ctx)
 	defer h.Release(s)
@@ -473,9 +467,8 @@ func (h *Heap) Pin(s *Scope, addr uintptr) bool {
 // they may have one part in viewedShare of the budget.
 const viewedShare = 8
 
-// View keeps the bytes of the locked record at addr as they are until s is left: the evacuator leaves its
-// segment alone, and the owner must not write to the record (see Viewed). It fails if scopes keep as much already
-// as they may.
+// View keeps the bytes of the locked record at addr as they are until s is left: the evacuator leaves its segment
+// alone, and the owner must not write to the record (see Viewed). It fails if scopes keep as much already as they may.
 //
 // Preconditions: the lock of the record's owner is held, and the record is alive.
 func (h *Heap) View(s *Scope, addr uint64) bool {
@@ -522,8 +515,7 @@ func (sc *scopes) each(fn func(s *Scope)) {
 	}
 }
 
-// Passed reports whether every scope that was open in an epoch before this one
-// has been left.
+// Passed reports whether every scope that was open in an epoch before this one has been left.
 func (sc *scopes) Passed(epoch int64) bool {
 	sc.Mu.Lock()
 	defer sc.Mu.Unlock()

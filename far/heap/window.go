@@ -27,8 +27,7 @@ import (
 // beginning, which the cleaner can walk over.
 
 const (
-	// narrow is how many buffers there are in any case: one is filled while
-	// the other is written.
+	// narrow is how many buffers there are in any case: one is filled while the other is written.
 	narrow = 2
 	// widest is the most buffers that there are.
 	widest = 64
@@ -93,8 +92,7 @@ type window struct {
 // least 48 bytes, has one of 8 bytes.
 func stagingCost(n int) int64 { return int64(n + n/6) }
 
-// windowFor is how many staging buffers a budget is good for: those in flight, and one that is being filled
-// meanwhile.
+// windowFor is how many staging buffers a budget is good for: those in flight, and one that is being filled meanwhile.
 func windowFor(budget int64, size int) int {
 	return min(max(int(float64(budget)*windowShare)/size+1, narrow), widest)
 }

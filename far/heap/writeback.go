@@ -76,8 +76,7 @@ func (h *Heap) Pause(ctx context.Context) (resume func(), err error) {
 	return resume, nil
 }
 
-// Dirty is how many bytes of locked records in local memory have no far copy. It is the least that there were of
-// late.
+// Dirty is how many bytes of locked records in local memory have no far copy. It is the least that there were of late.
 func (h *Heap) Dirty() (n int64) {
 	l := &h.Logs
 	l.Mu.Lock()
