@@ -100,13 +100,15 @@ func (s pagesScale) run(ctx context.Context, o Options, fabric string) (err erro
 	}
 	list := programs(s.work, s.accesses)
 	for _, percent := range s.percents {
-		r, err := pager.mapping(ctx, s.work, s.work*percent/100)
-		if err != nil {
-			return err
-		}
-		err = s.slowdown(ctx, o, fabric, percent, list, best, func(_ context.Context, j job) (result, error) { return j.with(r.Bytes(), list) })
-		if err = errors.Join(err, r.Close()); err != nil {
-			return err
+		for i := range list { // each in memory of its own: no program begins with what another one has left there
+			r, err := pager.mapping(ctx, s.work, s.work*percent/100)
+			if err != nil {
+				return err
+			}
+			err = s.slowdown(ctx, o, fabric, percent, list[i:i+1], best, func(_ context.Context, j job) (result, error) { return j.with(r.Bytes(), list) })
+			if err = errors.Join(err, r.Close()); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -209,6 +209,9 @@ func (s pagingScale) compare(ctx context.Context, o Options, fabric string, size
 	return nil
 }
 
+// clearly is how many times as fast a larger number of threads has to be.
+const clearly = 1.05
+
 // throughput has the sides touch objects, by turns.
 func (s pagingScale) throughput(ctx context.Context, o Options, name string, sides []*side, j job) error {
 	run := func(c *side, j job) (result, error) {
@@ -234,7 +237,7 @@ func (s pagingScale) throughput(ctx context.Context, o Options, name string, sid
 			if err != nil {
 				return err
 			}
-			if r.Rate > best {
+			if r.Rate > clearly*best { // more of them are no better if it is by chance
 				threads[i], best = n, r.Rate
 			}
 		}
