@@ -427,6 +427,9 @@ class PolderShare(unittest.TestCase):
                 self.assertIs(c._sock, sock, "its session has been ended")
 
     def test_bad_requests(self):
+        for sizes in {"page_size": -1}, {"page_size": 0}, {"page_size": 1 << 64}, {"region_size": -1}, {"page_size": 2, "region_size": 1}:
+            with self.assertRaises(polder_share.Invalid, msg=sizes):
+                polder_share.Client(SOCKET, **sizes)
         with self.assertRaises(polder_share.Invalid):
             self.c.exists("")
         with self.assertRaises(polder_share.Invalid):

@@ -54,6 +54,8 @@ class Client:
                  pool: str = "", name: str | None = None, patience: float = 10.0, cache_keys: int = 65536) -> None:
         self.page_size = page_size
         self.region_size = region_size or max(64 << 20, 64 * page_size)
+        if not 1 <= self.page_size <= self.region_size < 1 << 63:
+            raise Invalid(f"pages of {page_size} bytes in regions of {self.region_size}: want at least 1, and no more than a region has")
         self._path, self._pool, self._patience = path, pool, patience
         self._name = (name or sys.argv[0] or "python").encode()[-128:]
         self._lock = threading.RLock()  # guards everything below
