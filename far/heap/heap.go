@@ -49,7 +49,7 @@ type Heap struct {
 	Forced    atomic.Bool            // has the evacuator work on one more segment, needed or not
 	Shut      atomic.Bool            // Stop has been called
 	evacuates atomic.Uint64          // the evacuator's goroutine.Number
-	calling   atomic.Bool            // the evacuator is in a function of the program's
+	calling   atomic.Int32           // functions of the program's that the evacuator is in
 	scoped    atomic.Bool            // see UseScopes
 	Budget    atomic.Int64           // the budget
 	LastLost  atomic.Pointer[string] // name of the last segment that was lost

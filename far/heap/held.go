@@ -137,13 +137,13 @@ func (h *Heap) isHeldUpHere() bool {
 // isEvacuator reports whether the calling goroutine is the evacuator, in a callback of the program's. It must not
 // wait for room then, since only the evacuator makes room.
 func (h *Heap) isEvacuator() bool {
-	return h.calling.Load() && h.evacuates.Load() == goroutine.Number()
+	return h.calling.Load() > 0 && h.evacuates.Load() == goroutine.Number()
 }
 
 // Call has the evacuator call fn, a function of the program's.
 func (h *Heap) Call(fn func(number uint64), number uint64) {
-	h.calling.Store(true)
-	defer h.calling.Store(false)
+	h.calling.Add(1)
+	defer h.calling.Add(-1)
 	fn(number)
 }
 
