@@ -87,6 +87,7 @@ func (p *piece) fail(err error) { p.op.fail(p.extent, err) }
 // A call is one caller's batch on its way. Calls are reused, together with everything that they have allocated.
 type call struct {
 	pool   *Pool
+	row    row // in place, while ops are planned
 	pieces []piece
 	groups []*group // groups that the present round submits pieces to
 
@@ -151,12 +152,17 @@ func (c *call) plan(ctx context.Context, ops []Op) {
 			op.refuse(err)
 			continue
 		}
+		if !changes && c.row.add(ctx, op) {
+			continue
+		}
+		c.row.end(c.cut) // for one thing, op may be done after what it follows
 		if !changes && op.Chunk.inPlace(ctx, op) {
 			continue
 		}
 		changes = changes || op.Kind != OpRead
 		c.cut(op)
 	}
+	c.row.end(c.cut)
 }
 
 // cut cuts op, which has been checked, into pieces.

@@ -91,6 +91,15 @@ func (c *Chunk) acquire() error {
 	return nil
 }
 
+// tryAcquire is acquire without an error, and without the wait for it.
+func (c *Chunk) tryAcquire() bool {
+	ok := c.users.Add(1)&freedBit == 0 && !c.gone.Load()
+	if !ok {
+		c.release()
+	}
+	return ok
+}
+
 func (c *Chunk) release() {
 	if c.users.Add(-1) == freedBit {
 		select {

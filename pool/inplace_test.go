@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"slices"
 	"sync"
@@ -180,6 +181,42 @@ func TestNothingIsBelievedThatWasReadAfterTheLease(t *testing.T) {
 		if n := k.Stats().Nodes[0].Reconnects; n != i+1 {
 			t.Fatalf("%d connections were given up, want the %d whose leases had ended", n, i+1)
 		}
+	}
+}
+
+// TestNothingOfABatchIsBelievedThatWasReadAfterTheLease: all of it is read again, over the fabric.
+func TestNothingOfABatchIsBelievedThatWasReadAfterTheLease(t *testing.T) {
+	k := pooltest.NewCluster(t, pooltest.InPlace, memnode.Config{Lend: 16 * keptUnit, ChunkSize: keptUnit}).Open(pool.Config{})
+	chunks := []*pool.Chunk{k.MustAlloc(t), k.MustAlloc(t)}
+	var ops []pool.Op
+	for i := range 6 {
+		c, off := chunks[i/2%2], int64(8*i)
+		if _, err := c.WriteAt(fmt.Appendf(nil, "mine-%03d", i), off); err != nil {
+			t.Fatal(err)
+		}
+		ops = append(ops, pool.Op{Kind: pool.OpRead, Chunk: c, Off: off, Buf: make([]byte, 8)})
+	}
+	for _, ended := range []bool{false, true} {
+		if ended {
+			chunks[0].EndLease()
+		}
+		inBefore, overBefore := reads(k)
+		if err := k.Do(t.Context(), ops); err != nil {
+			t.Fatal(err)
+		}
+		for i, op := range ops {
+			if want := fmt.Sprintf("mine-%03d", i); string(op.Buf) != want {
+				t.Errorf("read %d of the batch found %q, want %q", i, op.Buf, want)
+			}
+			clear(op.Buf)
+		}
+		in, over := reads(k)
+		if in, over = in-inBefore, over-overBefore; ended && (in != 0 || over != 6) || !ended && (in != 6 || over != 0) {
+			t.Errorf("with the lease ended %v, %d reads were in place and %d over the fabric", ended, in, over)
+		}
+	}
+	if n := k.Stats().Nodes[0].Reconnects; n != 1 {
+		t.Errorf("%d connections were given up, want the one whose lease had ended", n)
 	}
 }
 

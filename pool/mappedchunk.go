@@ -145,6 +145,79 @@ func (x *extent) inPlace(op *Op) bool {
 	return true
 }
 
+// A row is reads that are carried out in place, one after the other, in the memory of one link. What has to be asked
+// and counted is asked and counted once for all of them: for processors that read at the same time, that takes longer
+// than to read.
+type row struct {
+	link  *link // whose mapped is held; nil if the row is empty
+	ops   []*Op
+	bytes int64
+}
+
+// add carries op out, which has been checked, as one more of the row, or as the first of a new one if the row is
+// empty. It reports false if it cannot; then nothing has happened.
+//
+// Hot path: it does not block.
+func (r *row) add(ctx context.Context, op *Op) bool {
+	x := op.Chunk.extents[op.Chunk.at(op.Off)]
+	b := x.binding.Load()
+	if op.Kind != OpRead || !b.allows(OpRead) || op.Off-x.off > x.size-int64(op.size()) {
+		return false
+	}
+	l := b.group.link
+	switch {
+	case r.link == l:
+	case r.link != nil || ctx.Err() != nil || !r.begin(x.node, l):
+		return false
+	}
+	if l.dead.Load() || x.hasStrays() || !op.Chunk.tryAcquire() {
+		return false
+	}
+	op.access(b.memory[op.Off-x.off:])
+	op.Chunk.release()
+	r.ops = append(r.ops, op)
+	r.bytes += int64(op.size())
+	return true
+}
+
+// begin begins a row over l, a link of n, and reports whether l can be used.
+func (r *row) begin(n *node, l *link) bool {
+	l.mapped.RLock()
+	select {
+	case <-l.conn.Done():
+		l.mapped.RUnlock()
+		n.linkBroke(l)
+		return false
+	default:
+		r.link = l
+		return true
+	}
+}
+
+// end ends the row, and calls again for each of its ops if the memory may have belonged to somebody else already when
+// it was read.
+func (r *row) end(again func(*Op)) {
+	l := r.link
+	if l == nil {
+		return
+	}
+	valid := l.mapper.Valid()
+	l.mapped.RUnlock()
+	if valid {
+		k := &l.node.counters
+		k.reads.Add(int64(len(r.ops)))
+		k.readsInPlace.Add(int64(len(r.ops)))
+		k.bytesRead.Add(r.bytes)
+	} else {
+		l.node.linkBroke(l)
+		for _, op := range r.ops {
+			again(op)
+		}
+	}
+	clear(r.ops)
+	*r = row{ops: r.ops[:0]}
+}
+
 // access carries out o on the memory that begins at at. Single words are accessed atomically.
 func (o *Op) access(at []byte) {
 	switch {

@@ -87,6 +87,11 @@ func (s *poolStore) borrowed(c *pool.Chunk, err error) (far.Segment, error) {
 
 // Read implements far.Store.
 func (s *poolStore) Read(ctx context.Context, ops []far.ReadOp) {
+	if len(ops) == 1 && !ops[0].Bulk {
+		op := &ops[0]
+		_, op.Err = op.Seg.(segment).ReadContext(ctx, op.Buf, int64(op.Off))
+		return
+	}
 	batch, _ := s.batches.Get().(*[]pool.Op)
 	if batch == nil {
 		batch = new([]pool.Op)
