@@ -155,7 +155,7 @@ func (c *call) plan(ctx context.Context, ops []Op) {
 		if !changes && c.row.add(ctx, op) {
 			continue
 		}
-		c.row.end(c.cut) // for one thing, op may be done after what it follows
+		c.row.end(c.cut) // before op, which may change what was to be read
 		if !changes && op.Chunk.inPlace(ctx, op) {
 			continue
 		}
