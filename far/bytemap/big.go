@@ -111,8 +111,7 @@ func (m *Map) getPieces(ctx context.Context, big entry.Large, dst []byte) ([]byt
 			if want := min(big.Piece, big.Size-i*big.Piece); len(e.Value()) != want {
 				return step{err: errLarge(big, fmt.Errorf("piece %d has %d bytes, want %d", i, len(e.Value()), want))}
 			}
-			w := sh.t.Word(p)
-			*w = w.Touched()
+			sh.t.Touch(p)
 			dst = append(dst, e.Value()...)
 			return step{}
 		}

@@ -170,8 +170,7 @@ func (m *Map) getSlow(ctx context.Context, sh *shard, hs entry.Hash, key, dst []
 			case e.Expired():
 				return sh.expireNow(m.h, p, e)
 			}
-			w := sh.t.Word(p)
-			*w = w.Touched()
+			sh.t.Touch(p)
 			ent = metaOf(e)
 			if e.Big() {
 				big = entry.LargeOf(e)

@@ -43,13 +43,10 @@ func (r *Reading) Read(ctx context.Context, m *Map, key []byte) error {
 
 // hit notes that the local entry at p is read. sh.mu must be held.
 func (m *Map) hit(sh *shard, p index.Place, e entry.Local) {
-	w := sh.t.Word(p)
-	if t := w.Touched(); t != *w { // otherwise other processors may keep the line of a key that is hot
-		*w = t
-	}
+	sh.t.Touch(p)
 	sh.count.hits++
 	if m.exclusive {
-		m.h.unclean(e, w.Addr())
+		m.h.unclean(e, sh.t.Word(p).Addr())
 	}
 }
 

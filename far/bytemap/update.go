@@ -68,8 +68,7 @@ func (m *Map) look(ctx context.Context, sh *shard, hs entry.Hash, key []byte, s 
 	switch {
 	case sh.closed:
 	case st == present && !e.Big() && !e.Expired():
-		w := sh.t.Word(p)
-		*w = w.Touched()
+		sh.t.Touch(p)
 		s.take(metaOf(e), 0, append(s.lent[:0], e.Value()...))
 		sh.mu.Unlock()
 		return nil

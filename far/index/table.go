@@ -42,6 +42,15 @@ func (t *Table) Word(p Place) *Word {
 	return &t.Buckets[uint(p)/BucketEntries].Words[uint(p)%BucketEntries]
 }
 
+// Touch raises the hot counter of the word at p. A word that is as hot as can be is not stored again: other processors
+// may have its line.
+func (t *Table) Touch(p Place) {
+	w := t.Word(p)
+	if hotter := w.Touched(); hotter != *w {
+		*w = hotter
+	}
+}
+
 // Tag is the tag of the entry at p.
 func (t *Table) Tag(p Place) uint32 {
 	return t.Buckets[uint(p)/BucketEntries].Tags[uint(p)%BucketEntries]
