@@ -116,16 +116,12 @@ func (x *extent) inPlace(op *Op) bool {
 		return false
 	}
 	l := b.group.link
-	l.mapped.RLock()
+	if !l.useMapped() {
+		return false
+	}
 	defer l.mapped.RUnlock()
 	if l.dead.Load() || x.hasStrays() {
 		return false
-	}
-	select {
-	case <-l.conn.Done():
-		x.node.linkBroke(l) // otherwise only the keeper would notice, later
-		return false
-	default:
 	}
 	op.access(b.memory[op.Off-x.off:])
 	if !l.mapper.Valid() {
@@ -143,6 +139,19 @@ func (x *extent) inPlace(op *Op) bool {
 		x.node.counters.readsInPlace.Add(1)
 	}
 	return true
+}
+
+// useMapped locks l.mapped for reading, and reports whether the connection is there. If not, it has unlocked it again.
+func (l *link) useMapped() bool {
+	l.mapped.RLock()
+	select {
+	case <-l.conn.Done():
+		l.mapped.RUnlock()
+		l.node.linkBroke(l) // otherwise only the keeper would notice, later
+		return false
+	default:
+		return true
+	}
 }
 
 // A row is reads that are carried out in place, one after the other, in the memory of one link. What has to be asked
@@ -165,11 +174,10 @@ func (r *row) add(ctx context.Context, op *Op) bool {
 		return false
 	}
 	l := b.group.link
-	switch {
-	case r.link == l:
-	case r.link != nil || ctx.Err() != nil || !r.begin(x.node, l):
+	if r.link != l && (r.link != nil || ctx.Err() != nil || !l.useMapped()) {
 		return false
 	}
+	r.link = l
 	if l.dead.Load() || x.hasStrays() || !op.Chunk.tryAcquire() {
 		return false
 	}
@@ -178,20 +186,6 @@ func (r *row) add(ctx context.Context, op *Op) bool {
 	r.ops = append(r.ops, op)
 	r.bytes += int64(op.size())
 	return true
-}
-
-// begin begins a row over l, a link of n, and reports whether l can be used.
-func (r *row) begin(n *node, l *link) bool {
-	l.mapped.RLock()
-	select {
-	case <-l.conn.Done():
-		l.mapped.RUnlock()
-		n.linkBroke(l)
-		return false
-	default:
-		r.link = l
-		return true
-	}
 }
 
 // end ends the row, and calls again for each of its ops if the memory may have belonged to somebody else already when

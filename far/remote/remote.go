@@ -87,7 +87,7 @@ func (s *poolStore) borrowed(c *pool.Chunk, err error) (far.Segment, error) {
 
 // Read implements far.Store.
 func (s *poolStore) Read(ctx context.Context, ops []far.ReadOp) {
-	if len(ops) == 1 && !ops[0].Bulk {
+	if len(ops) == 1 && !ops[0].Bulk { // it may be read in place, which takes nothing of the pool
 		op := &ops[0]
 		_, op.Err = op.Seg.(segment).ReadContext(ctx, op.Buf, int64(op.Off))
 		return
