@@ -301,7 +301,9 @@ func (m *mapping) load(j job, b []byte) error {
 	}
 	begin := time.Now()
 	err := m.read(j.page, b)
-	m.prompt.noteRead(time.Since(begin))
+	if j.claimed { // it was far when the fault came
+		m.prompt.noteRead(time.Since(begin))
+	}
 	if err != nil {
 		m.mu.Lock()
 		m.release(j.frame, 0)
