@@ -73,7 +73,7 @@ var farImports = map[string][]string{
 	"far/store":   {"internal"},
 	"far/index":   {"internal"},
 	"far/objects": {"internal", "far/heap", "far/record", "far/object", "far/pagelog"},
-	"far/ahead":   {"internal", "far/heap", "far/object", "far/objects"},
+	"far/ahead":   {"far/heap", "far/object", "far/objects"},
 	"far/look":    {"internal", "far/ahead", "far/farlog", "far/heap", "far/object", "far/objects", "far/store"},
 	"far/bytemap": {"internal", "far/heap", "far/pagelog", "far/farlog", "far/store", "far/entry", "far/index", "far/record"},
 	"far/entry":   {"far/heap", "far/index", "far/record", "far/object"},

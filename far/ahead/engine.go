@@ -1,6 +1,7 @@
 package ahead
 
 import (
+	"context"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -8,7 +9,6 @@ import (
 
 	"polder/far/heap"
 	"polder/far/objects"
-	"polder/internal/limit"
 )
 
 const (
@@ -140,8 +140,8 @@ func (e *Engine) run(b *job) {
 	if b.stream {
 		what = objects.Stream
 	}
-	ctx := limit.Within(e.Core.Ctx, heap.StoreTimeout)
-	defer ctx.End()
+	ctx, cancel := context.WithTimeout(e.Core.Ctx, heap.StoreTimeout)
+	defer cancel()
 	read, err := e.Space.Fetch(ctx, refs, what, 0, true)
 	if err != nil {
 		// Whoever uses the objects gets the error; they do not count as prefetched.

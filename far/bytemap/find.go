@@ -8,7 +8,6 @@ import (
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/far/store"
-	"polder/internal/limit"
 	"polder/internal/sizeclass"
 )
 
@@ -77,8 +76,8 @@ func (q *finds) look(ctx context.Context, m *Map) {
 		}
 		return nil, 0
 	}
-	limited := limit.Within(ctx, heap.StoreTimeout)
-	defer limited.End()
+	limited, cancel := context.WithTimeout(ctx, heap.StoreTimeout)
+	defer cancel()
 	h.finder.Find(limited, &q.lookups)
 }
 

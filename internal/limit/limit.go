@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// A Context ends like the one it was made from, and when somebody has waited for it for a time, and after End. Unlike
-// context.WithTimeout it counts the time from when Done or Deadline is first called, and has no timer until then: if
-// the operation gets what it needs at once, that costs more than the rest. Safe for concurrent use.
+// A Context ends with the one that it was made from, with End, and when somebody has waited for it for a given time.
+// Unlike one of context.WithTimeout, it counts that time from the first call of Done or Deadline on, and has no timer
+// before: to make and stop one takes longer than a read that is answered at once. Safe for concurrent use.
 type Context struct {
 	context.Context // the one it was made from
 	most            time.Duration
