@@ -46,7 +46,7 @@ func (m *Map) hit(sh *shard, p index.Place, e entry.Local) {
 	sh.t.Touch(p)
 	sh.count.hits++
 	if m.exclusive {
-		m.h.unclean(e, sh.t.Word(p).Addr())
+		m.h.unclean(e, sh.t.Word(p).Addr()) // it is local, and to be there alone
 	}
 }
 

@@ -232,7 +232,7 @@ func (s pagingScale) throughput(ctx context.Context, o Options, name string, sid
 		best := 0.0
 		for _, n := range c.tried {
 			j := j
-			j.Threads, j.Turn, j.Span = n, -n, 2*s.span
+			j.Threads, j.Turn, j.Span = n, -n, s.span
 			r, err := run(c, j)
 			if err != nil {
 				return err
