@@ -339,6 +339,15 @@ func TestOneProcessHasTheHeap(t *testing.T) {
 		if p.o.Shown(time.Second) {
 			t.Error("an owner shows what it has although it knows that there is another one")
 		}
+		p.wire.cut.Store(true) // what it knows it need not ask for again
+		for range 16 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			if err := p.o.Note(ctx); !errors.Is(err, named.ErrSuperseded) {
+				t.Errorf("an owner that knows that it was superseded has tried for a minute to change the manifest: %v", err)
+			}
+			cancel()
+		}
+		p.wire.cut.Store(false)
 		if err := p.o.Close(t.Context()); !errors.Is(err, named.ErrSuperseded) {
 			t.Errorf("Close of an owner that was superseded: %v", err)
 		}

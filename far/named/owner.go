@@ -405,6 +405,13 @@ func (o *Owner) supersede(m *Manifest) error {
 	return o.why
 }
 
+// lost is ErrSuperseded if this process knows that another one owns the heap, and nil otherwise.
+func (o *Owner) lost() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.why
+}
+
 // begin takes the right to change the manifest.
 func (o *Owner) begin(ctx context.Context) error {
 	switch o.proc.Wait(nil, o.changing, o.superseded, ctx.Done()) {
@@ -444,6 +451,9 @@ func (o *Owner) sync(ctx context.Context) error {
 // must be held.
 func (o *Owner) change(ctx context.Context, most int, f func(m *Manifest) error) error {
 	for {
+		if err := o.lost(); err != nil {
+			return err // the register may not answer any more
+		}
 		if o.unsure {
 			if err := o.sync(ctx); errors.Is(err, ErrSuperseded) {
 				return err
