@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"polder/internal/child"
 	"polder/internal/proctest"
@@ -166,7 +167,11 @@ func TestASharedHeapIsListedAndRemoved(t *testing.T) {
 	first = start()
 	use(first)
 	must("rm", "--force", "orders")
-	<-first.Done()
+	select {
+	case <-first.Done():
+	case <-time.After(20 * time.Second):
+		t.Fatal("a server whose heap was removed still runs")
+	}
 	if first.ExitCode() != 1 || !strings.Contains(first.Stderr(), "heap orders: the heap was removed") {
 		t.Errorf("the server whose heap was removed ended with code %d: %s", first.ExitCode(), first.Stderr())
 	}
