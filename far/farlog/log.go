@@ -197,16 +197,17 @@ func (f *Log) Borrow(ctx context.Context) (store.Segment, error) {
 // written anew are a little longer than they were.
 const cleaningPages = 2
 
-// BorrowForPages gets a segment for pages, and borrows as many spare segments for pages as there should be. It does
-// not ask the store if that was full, or while spare segments for data are lacking, since only data may use what
-// becomes free then: it takes a spare segment for pages instead. Only with cleaning set may it take the last
-// cleaningPages of them.
+// BorrowForPages gets a segment for pages, and borrows as many spare segments as there should be, those for data
+// first: nobody else may do that, if no data is to be written. It does not ask the store if that was full, or while
+// spare segments for data are lent, since only data may use what becomes free then: it takes a spare segment for pages
+// instead. Only with cleaning set may it take the last cleaningPages of them.
 func (f *Log) BorrowForPages(ctx context.Context, cleaning bool) (store.Segment, error) {
 	ctx, cancel := context.WithTimeout(ctx, store.Timeout)
 	defer cancel()
 	for full := false; ; {
 		f.mu.Lock()
-		may := !full && (!f.scarce.Load() && f.lent == 0 && len(f.spare) >= f.spares() || f.count == 0)
+		may := !full && (!f.scarce.Load() && f.lent == 0 || f.count == 0)
+		lacks := f.count > 0 && len(f.spare) < f.spares()
 		n, least := len(f.paged), 0
 		if !cleaning {
 			least = min(cleaningPages, f.pageSpares)
@@ -233,7 +234,11 @@ func (f *Log) BorrowForPages(ctx context.Context, cleaning bool) (store.Segment,
 			}
 		}
 		f.mu.Lock()
-		f.paged = append(f.paged, s)
+		if lacks {
+			f.addSpare(s)
+		} else {
+			f.paged = append(f.paged, s)
+		}
 		f.mu.Unlock()
 	}
 }

@@ -269,6 +269,24 @@ func TestAKeeperLeavesTheLeastForTheNextCheckpoint(t *testing.T) {
 	}
 }
 
+// TestPagesDoNotWaitForSpareSegmentsForData, as they did when a heap was opened again and no data was to be written: it then could settle no words, and had
+// no memory for a checkpoint. Where far memory is short, data still goes first.
+func TestPagesDoNotWaitForSpareSegmentsForData(t *testing.T) {
+	for _, c := range []struct{ room, spares, pages int }{{4, 2, 1}, {3, 2, 1}, {2, 2, 0}, {1, 1, 0}} {
+		f, _ := newKept(c.room)
+		f.count = 8 // two spare segments are for data
+		pages := 0
+		if _, err := f.BorrowForPages(t.Context(), false); err == nil {
+			pages = 1
+		} else if !errors.Is(err, store.ErrStoreFull) {
+			t.Fatal(err)
+		}
+		if len(f.spare) != c.spares || pages != c.pages {
+			t.Errorf("of %d segments %d are spare ones for data, and %d are for pages, want %d and %d", c.room, len(f.spare), pages, c.spares, c.pages)
+		}
+	}
+}
+
 // TestSegmentsForPagesComeBackWithACheckpoint, since where the store is full there are no others: without them nothing could be settled any more.
 func TestSegmentsForPagesComeBackWithACheckpoint(t *testing.T) {
 	f, k := newKept(16)
