@@ -179,11 +179,13 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 	defer func() { <-h.checkpoint }()
 	changes := h.maps.Changes() // the checkpoint may have more
 	size, began, objects := int64(0), time.Now(), h.objects.Keeps()
+	held, tight := int64(0), false // memory that entries have made room for, and that the checkpoint takes
+	defer func() { h.core.Logs.ShrinkIndex(heap.Checkpoint, held) }()
 	for {
 		need, err := size, h.core.WriteBack(ctx, objects)
 		switch {
 		case err == nil:
-			need, err = h.tryCheckpoint(ctx, size)
+			need, err = h.tryCheckpoint(ctx, size, held, tight)
 		case !errors.Is(err, store.ErrSealed): // if it is ErrSealed, writing back goes on in another segment
 			return fmt.Errorf("cannot take a checkpoint: cannot write back what is local: %w", err)
 		}
@@ -195,7 +197,14 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 		scarce := errors.Is(err, errNoMemory) && time.Since(began) < heap.StoreTimeout // the evacuator makes some
 		if scarce && errors.Is(err, ErrMetadataFull) {
 			smaller, _ := h.maps.Halve(ctx) // it fails if ctx or the heap has ended; the select below sees that
-			scarce = smaller || h.core.Dirty() > h.Local()/dirtyShare
+			if !smaller {                   // the words of local entries do not go far before these entries
+				if n := h.core.Logs.IndexRoom(); n > 0 && h.core.GrowIndex(heap.Checkpoint, n, memoryWait) == nil {
+					held += n
+					smaller, _ = h.maps.Halve(ctx)
+				}
+			}
+			scarce = smaller || !tight || h.core.Dirty() > h.Local()/dirtyShare
+			tight = true
 		}
 		if err != bytemap.ErrBusy && err != bytemap.ErrGrown && !errors.Is(err, store.ErrSealed) && !scarce {
 			return err
@@ -226,9 +235,10 @@ const (
 
 var errNoMemory = errors.New("no memory for a checkpoint")
 
-// tryCheckpoint tries once to take a checkpoint, with at least size bytes of memory. If that was too little, it fails
-// with bytemap.ErrGrown and returns how much it needs, or 0 if it does not know.
-func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
+// tryCheckpoint tries once to take a checkpoint, with at least size bytes of memory, of which the caller holds some, and
+// some to spare unless memory is tight. If that was too little, it fails with bytemap.ErrGrown and returns how much it
+// needs, or 0 if it does not know.
+func (h *Heap) tryCheckpoint(ctx context.Context, size, held int64, tight bool) (int64, error) {
 	_, _, least, err := h.maps.Freeze(nil, leastCheckpoint)
 	if err != bytemap.ErrGrown {
 		return 0, err
@@ -238,19 +248,22 @@ func (h *Heap) tryCheckpoint(ctx context.Context, size int64) (int64, error) {
 		least += h.core.Logs.Of(heap.Words)
 	}
 	more := size > least // the last try needed more than a checkpoint takes now
-	size = max(size, least) * 9 / 8
+	if size = max(size, least); !tight {
+		size += size / 8
+	}
 	size = (size + int64(arena.PageSize)) &^ int64(arena.PageSize-1)
 	wait := heap.HoldFor
 	if objects {
 		wait = memoryWait
 	}
-	err = h.core.GrowIndex(heap.Checkpoint, size, wait)
+	extra := max(0, size-held)
+	err = h.core.GrowIndex(heap.Checkpoint, extra, wait)
 	if err != nil && !objects && !errors.Is(err, ErrMetadataFull) && (more || h.core.Dirty() > h.Local()/dirtyShare) {
 		return 0, bytemap.ErrGrown // the next try writes back first, and then needs less
 	} else if err != nil {
 		return 0, fmt.Errorf("%w of %d bytes: %w", errNoMemory, size, err)
 	}
-	defer h.core.Logs.ShrinkIndex(heap.Checkpoint, size)
+	defer h.core.Logs.ShrinkIndex(heap.Checkpoint, extra)
 	mem, err := arena.Anonymous(int(size), false)
 	if err != nil {
 		return 0, err

@@ -761,6 +761,49 @@ func TestEntriesExpireInAHeapThatIsOpenedAgain(t *testing.T) {
 	})
 }
 
+// TestACheckpointHasRoomHoweverManyKeysThereAre: with the least budget, entries as small as can be have more words than a checkpoint leaves room for, and
+// a directory that went on being doubled would have left none, either.
+func TestACheckpointHasRoomHoweverManyKeysThereAre(t *testing.T) {
+	k := newKeeper(1<<20, 4000)
+	h := openKept(t, k, heap.MinLocal, false)
+	defer func() { closeHeap(t, h) }()
+	m := h.NewByteMap("things")
+	const writers, each = 4, 40_000
+	rounds := 18
+	if invariants.Enabled { // "make plain" has them all
+		rounds = 2
+	}
+	key := func(b []byte, i int) []byte { return strconv.AppendInt(b, int64(i), 10) }
+	for round := range rounds {
+		var wg sync.WaitGroup
+		for w := range writers {
+			wg.Go(func() {
+				for i := range each {
+					if err := m.Set(t.Context(), key(nil, (round*writers+w)*each+i), Entry{}); err != nil {
+						t.Errorf("set %d: %v", i, err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if err := h.Checkpoint(t.Context()); err != nil {
+			t.Fatalf("after %d keys, with lines %d: %v", (round+1)*writers*each, h.Stats().Lines, err)
+		}
+	}
+	closeHeap(t, h)
+	h = openKept(t, k.copy(), heap.MinLocal, false)
+	m = h.NewByteMap("things")
+	if n := m.Len(); n != rounds*writers*each {
+		t.Errorf("%d keys are there when the heap is opened again, want %d", n, rounds*writers*each)
+	}
+	for i := 0; i < rounds*writers*each; i += 97 {
+		if _, err := m.Get(t.Context(), key(nil, i), nil); err != nil {
+			t.Fatalf("key %d: %v", i, err)
+		}
+	}
+}
+
 // TestWhoWritesToAFullStoreWaitsForRoom that cleaning and a checkpoint make of what was deleted, and of what only a snapshot keeps.
 func TestWhoWritesToAFullStoreWaitsForRoom(t *testing.T) {
 	k := newKeeper(heap.MinSegmentSize, 150)

@@ -230,6 +230,30 @@ func TestObjectsOutliveTheProcess(t *testing.T) {
 	}
 }
 
+// TestACheckpointLeavesObjectsToTheirSegments, and does not have them itself, though all of them are new and local.
+func TestACheckpointLeavesObjectsToTheirSegments(t *testing.T) {
+	k := newKeeper(heap.MinSegmentSize, 100)
+	h := openKept(t, k, 8<<20, false)
+	defer closeHeap(t, h)
+	type large [1 << 10]byte
+	const n = 2000
+	a, err := NewArray[large](t.Context(), h, n, StructureConfig{Name: "large", Keep: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		if err := a.Set(t.Context(), i, large{1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if root, err := record.DecodeRoot(k.copy().root); err != nil || root.Length > n<<10/4 {
+		t.Errorf("the checkpoint has %d bytes, %v, beside objects of %d", root.Length, err, n<<10)
+	}
+}
+
 // While goroutines change an element, an object and an entry together, under a lock that KeepState takes, and objects are evacuated and checkpoints taken, a
 // process that is killed leaves all three as they were at one moment.
 func TestACheckpointHasObjectsOfOneMoment(t *testing.T) {

@@ -546,12 +546,15 @@ func TestIndexesLeaveRoomForTheNextServer(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	witnesses := startWitnesses(t)
-	far := startNode(t, "256MiB").Addr("verbs") + "," + startNode(t, "256MiB").Addr("verbs") // room for what the log may have of two heaps, and for segments that end early
-	for _, size := range []int{8, 64} {
+	lend, counts := "256MiB", map[int]int{8: 100_000, 64: 100_000} // room for what the log may have of two heaps, and for segments that end early
+	if os.Getenv("TEST_SOAK") != "" {
+		lend, counts = "1GiB", map[int]int{8: 3_000_000} // a directory with as many leaves as it would like leaves no room for a checkpoint
+	}
+	far := startNode(t, lend).Addr("verbs") + "," + startNode(t, lend).Addr("verbs")
+	for size, n := range counts {
 		args := append(named(far, witnesses, "--durable"), "--heap", fmt.Sprint("of-", size))
 		server := proctest.Start(t, "serve", args...)
 		c := connect(t, server)
-		const n = 100_000
 		value := func(i int) string { return fmt.Sprintf("%0*d", size, i) }
 		if err := pipelined(ctx, c, n, func(p redis.Pipeliner, i int) { p.Set(ctx, fmt.Sprint("key ", i), value(i), 0) }, func(i int, cmd redis.Cmder) error {
 			return cmd.Err()

@@ -26,6 +26,14 @@ func (h *Maps) tight() bool {
 	return h.settleAlways || h.core.Logs.Of(heap.Tables) >= h.share(h.core.Local())
 }
 
+// mayDouble reports whether d may be doubled, or whether its leaves are to be longer instead. If the heap takes
+// checkpoints, directories may take an eighth of the budget, and a page each: a checkpoint has a copy of them, and
+// nothing of a directory can make way for it.
+func (h *Maps) mayDouble(d *index.Dir) bool {
+	n := d.DoubledBytes() - d.Bytes()
+	return n == 0 || d.Len() == 0 || !h.core.Far.Keeps() || h.core.Logs.Of(heap.Leaves)+n <= h.core.Local()/8
+}
+
 // SetLocal is heap.Heap.SetLocal of the memory. Tables that have more than their share of the new budget become
 // smaller, as far as their words can go far. Words of local entries can do so once these entries are far, so a much
 // smaller budget takes several steps.

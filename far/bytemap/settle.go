@@ -200,7 +200,7 @@ func (s *settler) double(sh *shard) error {
 		c := sh.cold
 		n := c.count() + sh.t.Count(index.Word.Settles)
 		least, size := 2*c.Len(), c.DoubledBytes() // only the settler changes them, and whoever clears the map
-		enough := n <= c.Len()*index.Most
+		enough := n <= c.Len()*index.Most || !s.h.mayDouble(&c.Dir)
 		for i := range c.Len() {
 			enough = enough || c.At(i).Shared() // the sweep first has to end that
 		}

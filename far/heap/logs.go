@@ -500,6 +500,13 @@ func (l *Logs) growIndex(u Line, n, woken int64, c Claim) error {
 	return nil
 }
 
+// IndexRoom is by how much indexes may grow.
+func (l *Logs) IndexRoom() int64 {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	return int64(l.allowed(l.index+l.Asleep())-MinSegments-len(l.Open)) * int64(l.SegSize)
+}
+
 // ShrinkIndex takes back n bytes from the index u.
 func (l *Logs) ShrinkIndex(u Line, n int64) {
 	l.Mu.Lock()
