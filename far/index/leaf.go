@@ -17,7 +17,8 @@ const (
 	// headSize is where the columns begin.
 	headSize = codeSize + 12
 
-	// Most is how many words the leaves of a directory hold on average before it is doubled.
+	// Most is how many words the leaves of a directory hold on average before it is doubled. They hold more if it may
+	// not be doubled.
 	Most = 40
 
 	// MaxSlots is the most slots of a leaf.
