@@ -163,9 +163,8 @@ func (h *Heap) CheckpointError() error {
 // Checkpoint takes a checkpoint: when the heap is opened again, it will be as it is at some moment while Checkpoint
 // runs. A transaction that has not ended by that moment has changed nothing. Checkpoint takes memory while it runs,
 // about two thirds of what indexes take and of what was written last, and entries go far if there is no other memory
-// for it; calls on maps are held up while that is copied.
-// One checkpoint runs at a time: other calls wait for it, until their ctx ends. Close waits for calls of Checkpoint, as
-// long as it may, and those that come later end with ErrClosed.
+// for it; calls on maps are held up while that is copied. One checkpoint runs at a time: other calls wait for it, until
+// their ctx ends. Close waits for calls of Checkpoint, as long as it may, and those that come later end with ErrClosed.
 func (h *Heap) Checkpoint(ctx context.Context) error {
 	if !h.core.Far.Keeps() {
 		return errors.New("cannot take a checkpoint: the heap's store keeps nothing: see far.Open")
