@@ -25,7 +25,7 @@ func (h *Maps) Audit(t *heap.Tally) error {
 			entries, lost, used := 0, 0, 0
 			if sh.hasLeaves() {
 				t.Index[heap.Leaves] += sh.cold.Bytes()
-				entries, lost = sh.cold.count(), sh.cold.lost
+				entries, lost = sh.cold.Count(), sh.cold.lost
 				if err := h.auditLeaves(sh, t.AddFar); err != nil {
 					t.Unsure = true
 				}

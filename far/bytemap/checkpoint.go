@@ -153,17 +153,11 @@ func (h *Maps) encode(b []byte, maps []*Map) ([]byte, []store.Segment) {
 // encodeShard appends what sh knows to b, without the changes of transactions that have not ended.
 func (h *Maps) encodeShard(b []byte, sh *shard) []byte {
 	put32, put64 := binary.LittleEndian.AppendUint32, binary.LittleEndian.AppendUint64
-	lost := 0
-	if sh.hasLeaves() {
-		lost = sh.cold.lost
-		b = put32(b, uint32(sh.cold.Len()))
-		for i := range sh.cold.Len() {
-			b = put64(b, uint64(sh.cold.At(i)))
-		}
-	} else {
-		b = put32(b, 0)
+	c := sh.cold
+	if !sh.hasLeaves() {
+		c = new(leafIndex)
 	}
-	b = put32(b, uint32(lost))
+	b = put32(c.Append(b), uint32(c.lost))
 	at, n, dirty := len(b), uint32(0), 0
 	b = put32(b, 0)
 	for p := range sh.t.All() {
@@ -321,7 +315,7 @@ func (h *Maps) decodeShard(d *record.Decoder, m *Map, sh *shard) error {
 	}
 	if sh.cold != nil {
 		sh.cold.lost = lost
-		sh.entries, sh.lost = sh.cold.count(), lost
+		sh.entries, sh.lost = sh.cold.Count(), lost
 	}
 	words := d.Bytes(12 * n)
 	dirty := int(d.U32())

@@ -284,14 +284,6 @@ func (sh *shard) loseLeaves(h *Maps, s *heap.FarSegment) {
 	}
 }
 
-// count is how many entries are known by leaves alone. sh.mu must be held.
-func (d *leafIndex) count() (n int) {
-	for i := range d.Len() {
-		n += d.At(i).Count()
-	}
-	return n
-}
-
 // close gives back the memory of the directory. c may be nil.
 func (c *leafIndex) close() error {
 	if c == nil {

@@ -172,7 +172,7 @@ func settleAll(t *testing.T, ctx context.Context, m *Map) {
 					sh.leave(p)
 				}
 			}
-			known += sh.cold.count()
+			known += sh.cold.Count()
 		})
 		if known > 0 {
 			return

@@ -129,7 +129,7 @@ func (sh *shard) detach() *corpse {
 		}
 	}
 	slices.Sort(d.known)
-	sh.entries -= sh.cold.count()
+	sh.entries -= sh.cold.Count()
 	sh.lost -= d.lost
 	sh.cold.Dir, sh.cold.lost = index.Dir{}, 0
 	sh.cold.gen++
@@ -143,6 +143,6 @@ func (sh *shard) attach(d *corpse) {
 	}
 	sh.cold.Dir, sh.cold.lost = d.dir, d.lost
 	sh.cold.gen++
-	sh.entries += sh.cold.count()
+	sh.entries += sh.cold.Count()
 	sh.lost += d.lost
 }

@@ -170,25 +170,11 @@ func (s *settler) sweep(m *Map, sh *shard) error {
 		sh.mu.Unlock()
 		return heap.ErrClosed
 	}
-	c := sh.cold
-	due := make([]bool, c.Len())
-	for i := range due {
-		due[i] = c.At(i).Shared()
-	}
-	for p := range sh.t.All() {
-		if w := *sh.t.Word(p); len(due) > 0 && w&index.Settled == 0 && (w.Settles() || w.IsGone()) {
-			due[c.Of(sh.t.Tag(p))] = true
-		}
-	}
-	j := job{m: m, sh: sh, gen: c.gen}
+	j := job{m: m, sh: sh, gen: sh.cold.gen, ranges: sh.cold.Due(&sh.t)}
+	none := sh.cold.Len() == 0
 	sh.mu.Unlock()
-	if len(due) == 0 {
+	if none {
 		return err
-	}
-	for i, yes := range due {
-		if yes {
-			j.ranges = append(j.ranges, i)
-		}
 	}
 	return s.visitAll([]job{j})
 }
@@ -198,7 +184,7 @@ func (s *settler) double(sh *shard) error {
 	for {
 		sh.mu.Lock()
 		c := sh.cold
-		n := c.count() + sh.t.Count(index.Word.Settles)
+		n := c.Count() + sh.t.Count(index.Word.Settles)
 		least, size := 2*c.Len(), c.DoubledBytes() // only the settler changes them, and whoever clears the map
 		enough := n <= c.Len()*index.Most || !s.h.mayDouble(&c.Dir)
 		for i := range c.Len() {
@@ -255,19 +241,7 @@ func (s *settler) clean(full bool) {
 		above, least = cleanPagesFull, 1
 	}
 	for s.h.core.Ctx.Err() == nil {
-		var live, filled int64
-		var worst *heap.FarSegment
-		n := 0
-		s.h.core.Far.All(func(f *heap.FarSegment) {
-			lives := f.Live.Load()
-			if !f.HasPages() || !f.Sealed() || f.Gone() || lives == 0 { // what is empty is about to be given back
-				return
-			}
-			n, live, filled = n+1, live+lives, filled+f.Filled()
-			if worst == nil || lives < worst.Live.Load() {
-				worst = f
-			}
-		})
+		worst, n, live, filled := s.h.core.Far.Pages()
 		if worst == nil || n < least || float64(filled-live) < above*float64(filled) || !s.empty(worst) {
 			return
 		}

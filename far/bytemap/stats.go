@@ -1,10 +1,6 @@
 package bytemap
 
-import (
-	"math/rand/v2"
-
-	"polder/far/heap"
-)
+import "polder/far/heap"
 
 // Totals is what the maps of a heap have done, and how they stand.
 type Totals struct {
@@ -83,7 +79,8 @@ func (m *Map) stats(t *Totals) Stats {
 		n := &sh.count
 		s.Add(&Stats{Entries: sh.entries, LostNow: sh.lost, Hits: n.hits, Misses: n.misses, Absent: n.absent, Coalesced: n.coalesced,
 			Prefetched: n.prefetched, Sets: n.sets, Deletes: n.deletes, Expired: n.expired})
-		sh.sample(t, max(sampled/m.h.shards, 1))
+		local, hot := sh.t.Sample(max(sampled/m.h.shards, 1))
+		t.Local, t.Hot = t.Local+local, t.Hot+hot
 		sh.mu.Unlock()
 	}
 	return s
@@ -92,25 +89,3 @@ func (m *Map) stats(t *Totals) Stats {
 // sampled is how many buckets of a map's index Totals looks at to estimate how much of what is local was used of
 // late. The estimate is off by a few per cent; looking at all buckets would hold up whoever uses the maps.
 const sampled = 2048
-
-// sample looks at some n buckets of sh. sh.mu must be held.
-func (sh *shard) sample(t *Totals, n int) {
-	all := len(sh.t.Buckets)
-	step := max(all/n, 1)
-	if all == 0 {
-		return
-	}
-	// Where an entry lies follows from the hash of its key, so that buckets at
-	// equal distances are as good as random ones.
-	for b := rand.IntN(step); b < all; b += step {
-		for _, w := range sh.t.Buckets[b].Words {
-			if w != 0 && !w.Far() {
-				n := float64(w.Size() * step)
-				t.Local += n
-				if w.Hot() > 0 {
-					t.Hot += n
-				}
-			}
-		}
-	}
-}

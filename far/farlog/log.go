@@ -87,6 +87,22 @@ func (f *Log) All(fn func(s *Segment)) {
 	}
 }
 
+// Pages returns what lives in the full segments of pages, how many these are, how many bytes they have, and the one of
+// them in which least lives, or nil.
+func (f *Log) Pages() (worst *Segment, n int, live, filled int64) {
+	f.All(func(s *Segment) {
+		lives := s.Live.Load()
+		if !s.HasPages() || !s.Sealed() || s.Gone() || lives == 0 { // what is empty is about to be given back
+			return
+		}
+		n, live, filled = n+1, live+lives, filled+s.Filled()
+		if worst == nil || lives < worst.Live.Load() {
+			worst = s
+		}
+	})
+	return worst, n, live, filled
+}
+
 // Add makes a borrowed segment one of the log's.
 func (f *Log) Add(seg store.Segment, stream record.Stream) (*Segment, error) {
 	f.mu.Lock()

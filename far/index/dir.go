@@ -1,6 +1,8 @@
 package index
 
 import (
+	"encoding/binary"
+
 	"polder/internal/arena"
 )
 
@@ -67,6 +69,40 @@ func (d *Dir) Range(i int) (lo, hi uint64) {
 
 func (d *Dir) At(i int) Ref     { return d.refs[i] }
 func (d *Dir) Set(i int, r Ref) { d.refs[i] = r }
+
+// Count is how many entries are known by leaves alone.
+func (d *Dir) Count() (n int) {
+	for _, r := range d.refs {
+		n += r.Count()
+	}
+	return n
+}
+
+// Append appends the ranges to b, and before them how many they are.
+func (d *Dir) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(d.refs)))
+	for _, r := range d.refs {
+		b = binary.LittleEndian.AppendUint64(b, uint64(r))
+	}
+	return b
+}
+
+// Due returns the ranges, in ascending order, whose leaves are to be written anew: those that t has words of to be
+// settled, and those that share a leaf.
+func (d *Dir) Due(t *Table) (ranges []int) {
+	due := make([]bool, len(d.refs))
+	for p := range t.All() {
+		if w := *t.Word(p); len(due) > 0 && w&Settled == 0 && (w.Settles() || w.IsGone()) {
+			due[d.Of(t.Tag(p))] = true
+		}
+	}
+	for i, r := range d.refs {
+		if due[i] || r.Shared() {
+			ranges = append(ranges, i)
+		}
+	}
+	return ranges
+}
 
 // Group returns the ranges that have the same leaf as range i: range i alone, or it and its neighbour.
 func (d *Dir) Group(i int) (first, n int) {

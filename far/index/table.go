@@ -3,6 +3,7 @@ package index
 import (
 	"fmt"
 	"iter"
+	"math/rand/v2"
 	"slices"
 
 	"polder/internal/arena"
@@ -302,6 +303,30 @@ func (t *Table) ShrunkBytes() int64 {
 		return t.Bytes()
 	}
 	return TableBytes(t.Used)
+}
+
+// Sample looks at some n buckets, and estimates from them how many bytes local entries have, and those of them that were
+// used of late.
+func (t *Table) Sample(n int) (local, hot float64) {
+	all := len(t.Buckets)
+	step := max(all/n, 1)
+	if all == 0 {
+		return 0, 0
+	}
+	// Where an entry lies follows from the hash of its key, so that buckets at equal distances are as good as random
+	// ones.
+	for b := rand.IntN(step); b < all; b += step {
+		for _, w := range t.Buckets[b].Words {
+			if w != 0 && !w.Far() {
+				n := float64(w.Size() * step)
+				local += n
+				if w.Hot() > 0 {
+					hot += n
+				}
+			}
+		}
+	}
+	return local, hot
 }
 
 // Resize moves the entries to a new table of size bytes, which must hold them.
