@@ -90,9 +90,12 @@ func (d *Dir) Append(b []byte) []byte {
 // Due returns the ranges, in ascending order, whose leaves are to be written anew: those that t has words of to be
 // settled, and those that share a leaf.
 func (d *Dir) Due(t *Table) (ranges []int) {
+	if len(d.refs) == 0 {
+		return nil
+	}
 	due := make([]bool, len(d.refs))
 	for p := range t.All() {
-		if w := *t.Word(p); len(due) > 0 && w&Settled == 0 && (w.Settles() || w.IsGone()) {
+		if w := *t.Word(p); w&Settled == 0 && (w.Settles() || w.IsGone()) {
 			due[d.Of(t.Tag(p))] = true
 		}
 	}
