@@ -296,6 +296,12 @@ func TableBytes(n int) int64 {
 	return (int64(n)*bucketSize*3/(2*BucketEntries) + page) / page * page
 }
 
+// DenseBytes is the memory of the smallest table that holds n entries without being full, in pages.
+func DenseBytes(n int) int64 {
+	page := int64(arena.PageSize)
+	return (int64(n)*bucketSize*32/(31*BucketEntries) + page) / page * page
+}
+
 // ShrunkBytes is the memory of a table that holds the entries at a good load,
 // in pages, or that of this one if it is not much too large.
 func (t *Table) ShrunkBytes() int64 {

@@ -152,6 +152,28 @@ func TestAClearedTableIsEmptyAndKeepsAPageAtMost(t *testing.T) {
 	}
 }
 
+// TestADenseTableIsTheSmallestThatIsNotFull, whatever it holds.
+func TestADenseTableIsTheSmallestThatIsNotFull(t *testing.T) {
+	for _, n := range []int{0, 1, 309, 310, 311, 5000, 54321} {
+		var tb Table
+		if err := tb.Resize(DenseBytes(n)); err != nil {
+			t.Fatal(err)
+		}
+		for i := range n {
+			tb.Insert(rand.Uint32(), NewWord(uint64(i), 1, 0))
+		}
+		if tb.Full() {
+			t.Errorf("a table of %d bytes for %d entries is full", DenseBytes(n), n)
+		}
+		if less := DenseBytes(n) - int64(arena.PageSize); less > 0 && n < Places(less)*31/32 {
+			t.Errorf("%d entries have a table of %d bytes, and %d would do", n, DenseBytes(n), less)
+		}
+		if err := tb.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestTableTakes16BytesAnEntry(t *testing.T) {
 	var tb Table
 	defer tb.Close()
