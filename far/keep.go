@@ -184,8 +184,12 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 	for {
 		need, err := size, h.core.WriteBack(ctx, objects)
 		switch {
-		case err == nil:
+		case err == nil || errors.Is(err, ErrStoreFull): // what could not be written is a part of the checkpoint
+			unwritten := err
 			need, err = h.tryCheckpoint(ctx, size, held, tight)
+			if unwritten != nil && err == bytemap.ErrGrown && time.Since(began) >= heap.StoreTimeout {
+				return fmt.Errorf("cannot take a checkpoint: cannot write back what is local: %w", unwritten)
+			}
 		case !errors.Is(err, store.ErrSealed): // if it is ErrSealed, writing back goes on in another segment
 			return fmt.Errorf("cannot take a checkpoint: cannot write back what is local: %w", err)
 		}

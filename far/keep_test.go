@@ -19,6 +19,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"polder/far/farlog"
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/internal/invariants"
@@ -682,6 +683,91 @@ func TestTheFirstCheckpointOfAHeapThatIsOpenedAgainFits(t *testing.T) {
 	_ = h.Close() // no checkpoint fits
 }
 
+// TestACheckpointHasWhatCannotBeWrittenBack, when segments that late copies have closed, or cleaning, have taken what of the reserve was for that. It gives
+// back what is dead, so that there is room again.
+func TestACheckpointHasWhatCannotBeWrittenBack(t *testing.T) {
+	k := newKeeper(heap.MinSegmentSize, 150)
+	h := openKept(t, k, heap.MinLocal, false)
+	fillKept(t, h, "old", math.MaxInt)
+	closeHeap(t, h)
+	h = openKept(t, k.copy(), heap.MinLocal, false)
+	m := h.NewByteMap("things")
+	if err := m.Set(t.Context(), []byte("new"), Entry{Value: []byte("value")}); err != nil {
+		t.Fatal(err)
+	}
+	for h.core.Far.TakeReserved(2) != nil {
+	}
+	if err := h.Checkpoint(t.Context()); err != nil {
+		t.Errorf("a checkpoint for which only two segments are left: %v", err)
+	}
+	k = h.core.Far.Store.(*keeper).copy()
+	_ = h.Close()
+	h = openKept(t, k, heap.MinLocal, false)
+	defer func() { _ = h.Close() }() // the reserve is gone
+	if e, err := h.NewByteMap("things").Get(t.Context(), []byte("new"), nil); err != nil || string(e.Value) != "value" {
+		t.Errorf("what the checkpoint had is %q, %v", e.Value, err)
+	}
+}
+
+// TestNothingIsStoredWhileIndexesLackSegments, since the words of what is stored could not go far; when a checkpoint has given some back, all goes on.
+func TestNothingIsStoredWhileIndexesLackSegments(t *testing.T) {
+	const segments = 40
+	h := openKept(t, newKeeper(1<<20, segments), heap.MinLocal, false)
+	defer closeHeap(t, h)
+	h.KeepState(func() State { return State{} }) // whoever finds no room is told at once
+	m := h.NewByteMap("things")
+	set := func() error { return m.Set(t.Context(), []byte("key"), Entry{Value: []byte("value")}) }
+	if err := set(); err != nil {
+		t.Fatal(err)
+	}
+	h.core.Far.KeepForPages(segments, segments/2)
+	var borrowed []heap.Segment
+	for {
+		s, err := h.core.BorrowForPages(t.Context(), farlog.SettlePages)
+		if errors.Is(err, ErrStoreFull) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		borrowed = append(borrowed, s)
+	}
+	if err := set(); !errors.Is(err, ErrStoreFull) {
+		t.Errorf("while indexes lack segments something is stored: %v", err)
+	}
+	for _, s := range borrowed {
+		h.core.Far.GiveBack(t.Context(), s)
+	}
+	h.core.Far.KeepForPages(1, 0)
+	if err := h.Checkpoint(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := set(); err != nil {
+		t.Errorf("when indexes have segments again: %v", err)
+	}
+}
+
+// TestIndexesHaveSegmentsAsSoonAsAHeapIsOpenedAgain, before somebody else takes what room the store has left.
+func TestIndexesHaveSegmentsAsSoonAsAHeapIsOpenedAgain(t *testing.T) {
+	k := newKeeper(heap.MinSegmentSize, 300)
+	h := openKept(t, k, heap.MinLocal, false)
+	m := h.NewByteMap("things")
+	for i := 0; i%1000 > 0 || h.Stats().Settled == 0; i++ {
+		if err := m.Set(t.Context(), fmt.Append(nil, i), Entry{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closeHeap(t, h)
+	k = k.copy()
+	h = openKept(t, k, heap.MinLocal, false)
+	defer closeHeap(t, h)
+	for err := error(nil); err == nil; {
+		_, err = k.MemStore.Alloc(t.Context())
+	}
+	if _, err := h.core.BorrowForPages(t.Context(), farlog.UrgentPages); err != nil {
+		t.Errorf("when others have taken all that was left: %v", err)
+	}
+}
+
 // TestACheckpointFitsBesideTablesThatAreFull: with the least budget and many small entries the tables have all that they may have, and more while
 // entries come faster than their words go far.
 func TestACheckpointFitsBesideTablesThatAreFull(t *testing.T) {
@@ -898,5 +984,78 @@ func TestAHeapIsClosedWhenNoCheckpointRuns(t *testing.T) {
 			t.Error(err)
 		}
 		wg.Wait()
+	}
+}
+
+// TestAStoreFullOfTheSmallestEntries: with the least budget, a store is filled with entries as small as can be until it refuses them. Indexes
+// have room in it nevertheless: all is there when the heap is opened again, and what is deleted makes room.
+func TestAStoreFullOfTheSmallestEntries(t *testing.T) {
+	for _, segments := range []int{22, 64} {
+		t.Run(strconv.Itoa(segments), func(t *testing.T) { storeFullOfTheSmallest(t, segments) })
+	}
+}
+
+func storeFullOfTheSmallest(t *testing.T, segments int) {
+	k := newKeeper(1<<20, segments)
+	h := openKept(t, k, heap.MinLocal, false)
+	defer func() { closeHeap(t, h) }()
+	m := h.NewByteMap("things")
+	const writers, short = 4, 97
+	key := func(b []byte, i int) []byte { return strconv.AppendInt(b, int64(i), 10) }
+	var next atomic.Int64
+	lives := map[int]bool{}
+	for round := range 2 {
+		from := int(next.Load())
+		refused := make([]int, writers)
+		var wg sync.WaitGroup
+		for w := range writers {
+			wg.Go(func() {
+				for {
+					i := int(next.Add(1)) - 1
+					err := m.Set(t.Context(), key(nil, i), Entry{})
+					if err != nil {
+						if refused[w] = i; !errors.Is(err, ErrStoreFull) {
+							t.Errorf("set %d: %v", i, err)
+						}
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		for i := from; i < int(next.Load()); i++ {
+			if !slices.Contains(refused, i) {
+				lives[i] = true
+			}
+		}
+		t.Logf("%d keys, %d of them new, with lines %d", len(lives), int(next.Load())-from-writers, h.Stats().Lines)
+		if err := h.Checkpoint(t.Context()); err != nil {
+			t.Fatalf("with %d keys, and lines %d: %v", len(lives), h.Stats().Lines, err)
+		}
+		closeHeap(t, h)
+		k = k.copy()
+		h = openKept(t, k, heap.MinLocal, false)
+		if m = h.NewByteMap("things"); m.Len() != len(lives) {
+			t.Errorf("%d keys are there when the heap is opened again, want %d", m.Len(), len(lives))
+		}
+		for i := range int(next.Load()) {
+			if i%short != 0 {
+				continue
+			}
+			if _, err := m.Get(t.Context(), key(nil, i), nil); (err == nil) != lives[i] || err != nil && !errors.Is(err, ErrNotFound) {
+				t.Fatalf("key %d, which should be there: %v: %v", i, lives[i], err)
+			}
+		}
+		if round > 0 && int(next.Load())-from < len(lives)/8 {
+			t.Errorf("when half of all was deleted, %d keys had room", int(next.Load())-from)
+		}
+		for i := range int(next.Load()) {
+			if i%2 == round%2 && lives[i] {
+				if found, err := m.Delete(t.Context(), key(nil, i)); err != nil || !found {
+					t.Fatalf("key %d is deleted: %v, %v", i, found, err)
+				}
+				delete(lives, i)
+			}
+		}
 	}
 }

@@ -255,6 +255,7 @@ func (h *Maps) Load(ctx context.Context, d *record.Decoder) error {
 		h.orphans = append(h.orphans, o)
 	}
 	if d.Err == nil && leaves {
+		h.settler.keepSpare() // before anything else takes what room the store has
 		return h.settler.ready()
 	}
 	return d.Err

@@ -54,8 +54,11 @@ func (h *Maps) SetLocal(ctx context.Context, budget int64) error {
 	}
 }
 
-// Halve makes tables half as large, or as small as they can be now, and reports whether they became smaller.
+// Halve makes tables half as large, or as small as they can be now, and reports whether they became smaller. For
+// their words, it uses the last spare segments of pages.
 func (h *Maps) Halve(ctx context.Context) (bool, error) {
+	h.settler.urgent.Store(true)
+	defer h.settler.urgent.Store(false)
 	was := h.core.Logs.Of(heap.Tables)
 	err := h.shrink(ctx, was/2)
 	return h.core.Logs.Of(heap.Tables) < was, err
@@ -105,7 +108,11 @@ func (sh *shard) fit(h *Maps, size int64, settle bool) bool {
 		sh.cold.settling = sh.cold.shelf == nil
 		return sh.cold.settling
 	}
-	if size = index.TableBytes(max(sh.t.Used, most)); size < sh.t.Bytes() {
+	size = index.TableBytes(max(sh.t.Used, most))
+	if sh.t.Used > most && h.settler.urgent.Load() {
+		size = index.DenseBytes(sh.t.Used)
+	}
+	if size < sh.t.Bytes() {
 		_ = sh.resize(h, size) // it stays as it is if the kernel has no memory
 	}
 	return false

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"polder/far/farlog"
 	"polder/far/heap"
 	"polder/far/index"
 	"polder/far/pagelog"
@@ -20,21 +21,22 @@ import (
 // memory. If it cannot have one or the other, or settling makes too few places, the tables grow beyond their share,
 // for as long as the budget allows: so nobody waits for the settler longer than one try.
 type settler struct {
-	h     *Maps
-	kick  chan struct{}
-	mu    sync.Mutex
-	round chan struct{}          // closed, and replaced, when a table has been settled; under mu
-	dead  []*corpse              // yet to be buried; under mu
-	learn atomic.Pointer[[]byte] // the buffer that Learn reads leaves into; nil if there are no leaves yet
+	h      *Maps
+	kick   chan struct{}
+	mu     sync.Mutex
+	round  chan struct{}          // closed, and replaced, when a table has been settled; under mu
+	dead   []*corpse              // yet to be buried; under mu
+	learn  atomic.Pointer[[]byte] // the buffer that Learn reads leaves into; nil if there are no leaves yet
+	urgent atomic.Bool            // words have to be settled since there is no other memory
 
 	// The rest is the goroutine's.
 	mem    *arena.Mapping
 	pages  *pagelog.Log
 	visits [2]visit
 	merged index.Merged
-	hot    []index.Slot // words of tables, as they were when leaves were made of them
-	groups [][2]int     // the words of each tag that went into a leaf: in hot, from the first index up to the second
-	forced bool         // leaves are written although they have not changed
+	hot    []index.Slot   // words of tables, as they were when leaves were made of them
+	groups [][2]int       // the words of each tag that went into a leaf: in hot, from the first index up to the second
+	use    farlog.PageUse // why leaves are written; for CleanPages, although they have not changed
 }
 
 const (
@@ -149,6 +151,9 @@ func (s *settler) settle(m *Map, sh *shard) {
 	err := s.ready()
 	if err == nil {
 		s.keepSpare()
+		if s.use = farlog.SettlePages; s.urgent.Load() {
+			s.use = farlog.UrgentPages
+		}
 		err = s.sweep(m, sh)
 	}
 	sh.mu.Lock()
@@ -214,15 +219,22 @@ func (s *settler) double(sh *shard) error {
 }
 
 // keepSpare keeps as many spare segments for leaves as it takes, when the store is full, to clean the leaves' far
-// memory and to settle the words that tables have.
+// memory and to settle the words that tables have. If only a checkpoint gives dead segments back, it keeps besides as
+// many as it takes to write all leaves anew once: so words can be settled if the checkpoint has no memory otherwise.
 func (s *settler) keepSpare() {
-	n := 0
-	s.h.core.Far.All(func(f *heap.FarSegment) {
-		if f.HasPages() {
-			n++
+	f := &s.h.core.Far
+	n, live, last := 0, int64(0), 0 // segments of leaves, bytes of leaves, and segments for the worst case
+	f.All(func(seg *heap.FarSegment) {
+		if seg.HasPages() {
+			n, live = n+1, live+seg.Live.Load()
 		}
 	})
-	s.pages.Keep(2 + n/8 + int(s.h.core.Logs.Of(heap.Tables))/s.h.core.Far.SegSize)
+	tables := s.h.core.Logs.Of(heap.Tables)
+	if f.Keeps() {
+		last = 1 + int((live+tables)/int64(f.SegSize))
+		n += 8 // so that there is one to settle with until the next checkpoint
+	}
+	f.KeepForPages(2+n/8+int(tables)/f.SegSize+last, last)
 }
 
 const (
@@ -250,8 +262,7 @@ func (s *settler) clean(full bool) {
 
 // empty writes the leaves in f anew, and reports whether nothing lives in it any more.
 func (s *settler) empty(f *heap.FarSegment) bool {
-	s.forced = true
-	defer func() { s.forced = false }()
+	s.use = farlog.CleanPages
 	s.h.cleanedPages.Add(1)
 	var jobs []job
 	for _, m := range *s.h.maps.Load() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"polder/far/farlog"
 	"polder/far/heap"
 	"polder/far/index"
 	"polder/far/pagelog"
@@ -234,7 +235,7 @@ func (s *settler) renew(u *unit, k int) error {
 		}
 	}
 	s.groups = s.merged.Merge(u.body, lo, hi, s.hot, from, u.ref.Lost(), s.groups)
-	out, changed := s.merged.Slots, s.merged.Changed || u.n > 1 || s.forced
+	out, changed := s.merged.Slots, s.merged.Changed || u.n > 1 || s.use == farlog.CleanPages
 	nl := &u.news[k]
 	nl.cold, nl.same = s.merged.Cold, !changed
 	body := index.Size(out)
@@ -247,7 +248,7 @@ func (s *settler) renew(u *unit, k int) error {
 		m.h.sweeper.dated.Store(true)
 	}
 	nl.size = record.Size(body)
-	if err := s.pages.Ready(nl.size, s.forced); err != nil {
+	if err := s.pages.Ready(nl.size, s.use); err != nil {
 		return err
 	}
 	b, addr, position, off := s.pages.Reserve(nl.size)

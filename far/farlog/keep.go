@@ -137,12 +137,24 @@ const (
 	waitingShare = 8
 )
 
-// Reserve borrows segments until n are reserved for the next checkpoint, or the store is full. It borrows none while
-// the keeper needs one: see Needs.
-func (f *Log) Reserve(ctx context.Context, n int) error {
+// Reserve borrows segments until most are reserved for the next checkpoint, or the store is full. When least are, the
+// spare segments for pages come first, since a checkpoint may have to settle words. It borrows none while the keeper
+// needs one: see Needs.
+func (f *Log) Reserve(ctx context.Context, least, most int) error {
+	if err := f.reserve(ctx, &f.keeping.spares, func() int { return min(least, most) }); err != nil {
+		return err
+	}
+	if err := f.reserve(ctx, &f.paged, func() int { return f.pageSpares }); err != nil {
+		return err
+	}
+	return f.reserve(ctx, &f.keeping.spares, func() int { return most })
+}
+
+// reserve borrows segments until there are as many of them as n says, or the store is full. It calls n with f.mu held.
+func (f *Log) reserve(ctx context.Context, segs *[]store.Segment, n func() int) error {
 	for atOnce := reserveAtOnce; ; {
 		f.mu.Lock()
-		lacking := n - len(f.keeping.spares)
+		lacking := n() - len(*segs)
 		if f.Needs() {
 			lacking = 0
 		}
@@ -160,7 +172,7 @@ func (f *Log) Reserve(ctx context.Context, n int) error {
 		f.mu.Lock()
 		for i, err := range errs {
 			if err == nil {
-				f.keeping.spares = append(f.keeping.spares, got[i])
+				*segs = append(*segs, got[i])
 			}
 		}
 		f.mu.Unlock()

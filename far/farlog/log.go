@@ -31,6 +31,7 @@ type Log struct {
 	lent       int             // spare segments lent to shrinking writes and not replaced yet, under mu
 	paged      []store.Segment // spare segments for pages, under mu
 	pageSpares int             // how many segments paged should have, under mu
+	pageLast   int             // how many of these are for UrgentPages alone, under mu
 	idle       []idle          // kept for a while, the oldest first, under mu
 	count      int             // segments that are in use, without those that are away (see Segment.away), under mu
 	lastID     uint64          // the highest id that was ever given out, under mu
@@ -201,33 +202,68 @@ func (f *Log) Borrow(ctx context.Context) (store.Segment, error) {
 		return nil, fmt.Errorf("cannot borrow far memory: %w", err)
 	}
 	f.mu.Lock()
-	need := len(f.spare) < f.spares()
+	need, pages := len(f.spare) < f.spares(), f.Keeps() && len(f.paged) < f.pageSpares
 	f.mu.Unlock()
 	if need {
 		_ = f.BorrowSpare(ctx) // if it fails, there is one spare segment less
 	}
+	if pages { // otherwise data would take the last of the store while no words are settled
+		if s, err := f.Store.Alloc(ctx); err == nil {
+			f.addPaged(s)
+		}
+	}
 	return seg, nil
 }
 
-// cleaningPages is how many of the spare segments for pages only the cleaning of pages may take: pages that are
-// written anew are a little longer than they were.
+// PageUse is what a segment of pages is for. The more urgent it is, the fewer spare segments it leaves.
+type PageUse uint8
+
+const (
+	SettlePages PageUse = iota // words leave tables
+	CleanPages                 // pages are written anew, so that the segments that they were in die
+	UrgentPages                // words leave tables since there is no other local memory
+)
+
+// cleaningPages is how many spare segments for pages SettlePages leaves to CleanPages: pages that are written anew are
+// a little longer than they were.
 const cleaningPages = 2
+
+// leavesPages is how many spare segments for pages use leaves. f.mu must be held.
+func (f *Log) leavesPages(use PageUse) int {
+	switch use {
+	case SettlePages:
+		return min(f.pageLast+cleaningPages, f.pageSpares)
+	case CleanPages:
+		return f.pageLast
+	}
+	return 0
+}
+
+// LacksPages reports whether SettlePages would find no segment, and a checkpoint may change that.
+func (f *Log) LacksPages() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.Keeps() && f.scarce.Load() && len(f.paged) < f.pageSpares && len(f.paged) <= f.leavesPages(SettlePages)
+}
+
+func (f *Log) addPaged(s store.Segment) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.paged = append(f.paged, s)
+}
 
 // BorrowForPages gets a segment for pages, and borrows as many spare segments as there should be, those for data
 // first: nobody else may do that, if no data is to be written. It does not ask the store if that was full, or while
 // spare segments for data are lent, since only data may use what becomes free then: it takes a spare segment for pages
-// instead. Only with cleaning set may it take the last cleaningPages of them.
-func (f *Log) BorrowForPages(ctx context.Context, cleaning bool) (store.Segment, error) {
+// instead, if it leaves enough of them to what is more urgent than use.
+func (f *Log) BorrowForPages(ctx context.Context, use PageUse) (store.Segment, error) {
 	ctx, cancel := context.WithTimeout(ctx, store.Timeout)
 	defer cancel()
 	for full := false; ; {
 		f.mu.Lock()
 		may := !full && (!f.scarce.Load() && f.lent == 0 || f.count == 0)
 		lacks := f.count > 0 && len(f.spare) < f.spares()
-		n, least := len(f.paged), 0
-		if !cleaning {
-			least = min(cleaningPages, f.pageSpares)
-		}
+		n, least := len(f.paged), f.leavesPages(use)
 		if n > f.pageSpares || n > least && !may {
 			s := f.paged[n-1]
 			f.paged = f.paged[:n-1]
@@ -236,6 +272,9 @@ func (f *Log) BorrowForPages(ctx context.Context, cleaning bool) (store.Segment,
 		}
 		f.mu.Unlock()
 		if !may {
+			if f.Keeps() {
+				f.Want() // the checkpoint gives back what the one before it refers to
+			}
 			return nil, fmt.Errorf("cannot borrow far memory for indexes: %w", store.ErrStoreFull)
 		}
 		s := f.takeIdle(false)
@@ -249,12 +288,12 @@ func (f *Log) BorrowForPages(ctx context.Context, cleaning bool) (store.Segment,
 				return nil, fmt.Errorf("cannot borrow far memory for indexes: %w", err)
 			}
 		}
-		f.mu.Lock()
-		if lacks {
-			f.addSpare(s)
-		} else {
-			f.paged = append(f.paged, s)
+		if !lacks {
+			f.addPaged(s)
+			continue
 		}
+		f.mu.Lock()
+		f.addSpare(s)
 		f.mu.Unlock()
 	}
 }
@@ -279,10 +318,10 @@ func (f *Log) Version() uint64 { return f.version.Load() }
 // NextVersion is the version for another record.
 func (f *Log) NextVersion() uint64 { return f.version.Add(1) }
 
-// KeepForPages sets how many spare segments are kept for pages. There are fewer if the store is full before it has
-// lent that many.
-func (f *Log) KeepForPages(n int) {
+// KeepForPages sets how many spare segments are kept for pages, and how many of them only UrgentPages may take. There
+// are fewer if the store is full before it has lent that many.
+func (f *Log) KeepForPages(n, last int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.pageSpares = n
+	f.pageSpares, f.pageLast = n, last
 }

@@ -252,7 +252,7 @@ func TestACheckpointGoesOnBehindLateCopies(t *testing.T) {
 // TestAKeeperLeavesTheLeastForTheNextCheckpoint, however often it needs a segment.
 func TestAKeeperLeavesTheLeastForTheNextCheckpoint(t *testing.T) {
 	f, k := newKept(16)
-	if err := f.Reserve(t.Context(), 7); err != nil {
+	if err := f.Reserve(t.Context(), 7, 7); err != nil {
 		t.Fatal(err)
 	}
 	k.needs = true
@@ -276,7 +276,7 @@ func TestPagesDoNotWaitForSpareSegmentsForData(t *testing.T) {
 		f, _ := newKept(c.room)
 		f.count = 8 // two spare segments are for data
 		pages := 0
-		if _, err := f.BorrowForPages(t.Context(), false); err == nil {
+		if _, err := f.BorrowForPages(t.Context(), SettlePages); err == nil {
 			pages = 1
 		} else if !errors.Is(err, store.ErrStoreFull) {
 			t.Fatal(err)
@@ -290,10 +290,10 @@ func TestPagesDoNotWaitForSpareSegmentsForData(t *testing.T) {
 // TestSegmentsForPagesComeBackWithACheckpoint, since where the store is full there are no others: without them nothing could be settled any more.
 func TestSegmentsForPagesComeBackWithACheckpoint(t *testing.T) {
 	f, k := newKept(16)
-	f.KeepForPages(2)
+	f.KeepForPages(2, 0)
 	borrowed := func() (segs []store.Segment) {
 		for {
-			s, err := f.BorrowForPages(t.Context(), true)
+			s, err := f.BorrowForPages(t.Context(), CleanPages)
 			if errors.Is(err, store.ErrStoreFull) {
 				return segs
 			}
@@ -303,7 +303,7 @@ func TestSegmentsForPagesComeBackWithACheckpoint(t *testing.T) {
 			segs = append(segs, s)
 		}
 	}
-	if err := f.Reserve(t.Context(), 4); err != nil {
+	if err := f.Reserve(t.Context(), 4, 4); err != nil {
 		t.Fatal(err)
 	}
 	pages := borrowed() // a heap that has nothing else takes what there is
@@ -322,6 +322,73 @@ func TestSegmentsForPagesComeBackWithACheckpoint(t *testing.T) {
 	}
 	if again := borrowed(); len(again) != 2 {
 		t.Errorf("%d segments are for pages after the checkpoint, want 2", len(again))
+	}
+}
+
+// TestTheLastSegmentsForPagesAreLeftToWhatIsUrgent: settling leaves some to the cleaning of pages, and both leave the last ones to a heap that has no
+// memory for a checkpoint otherwise. Whoever finds none asks for a checkpoint, if that gives segments back.
+func TestTheLastSegmentsForPagesAreLeftToWhatIsUrgent(t *testing.T) {
+	for _, c := range []struct {
+		use   PageUse
+		takes int
+	}{{SettlePages, 8 - 3 - cleaningPages}, {CleanPages, 8 - 3}, {UrgentPages, 8}} {
+		f, _ := newKept(8)
+		f.count = 1
+		f.spare = make([]store.Segment, 1) // there are enough for data
+		f.KeepForPages(8, 3)
+		if err := f.Reserve(t.Context(), 0, 0); err != nil {
+			t.Fatal(err)
+		}
+		took := 0
+		for ; took <= 8; took++ {
+			if s, err := f.BorrowForPages(t.Context(), c.use); errors.Is(err, store.ErrStoreFull) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			} else if s == nil {
+				t.Fatal("a segment is nil")
+			}
+		}
+		if took != c.takes {
+			t.Errorf("%d takes %d of 8 spare segments, want %d", c.use, took, c.takes)
+		}
+		if !f.LacksPages() {
+			t.Errorf("after %d has taken all that it may, pages lack nothing", c.use)
+		}
+		if !f.Starved() {
+			t.Errorf("when %d finds no segment, no checkpoint is due", c.use)
+		}
+	}
+}
+
+// TestPagesHaveTheirSegmentsBeforeDataHasTheLast, when data is borrowed for, and when a heap is opened again. The least that a checkpoint takes goes
+// first, and what more it may take, last.
+func TestPagesHaveTheirSegmentsBeforeDataHasTheLast(t *testing.T) {
+	f, _ := newKept(16)
+	f.KeepForPages(4, 2)
+	n := 0
+	for ; n < 17; n++ {
+		if _, err := f.Borrow(t.Context()); errors.Is(err, store.ErrStoreFull) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(f.paged) != 4 || n+len(f.spare)+len(f.paged) != 16 {
+		t.Errorf("of 16 segments data has %d, %d are spare, and %d are for pages, want 4", n, len(f.spare), len(f.paged))
+	}
+	if f.LacksPages() {
+		t.Error("pages lack segments, and all of them are there")
+	}
+	for _, c := range []struct{ room, reserved, pages int }{{3, 3, 0}, {5, 4, 1}, {8, 4, 4}, {10, 6, 4}, {16, 7, 4}} {
+		f, _ := newKept(c.room)
+		f.KeepForPages(4, 2)
+		if err := f.Reserve(t.Context(), 4, 7); err != nil {
+			t.Fatal(err)
+		}
+		if f.Reserved() != c.reserved || len(f.paged) != c.pages {
+			t.Errorf("of %d segments %d are reserved and %d are for pages, want %d and %d", c.room, f.Reserved(), len(f.paged), c.reserved, c.pages)
+		}
 	}
 }
 

@@ -86,8 +86,7 @@ func (h *Heap) GiveBack() error {
 
 // Commit is farlog.Log.Commit, and then gives back the segments that have waited for the checkpoint.
 func (h *Heap) Commit(ctx context.Context, checkpoint []byte, segs []store.Segment) error {
-	least := h.slack(h.indexReserve()) + 1 // enough to clean far memory, see openSpare, and to take a checkpoint
-	free, err := h.Far.Commit(ctx, checkpoint, segs, least, h.checkpointReserve())
+	free, err := h.Far.Commit(ctx, checkpoint, segs, h.leastReserve(), h.checkpointReserve())
 	for _, s := range free {
 		h.free(func() { h.Far.GiveBack(ctx, s) })
 	}

@@ -59,6 +59,7 @@ type Heap struct {
 	backing *backing      // the request that it works on; the evacuator's
 
 	replays   atomic.Bool  // see Replays
+	limiting  sync.Mutex   // of limitDirty
 	limited   atomic.Bool  // mostDirty is in force
 	mostDirty atomic.Int64 // how many bytes without a far copy may be stored: see limitDirty
 	wanted    atomic.Bool  // somebody waits in MayStore, and the evacuator is to look for room

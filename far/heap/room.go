@@ -34,8 +34,13 @@ func (h *Heap) keptReserve() int {
 // written before a checkpoint do not get full.
 func (h *Heap) slack(n int) int { return n + 1 + h.checkpointReserve()/8 }
 
+// leastReserve is enough to clean far memory, see openSpare, and to take a checkpoint.
+func (h *Heap) leastReserve() int { return h.slack(h.indexReserve()) + 1 }
+
 // Reserve makes the reserve for the next checkpoint whole, as far as a store that gets full has room for it.
-func (h *Heap) Reserve(ctx context.Context) error { return h.Far.Reserve(ctx, h.checkpointReserve()) }
+func (h *Heap) Reserve(ctx context.Context) error {
+	return h.Far.Reserve(ctx, h.leastReserve(), h.checkpointReserve())
+}
 
 // reserveLater is how long after it was opened a heap makes a reserve that nobody waits for: what else the opener
 // needs comes first. After a failure, the heap leaves the store alone for as long, and tries again.
@@ -97,11 +102,23 @@ func (h *Heap) dirtyReserve() int {
 
 // limitDirty limits the bytes without a far copy to what fits into the reserve, as long as the reserve is not whole
 // because the store is full. What the last checkpoint refers to goes only with the next one. So that one must not
-// fail for lack of room: no other would ever succeed.
+// fail for lack of room: no other would ever succeed. As long as indexes cannot go far, nothing may be stored.
 func (h *Heap) limitDirty() {
-	n := h.Far.Reserved()
-	h.mostDirty.Store(int64(max(0, n-h.keptReserve())) * int64(h.Far.SegSize) * dirtyBytes / dirtyWritten)
-	h.limited.Store(h.Far.Keeps() && n < h.checkpointReserve() && !h.replays.Load())
+	h.limiting.Lock()
+	defer h.limiting.Unlock()
+	n, lacks := h.Far.Reserved(), h.Far.LacksPages()
+	most := int64(max(0, n-h.keptReserve())) * int64(h.Far.SegSize) * dirtyBytes / dirtyWritten
+	if lacks {
+		most = 0
+	}
+	h.mostDirty.Store(most)
+	h.limited.Store(h.Far.Keeps() && (lacks || n < h.checkpointReserve()) && !h.replays.Load())
+}
+
+// BorrowForPages is farlog.Log.BorrowForPages.
+func (h *Heap) BorrowForPages(ctx context.Context, use farlog.PageUse) (Segment, error) {
+	defer h.limitDirty()
+	return h.Far.BorrowForPages(ctx, use)
 }
 
 // Limited reports whether MayStore may wait.

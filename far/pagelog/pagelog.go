@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"time"
 
+	"polder/far/farlog"
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/far/store"
@@ -36,8 +37,8 @@ func New(h *heap.Heap, staging []byte) *Log { return &Log{h: h, staging: staging
 
 // Ready sees to it that a record of n bytes fits behind what is staged. If what is staged has to be written first, it
 // fails, and IsStagingFull is true of the error: the caller has to call Flush and try again. It also fails if the
-// store fails, or has no memory left; only with cleaning set does it use the last spare segments.
-func (p *Log) Ready(n int, cleaning bool) error {
+// store fails, or has no memory left for use.
+func (p *Log) Ready(n int, use farlog.PageUse) error {
 	if p.open != nil && p.open.Gone() {
 		p.close()
 	}
@@ -53,12 +54,11 @@ func (p *Log) Ready(n int, cleaning bool) error {
 	if p.err != nil && time.Now().Before(p.retry) {
 		return p.err
 	}
-	f := &p.h.Far
-	seg, err := f.BorrowForPages(p.h.Ctx, cleaning)
+	seg, err := p.h.BorrowForPages(p.h.Ctx, use)
 	if err != nil {
 		return p.failed(err)
 	}
-	s, err := f.Add(seg, record.Pages)
+	s, err := p.h.Far.Add(seg, record.Pages)
 	if err != nil {
 		return p.failed(err)
 	}
@@ -141,12 +141,6 @@ func (p *Log) failed(err error) error {
 	p.backoff = min(max(2*p.backoff, heap.MinBackoff), heap.MaxBackoff)
 	p.err, p.retry = err, time.Now().Add(p.backoff)
 	return err
-}
-
-// Keep sets how many spare segments are kept for pages, as farlog.Log.KeepForPages does. With them, live pages can be
-// written anew, and so segments cleaned, when there is no other far memory.
-func (p *Log) Keep(n int) {
-	p.h.Far.KeepForPages(n)
 }
 
 // Read is a page that is to be read.
