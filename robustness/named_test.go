@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -578,5 +579,91 @@ func TestIndexesLeaveRoomForTheNextServer(t *testing.T) {
 				t.Errorf("the end of a server with many keys of %d bytes: %v", size, err)
 			}
 		}
+	}
+}
+
+// TestFarMemoryFullOfTheSmallestKeys: a durable server with the least budget takes keys until it refuses them, and no client waits in vain. The server that
+// follows it starts, has each key that was answered, and what is deleted there makes room.
+func TestFarMemoryFullOfTheSmallestKeys(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	witnesses := startWitnesses(t)
+	far := startNode(t, "24MiB").Addr("verbs") + "," + startNode(t, "24MiB").Addr("verbs")
+	args := named(far, witnesses, "--durable")
+	server := proctest.Start(t, "serve", args...)
+	const clients, batch = 4, 64
+	var next atomic.Int64
+	state := map[int]bool{} // whether a key is there
+	var mu sync.Mutex
+	// fill sets new keys until some are refused, and returns how many had room.
+	fill := func() (n int) {
+		t.Helper()
+		var wg sync.WaitGroup
+		for range clients {
+			c := connect(t, server)
+			wg.Go(func() {
+				for full := false; !full; {
+					from := int(next.Add(batch)) - batch
+					cmds, _ := c.Pipelined(ctx, func(p redis.Pipeliner) error {
+						for i := range batch {
+							p.Set(ctx, fmt.Sprint(from+i), "v", 0)
+						}
+						return nil
+					})
+					mu.Lock()
+					for i, cmd := range cmds {
+						switch err := cmd.Err(); {
+						case err == nil:
+							n++
+							state[from+i] = true
+						case strings.HasPrefix(err.Error(), "OOM "):
+							full = true
+						default:
+							t.Errorf("SET %d: %v", from+i, err)
+							full = true
+						}
+					}
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		return n
+	}
+	all := fill()
+	for round := range 2 {
+		server.Kill()
+		<-server.Done()
+		server = proctest.Start(t, "serve", args...)
+		c := connect(t, server)
+		if got, err := c.DBSize(ctx).Result(); err != nil || int(got) != len(state) {
+			t.Fatalf("round %d: there are %d keys, %v, want %d", round, got, err, len(state))
+		}
+		end := int(next.Load())
+		if err := pipelined(ctx, c, end, func(p redis.Pipeliner, i int) { p.Exists(ctx, fmt.Sprint(i)) }, func(i int, cmd redis.Cmder) error {
+			if n, err := cmd.(*redis.IntCmd).Result(); err != nil || n == 1 != state[i] {
+				return fmt.Errorf("round %d: EXISTS %d is %d, %w, want %v", round, i, n, err, state[i])
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if round > 0 {
+			break
+		}
+		if err := pipelined(ctx, c, end/2, func(p redis.Pipeliner, i int) { p.Del(ctx, fmt.Sprint(2*i)) }, func(i int, cmd redis.Cmder) error {
+			if err := cmd.Err(); err != nil {
+				return fmt.Errorf("DEL %d: %w", 2*i, err)
+			}
+			delete(state, 2*i)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		more := 0
+		pooltest.Eventually(t, "there is room again for a fifth of all", func() bool { more += fill(); return more > all/5 })
+	}
+	if err := server.Stop(); err != nil {
+		t.Errorf("the end of a server whose far memory is full: %v", err)
 	}
 }
