@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"polder/far/farlog"
 	"polder/far/heap"
 	"polder/far/index"
 	"polder/far/pagelog"
@@ -34,9 +33,9 @@ type settler struct {
 	pages  *pagelog.Log
 	visits [2]visit
 	merged index.Merged
-	hot    []index.Slot   // words of tables, as they were when leaves were made of them
-	groups [][2]int       // the words of each tag that went into a leaf: in hot, from the first index up to the second
-	use    farlog.PageUse // why leaves are written; for CleanPages, although they have not changed
+	hot    []index.Slot // words of tables, as they were when leaves were made of them
+	groups [][2]int     // the words of each tag that went into a leaf: in hot, from the first index up to the second
+	use    heap.PageUse // why leaves are written; for CleanPages, although they have not changed
 }
 
 const (
@@ -151,8 +150,8 @@ func (s *settler) settle(m *Map, sh *shard) {
 	err := s.ready()
 	if err == nil {
 		s.keepSpare()
-		if s.use = farlog.SettlePages; s.urgent.Load() {
-			s.use = farlog.UrgentPages
+		if s.use = heap.SettlePages; s.urgent.Load() {
+			s.use = heap.UrgentPages
 		}
 		err = s.sweep(m, sh)
 	}
@@ -262,7 +261,7 @@ func (s *settler) clean(full bool) {
 
 // empty writes the leaves in f anew, and reports whether nothing lives in it any more.
 func (s *settler) empty(f *heap.FarSegment) bool {
-	s.use = farlog.CleanPages
+	s.use = heap.CleanPages
 	s.h.cleanedPages.Add(1)
 	var jobs []job
 	for _, m := range *s.h.maps.Load() {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 
-	"polder/far/farlog"
 	"polder/far/heap"
 	"polder/far/index"
 	"polder/far/pagelog"
@@ -235,7 +234,7 @@ func (s *settler) renew(u *unit, k int) error {
 		}
 	}
 	s.groups = s.merged.Merge(u.body, lo, hi, s.hot, from, u.ref.Lost(), s.groups)
-	out, changed := s.merged.Slots, s.merged.Changed || u.n > 1 || s.use == farlog.CleanPages
+	out, changed := s.merged.Slots, s.merged.Changed || u.n > 1 || s.use == heap.CleanPages
 	nl := &u.news[k]
 	nl.cold, nl.same = s.merged.Cold, !changed
 	body := index.Size(out)

@@ -28,6 +28,15 @@ func NewMemStore(size, segments int) *MemStore { return store.NewMemStore(size, 
 // FarSegment is a segment of far memory.
 type FarSegment = farlog.Segment
 
+// PageUse is farlog.PageUse. Owners of indexes use it, and its values, by these names.
+type PageUse = farlog.PageUse
+
+const (
+	SettlePages = farlog.SettlePages
+	CleanPages  = farlog.CleanPages
+	UrgentPages = farlog.UrgentPages
+)
+
 // StoreTimeout bounds every operation on the store that no caller waits for.
 const StoreTimeout = store.Timeout
 

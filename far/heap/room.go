@@ -116,7 +116,7 @@ func (h *Heap) limitDirty() {
 }
 
 // BorrowForPages is farlog.Log.BorrowForPages.
-func (h *Heap) BorrowForPages(ctx context.Context, use farlog.PageUse) (Segment, error) {
+func (h *Heap) BorrowForPages(ctx context.Context, use PageUse) (Segment, error) {
 	defer h.limitDirty()
 	return h.Far.BorrowForPages(ctx, use)
 }

@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"time"
 
-	"polder/far/farlog"
 	"polder/far/heap"
 	"polder/far/record"
 	"polder/far/store"
@@ -38,7 +37,7 @@ func New(h *heap.Heap, staging []byte) *Log { return &Log{h: h, staging: staging
 // Ready sees to it that a record of n bytes fits behind what is staged. If what is staged has to be written first, it
 // fails, and IsStagingFull is true of the error: the caller has to call Flush and try again. It also fails if the
 // store fails, or has no memory left for use.
-func (p *Log) Ready(n int, use farlog.PageUse) error {
+func (p *Log) Ready(n int, use heap.PageUse) error {
 	if p.open != nil && p.open.Gone() {
 		p.close()
 	}
