@@ -196,6 +196,9 @@ func (h *Heap) Checkpoint(ctx context.Context) error {
 		if err == nil {
 			h.checkpointed.Store(time.Now().UnixNano())
 			h.checkpointAt.Store(changes)
+			if h.core.InVain() { // the index may have the room that is lacking
+				h.maps.CleanLeaves()
+			}
 			return nil
 		}
 		scarce := errors.Is(err, errNoMemory) && time.Since(began) < heap.StoreTimeout // the evacuator makes some

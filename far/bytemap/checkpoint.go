@@ -48,6 +48,12 @@ func (h *Maps) SetSecrets(seed uint64, secret [16]byte) {
 // Settle wakes the settler, which ends some of what makes Freeze fail with ErrBusy.
 func (h *Maps) Settle() { h.settler.wake() }
 
+// CleanLeaves has the settler clean the far memory of leaves as thoroughly as it does in a store that is full.
+func (h *Maps) CleanLeaves() {
+	h.settler.full.Store(true)
+	h.settler.wake()
+}
+
 // Freeze puts a checkpoint into mem, with the locks of all shards held, and leaves room for more bytes behind it. If
 // mem is too small, it fails with ErrGrown, and returns as need how many bytes mem has to have.
 func (h *Maps) Freeze(mem []byte, more int) (b []byte, segs []store.Segment, need int64, err error) {

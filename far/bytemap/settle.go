@@ -27,6 +27,7 @@ type settler struct {
 	dead   []*corpse              // yet to be buried; under mu
 	learn  atomic.Pointer[[]byte] // the buffer that Learn reads leaves into; nil if there are no leaves yet
 	urgent atomic.Bool            // words have to be settled since there is no other memory
+	full   atomic.Bool            // see Maps.CleanLeaves
 
 	// The rest is the goroutine's.
 	mem    *arena.Mapping
@@ -105,6 +106,9 @@ func (s *settler) run() {
 			}
 		}
 		s.ended()
+		if s.full.Swap(false) && s.pages != nil {
+			s.clean(true)
+		}
 	}
 }
 

@@ -121,6 +121,9 @@ func (h *Heap) BorrowForPages(ctx context.Context, use PageUse) (Segment, error)
 	return h.Far.BorrowForPages(ctx, use)
 }
 
+// InVain reports whether the last checkpoint made no room, though somebody had looked for some.
+func (h *Heap) InVain() bool { return h.room.Now().Fruitless > 0 }
+
 // Limited reports whether MayStore may wait.
 func (h *Heap) Limited() bool { return h.limited.Load() }
 
