@@ -700,6 +700,28 @@ func TestLeavesTakeNoMoreFarMemoryThanTheyMay(t *testing.T) {
 	}
 }
 
+// TestLeavesAreCleanedWhereCheckpointsMakeNoRoom, though nothing is settled meanwhile, and little enough is dead for them to stay otherwise.
+func TestLeavesAreCleanedWhereCheckpointsMakeNoRoom(t *testing.T) {
+	t.Parallel()
+	h, m := openEarly(t, heap.NewMemStore(16<<10, 16000), 400<<10)
+	ctx := within(t, time.Minute)
+	fillEarly(t, ctx, m, earlyKeys)
+	dead := func() float64 {
+		_, _, live, filled := h.core.Far.Pages()
+		return float64(filled-live) / float64(filled)
+	}
+	for i := 0; dead() < 2*cleanPagesFull; i++ {
+		if err := m.Set(ctx, fmt.Append(nil, "key", i%earlyKeys), Entry{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for h.CleanLeaves(); dead() > cleanPagesFull; time.Sleep(time.Millisecond) {
+		if ctx.Err() != nil {
+			t.Fatalf("%.2f of the far memory of leaves are dead, want %.2f at the most", dead(), cleanPagesFull)
+		}
+	}
+}
+
 // awaitBurial returns when what leaves of cleared maps referred to is accounted for as dead.
 func awaitBurial(t *testing.T, ctx context.Context, h *testHeap) {
 	t.Helper()
