@@ -94,7 +94,8 @@ func (h *Maps) eachShard(fn func(sh *shard)) {
 }
 
 // fit shrinks the table of sh to size bytes, or to as few more as hold the words that it cannot forget. With settle
-// set, it may first ask the settler to help; it reports whether it has. sh.mu must be held.
+// set, it may first ask the settler to help; it reports whether it has. If more words are left, they have a table at a
+// good load; in Halve, the smallest there can be. sh.mu must be held.
 func (sh *shard) fit(h *Maps, size int64, settle bool) bool {
 	if sh.t.Bytes() <= size || sh.closed {
 		return false

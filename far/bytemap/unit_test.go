@@ -9,6 +9,7 @@ import (
 
 	"polder/far/entry"
 	"polder/far/heap"
+	"polder/far/index"
 	"polder/far/record"
 	"polder/internal/invariants"
 )
@@ -145,4 +146,25 @@ func TestWhatAFreedMapCountedIsNotForgotten(t *testing.T) {
 	if computed != 7 {
 		t.Errorf("the store looked through 7 entries of the map, but counted are %d", computed)
 	}
+}
+
+// TestTablesMakeWayAsFarAsTheirWordsAllow: words of entries that are local do not go far, and yet tables that have room for more become smaller.
+func TestTablesMakeWayAsFarAsTheirWordsAllow(t *testing.T) {
+	h, m := newTestHeap(t, heap.NewMemStore(testSegment, 1000), testConfig{Local: 64 << 20})
+	for i := range 600 * h.shards {
+		mustSet(t, m, key(i), nil)
+	}
+	m.eachShard(func(sh *shard) {
+		if err := sh.grow(&h.Maps); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if smaller, err := h.Halve(t.Context()); err != nil || !smaller {
+		t.Errorf("tables became smaller: %v, %v", smaller, err)
+	}
+	m.eachShard(func(sh *shard) {
+		if want := index.DenseBytes(sh.t.Used); sh.t.Bytes() != want {
+			t.Errorf("a table of %d words has %d bytes, want %d", sh.t.Used, sh.t.Bytes(), want)
+		}
+	})
 }

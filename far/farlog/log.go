@@ -209,7 +209,9 @@ func (f *Log) Borrow(ctx context.Context) (store.Segment, error) {
 	}
 	if pages { // otherwise data would take the last of the store while no words are settled
 		if s, err := f.Store.Alloc(ctx); err == nil {
-			f.addPaged(s)
+			f.mu.Lock()
+			f.paged = append(f.paged, s)
+			f.mu.Unlock()
 		}
 	}
 	return seg, nil
@@ -244,12 +246,6 @@ func (f *Log) LacksPages() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.Keeps() && f.scarce.Load() && len(f.paged) < f.pageSpares && len(f.paged) <= f.leavesPages(SettlePages)
-}
-
-func (f *Log) addPaged(s store.Segment) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.paged = append(f.paged, s)
 }
 
 // BorrowForPages gets a segment for pages, and borrows as many spare segments as there should be, those for data
@@ -288,12 +284,12 @@ func (f *Log) BorrowForPages(ctx context.Context, use PageUse) (store.Segment, e
 				return nil, fmt.Errorf("cannot borrow far memory for indexes: %w", err)
 			}
 		}
-		if !lacks {
-			f.addPaged(s)
-			continue
-		}
 		f.mu.Lock()
-		f.addSpare(s)
+		if lacks {
+			f.addSpare(s)
+		} else {
+			f.paged = append(f.paged, s)
+		}
 		f.mu.Unlock()
 	}
 }
